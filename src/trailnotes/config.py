@@ -1,0 +1,255 @@
+"""One tree of validated settings. Its defaults are the settled choices of the method; presets hold the paper's.
+
+Each key carries its meaning and, where it has one, its source. Reading TOML and command-line overrides, and
+printing the tree, is `configio.py`. Impossible combinations are refused here, before anything is built.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+PAPER = "EMPO2, arXiv 2602.23008"
+RELEASE = "EMPO2 release 0b40cb72"
+
+
+def key(default: Any, doc: str, source: str = "", **limits: Any) -> Any:
+    """A setting: its default, its meaning, and where the value comes from."""
+    extra: dict[str, Any] | None = {"source": source} if source else None
+    if callable(default):
+        return Field(default_factory=default, description=doc, json_schema_extra=extra, **limits)
+    return Field(default, description=doc, json_schema_extra=extra, **limits)
+
+
+class Section(BaseModel):
+    """Base of all sections: frozen, and unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class RunConfig(Section):
+    """The run as a whole."""
+
+    name: str = key("run", "name of the run, kept with every tip that it writes")
+    seed: int = key(0, "seed of every source of randomness", ge=0)
+    deterministic: bool = key(True, "gather all live episodes before each batch: bit-reproducible on one machine")
+    threads: int = key(1, "torch threads; 0 leaves torch's default (many threads slow a tiny model down)", ge=0)
+    tensorboard: bool = key(False, "also write TensorBoard event files")
+
+
+class LoraConfig(Section):
+    """Low-rank adapters through peft."""
+
+    enabled: bool = key(False, "train adapters instead of all weights")
+    rank: int = key(16, "rank of the adapters", ge=1)
+    alpha: float = key(32.0, "scale of the adapters is alpha / rank", gt=0)
+    dropout: float = key(0.0, "dropout inside the adapters", ge=0, lt=1)
+    target_modules: tuple[str, ...] | None = key(None, "module names; none means all linear layers but the head")
+
+
+class ModelConfig(Section):
+    """The language model that acts and learns."""
+
+    path: str = key("", "directory or hub name of a causal LM of transformers")
+    device: str = key("auto", "cpu, cuda, cuda:0, ...; auto takes a GPU where there is one")
+    dtype: Literal["float32", "bfloat16"] = key("float32", "type of weights and activations")
+    gradient_checkpointing: bool = key(False, "recompute activations in the backward pass: less memory, more time")
+    lora: LoraConfig = key(LoraConfig, "low-rank adapters")
+
+
+class EnvConfig(Section):
+    """The environment and the processes that run it."""
+
+    name: str = key("waymarks", "built-in name, entry point, or module:Class")
+    options: dict[str, Any] = key(dict, "keyword arguments of the environment")
+    num_workers: int = key(2, "worker processes; 0 runs the environments in this process", ge=0)
+    timeout: float = key(60.0, "seconds that one call may take before its worker is killed and replaced", gt=0)
+    max_replacements: int = key(2, "how often a failed episode is tried afresh before its group is dropped", ge=0)
+
+
+class RolloutConfig(Section):
+    """How episodes are played."""
+
+    num_tasks: int = key(8, "B, tasks in an iteration", ge=1)
+    group_size: int = key(8, "N, trajectories of each task", PAPER, ge=1)
+    max_steps: int = key(30, "steps in an episode at most", PAPER, ge=1)
+    temperature: float = key(1.0, "sampling temperature while training", PAPER, gt=0)
+    top_p: float = key(1.0, "nucleus; refused in training, where log-probabilities must be the sampler's", gt=0, le=1)
+    top_k: int = key(0, "0 = off; refused in training", ge=0)
+    style: Literal["full", "terse"] = key("full", "wording of all prompts: full for real models, terse for tiny ones")
+    max_action_tokens: int = key(32, "tokens of one action", PAPER, ge=1)
+    max_context_tokens: int = key(4500, "tokens of a whole episode, prompt and actions together", PAPER, ge=8)
+    max_observation_tokens: int = key(1024, "longer observations are cut, and marked where", ge=4)
+    stop: tuple[str, ...] = key(("\n",), "text that ends an action (besides the model's end token)")
+    action_format: Literal["line", "tags"] = key(
+        "line", "line: the first non-blank line is the action; tags: what stands between <action> and </action>"
+    )
+    show_actions: bool = key(False, "list the admissible actions in each turn, where the environment offers them")
+    system_prompt: str | None = key(None, "replaces the environment-neutral instruction; '' for none")
+
+
+class MemoryConfig(Section):
+    """The store of tips."""
+
+    embedder: str = key("hashing", "hashing (no dependency), minilm (extra embed), or a sentence-transformers name")
+    capacity: int = key(1000, "tips per namespace; the oldest goes first", PAPER, ge=1)
+    top_k: int = key(10, "tips shown at most", PAPER, ge=0)
+    threshold: float = key(0.5, "cosine similarity below which a tip is no candidate; -1 = none", PAPER, ge=-1, le=1)
+    query: Literal["state", "conversation"] = key(
+        "state", "what is embedded: the task and newest observation, or the whole tip-free conversation (paper)"
+    )
+    entries: Literal["episode", "step"] = key("episode", "one entry an episode, or one for each step (release)")
+    duplicates: Literal["reject", "count"] = key(
+        "count", "the same text again in a namespace: reject it (paper), or count it as support and keep the best score"
+    )
+    order: tuple[Literal["score", "support", "recency", "similarity"], ...] = key(
+        ("score", "support", "recency"), "order of the candidates; the paper has the score alone"
+    )
+    max_tip_tokens: int = key(64, "a shown tip is cut here", ge=4)
+    max_write_tokens: int = key(128, "decoding limit when a tip is written (release: 512)", RELEASE, ge=1)
+    write_temperature: float = key(1.0, "sampling temperature when a tip is written", ge=0)
+    show_score: bool = key(True, "show each tip with the score of its episode")
+    repeat_shown: bool = key(False, "show a tip again that an earlier turn of the episode already holds")
+
+
+class AlgorithmConfig(Section):
+    """Which method, and its named options."""
+
+    name: Literal["grpo", "empo2"] = key("empo2", "the method; one file each in algorithms/")
+    normalize_std: bool = key(True, "divide group-relative advantages by the group's standard deviation")
+    p_memory: float = key(0.25, "p, share of rollouts that act with tips", PAPER, ge=0, le=1)
+    q_off_policy: float = key(
+        2 / 3, "q, share of the rollouts with tips that are trained without them", PAPER, ge=0, le=1
+    )
+    mode_unit: Literal["iteration", "trajectory"] = key(
+        "trajectory", "unit of the draw: the whole batch (paper), or the members of each group (mixed groups)"
+    )
+    draw: Literal["stratified", "independent"] = key(
+        "stratified", "mixed groups: round(p N) members act with tips, or each member draws for itself"
+    )
+    old_logprobs: Literal["acting", "tip_free"] = key(
+        "acting", "off-policy denominator: under the context acted on, or under the tip-free one", PAPER
+    )
+    intrinsic: Literal["none", "tips", "states"] = key(
+        "none", "novelty reward 1/n: n = 1 + tips retrieved (release), or similar states seen (paper)"
+    )
+    beta: float = key(1.0, "weight of the novelty reward in the return", ge=0)
+    novelty_threshold: float = key(
+        0.9, "states: cosine similarity from which two states count as the same", ge=-1, le=1
+    )
+
+
+class LossConfig(Section):
+    """The clipped surrogate and what is added to it."""
+
+    clip_low: float = key(0.2, "ratio is clipped below 1 - this", PAPER, gt=0, lt=1)
+    clip_high: float = key(0.3, "ratio is clipped above 1 + this", PAPER, gt=0)
+    dual_clip: float = key(10.0, "c, bound of the loss for negative advantages; 0 = off", PAPER, ge=0)
+    kl: float = key(0.0, "coefficient of the k3 KL to the start model, under the row's own context", PAPER, ge=0)
+    mask_logprob: float | None = key(-5.0, "off-policy tokens with a log-probability below this are masked; none = off")
+    mask_unit: Literal["token", "response"] = key("token", "mask the token (ours), or its whole response (release)")
+    aggregation: Literal["token", "sequence"] = key("token", "mean over tokens, or mean over rows of row means")
+    drop_zero_advantage: bool = key(True, "leave rows whose advantage is zero out of the update, of KL too")
+
+
+class OptimConfig(Section):
+    """The optimiser and how a batch is cut."""
+
+    lr: float = key(1e-6, "learning rate of AdamW", PAPER, gt=0)
+    weight_decay: float = key(0.0, "decoupled weight decay", ge=0)
+    betas: tuple[float, float] = key((0.9, 0.999), "AdamW's moment decays")
+    grad_clip: float = key(1.0, "largest gradient norm; 0 = off", ge=0)
+    epochs: int = key(1, "passes over each batch", ge=1)
+    minibatch: int = key(16, "trajectories in a mini-batch (one optimiser step); 0 = the whole batch", PAPER, ge=0)
+    microbatch_tokens: int = key(8192, "padded tokens in one forward pass; does not change the update", ge=1)
+    rows: Literal["auto", "step"] = key("auto", "one row an episode where prompts extend each other, or one a step")
+    logprob_chunk: int = key(1024, "positions whose logits exist at the same time", ge=1)
+
+
+class TrainConfig(Section):
+    """How long, how often saved, how often looked at."""
+
+    iterations: int = key(100, "iterations at most", ge=1)
+    max_env_steps: int = key(0, "stop at this many environment steps; 0 = never", ge=0)
+    save_every: int = key(10, "iterations between checkpoints", ge=1)
+    keep_last: int = key(2, "checkpoints kept besides the best", ge=1)
+    eval_every: int = key(0, "iterations between validations without memory; 0 = never", ge=0)
+    split: str = key("train", "split of the training tasks")
+    validation_split: str = key(
+        "validation", "held-out variations that choose the best checkpoint; never the test split"
+    )
+
+
+class EvalConfig(Section):
+    """A fixed panel of tasks."""
+
+    split: str = key("test", "split of the panel")
+    num_tasks: int = key(0, "tasks of the panel; 0 = all of the split", ge=0)
+    num_samples: int = key(1, "episodes for each task, each with its own sampling seed", ge=1)
+    temperature: float = key(0.4, "sampling temperature", PAPER, ge=0)
+    memory: bool = key(False, "act with the run's memory")
+    trials: int = key(10, "adapt: trials with memory after trial 0 without", PAPER, ge=1)
+    metric: Literal["success", "return"] = key("success", "what tables and curves show")
+    confidence: float = key(0.95, "level of the intervals", gt=0, lt=1)
+
+
+class WarmstartConfig(Section):
+    """A start model without any download, or plain SFT of a pretrained one."""
+
+    demonstrations: str = key("", "JSONL of conversations for plain SFT; '' = the environment's scripted episodes")
+    hidden_size: int = key(96, "width of the small model", ge=8)
+    num_layers: int = key(3, "layers of the small model", ge=1)
+    num_heads: int = key(4, "attention heads of the small model", ge=1)
+    steps: int = key(4000, "optimiser steps", ge=1)
+    batch_size: int = key(64, "episodes in a step", ge=1)
+    lr: float = key(1e-3, "peak learning rate, with warm-up and cosine decay", gt=0)
+    num_tips: int = key(4, "tips shown at most in demonstrations", ge=0)
+    obey: float = key(0.35, "share of the demonstrations that act on a right tip", ge=0, le=1)
+
+
+class Config(Section):
+    """Everything that a run depends on."""
+
+    preset: Literal["", "paper-scienceworld", "paper-webshop"] = key("", "published settings under the keys given here")
+    run: RunConfig = key(RunConfig, "the run as a whole")
+    model: ModelConfig = key(ModelConfig, "the language model")
+    env: EnvConfig = key(EnvConfig, "the environment")
+    rollout: RolloutConfig = key(RolloutConfig, "how episodes are played")
+    memory: MemoryConfig = key(MemoryConfig, "the store of tips")
+    algorithm: AlgorithmConfig = key(AlgorithmConfig, "the method")
+    loss: LossConfig = key(LossConfig, "the loss")
+    optim: OptimConfig = key(OptimConfig, "the optimiser")
+    train: TrainConfig = key(TrainConfig, "length and rhythm of training")
+    eval: EvalConfig = key(EvalConfig, "the panel")
+    warmstart: WarmstartConfig = key(WarmstartConfig, "the start model")
+
+    @model_validator(mode="after")
+    def refuse_impossible(self) -> Self:
+        """Refuse combinations that would only fail, or mislead, later."""
+        algorithm, rollout = self.algorithm, self.rollout
+        if rollout.group_size < 2 and algorithm.normalize_std:
+            raise ValueError("rollout.group_size = 1 has no group to be relative to: set rollout.group_size >= 2")
+        if algorithm.intrinsic == "tips" and algorithm.mode_unit == "trajectory":
+            raise ValueError(
+                'algorithm.intrinsic = "tips" pays only members that act with tips, which biases mixed groups: '
+                'set algorithm.intrinsic = "states", or algorithm.mode_unit = "iteration"'
+            )
+        if algorithm.name == "grpo" and algorithm.intrinsic == "tips":
+            raise ValueError('grpo retrieves no tips: set algorithm.intrinsic = "states" or "none"')
+        if rollout.max_action_tokens >= rollout.max_context_tokens:
+            raise ValueError("rollout.max_action_tokens must be smaller than rollout.max_context_tokens")
+        if self.train.split == self.train.validation_split and self.train.eval_every:
+            raise ValueError("train.validation_split must differ from train.split, or the best checkpoint is a memory")
+        return self
+
+    def refuse_training(self) -> Self:
+        """Refuse what is fine for acting but wrong for training. Called by `train` before anything is built."""
+        if self.rollout.top_p < 1 or self.rollout.top_k:
+            raise ValueError(
+                "training needs the log-probabilities of the distribution sampled from: "
+                "set rollout.top_p = 1 and rollout.top_k = 0"
+            )
+        if not self.model.path:
+            raise ValueError("model.path is empty: name a model directory (trailnotes warmstart makes a small one)")
+        return self

@@ -1,0 +1,33 @@
+"""What a memory is: four methods, shared by all episodes, part of every checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from trailnotes.types import Tip
+
+
+class Memory(Protocol):
+    """Tips by namespace. Nothing of one namespace ever shows in another."""
+
+    def search(self, namespace: str, query: str, top_k: int) -> list[Tip]:
+        """At most `top_k` enabled tips for `query`, the best first; the order rule is the implementation's."""
+        ...
+
+    def add(self, tips: Sequence[Tip]) -> int:
+        """Store `tips` in the order given, in one transaction; returns how many rows are new or changed."""
+        ...
+
+    def snapshot(self, path: Path) -> None:
+        """Write a consistent copy to `path`, atomically, while others may read and write."""
+        ...
+
+    def restore(self, path: Path) -> None:
+        """Replace the content by that of a snapshot."""
+        ...
+
+    def stats(self) -> dict[str, float]:
+        """Counts for logs and people: tips, namespaces, bytes."""
+        ...

@@ -1,0 +1,232 @@
+"""The data that flows: one chain of small frozen dataclasses, free of torch.
+
+``Task -> Observation -> (Message, Tip) -> Completion -> Step -> Trajectory -> TrajectoryGroup -> Sample``
+
+Everything is checked where it is built, so that whoever receives a value may trust it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Role = Literal["system", "user", "assistant"]
+Mode = Literal["plain", "on_policy_tips", "off_policy"]
+Outcome = Literal["terminated", "truncated", "error"]
+FinishReason = Literal["stop", "length"]
+TokenIds = tuple[int, ...]
+
+MODES: tuple[Mode, ...] = ("plain", "on_policy_tips", "off_policy")
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One game to play: everything an environment needs to start it, the same in every process forever."""
+
+    id: str  # unique over all splits; also the memory namespace
+    env: str  # name in `trailnotes.envs.ENVS`, an entry point, or "module:Class"
+    seed: int = 0
+    split: str = "train"
+    options: Mapping[str, Any] = field(default_factory=dict)  # JSON-able; meaning is the environment's
+
+    def __post_init__(self) -> None:
+        if not self.id or not self.env:
+            raise ValueError("a task needs an id and an env")
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What an environment answers to `reset` or `step`."""
+
+    text: str
+    reward: float = 0.0  # for the action just taken, in the environment's own unit; 0 at reset
+    terminated: bool = False  # the game is over by its own rules
+    truncated: bool = False  # cut off from outside, e.g. by a step limit
+    actions: tuple[str, ...] | None = None  # admissible actions, when the environment offers them
+    instruction: str | None = None  # the goal in words; set at reset only
+    success: bool = False  # the goal has been reached
+    score: float = 0.0  # so far, in [.., max_score]
+    max_score: float = 1.0
+    info: Mapping[str, Any] = field(default_factory=dict)  # JSON-able extras, logged, never shown to the policy
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.reward) and math.isfinite(self.score)):
+            raise ValueError(f"reward and score must be finite, got {self.reward} and {self.score}")
+
+    @property
+    def done(self) -> bool:
+        """Whether the episode ends here, for whichever reason."""
+        return self.terminated or self.truncated
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a conversation.
+
+    An assistant message that the policy sampled keeps its `token_ids`, so that it is never tokenised again.
+    """
+
+    role: Role
+    content: str
+    token_ids: TokenIds | None = None  # sampled ids, end token included if it was sampled
+
+
+@dataclass(frozen=True, slots=True)
+class Tip:
+    """One note in memory, written by a policy after an episode, with its author and its worth."""
+
+    namespace: str  # id of the task (variation) it belongs to
+    text: str  # what the model wrote, cleaned; identity for duplicates
+    key: str  # the text whose embedding finds it again
+    score: float  # final score of the episode that it was written after (highest, when repeated)
+    max_score: float = 1.0
+    action: str = ""  # the action taken at that step (the episode's last, with entries = "episode")
+    id: int | None = None  # row in the store; None before it is added
+    support: int = 1  # how often the same text was written (duplicates = "count")
+    step: int = 0  # training iteration (or adaptation trial) that wrote it
+    model: str = ""  # author: model name or path
+    version: int = 0  # author: policy version
+    run: str = ""  # author: run name
+    created: str = ""  # ISO 8601, UTC; empty in deterministic runs until stored
+    imported: bool = False  # came from a file of somebody else's
+    enabled: bool = True  # only enabled tips are ever retrieved
+
+    def __post_init__(self) -> None:
+        if not self.text.strip():
+            raise ValueError("a tip needs text")
+        if not math.isfinite(self.score):
+            raise ValueError(f"a tip's score must be finite, got {self.score}")
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How to draw a completion. `logprobs` of the result belong to exactly this distribution."""
+
+    temperature: float = 1.0  # 0 = greedy
+    top_p: float = 1.0  # refused in training
+    top_k: int = 0  # 0 = off; refused in training
+    max_tokens: int = 32
+    stop: tuple[str, ...] = ()  # text that ends the completion (kept in the ids, cut from the text)
+    seed: int = 0  # of this completion; the same seed and logits give the same tokens
+
+    def __post_init__(self) -> None:
+        if self.temperature < 0 or not 0 < self.top_p <= 1 or self.top_k < 0 or self.max_tokens < 1:
+            raise ValueError(f"impossible sampling settings: {self}")
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What the policy sampled for one prompt. `token_ids` and `logprobs` have the same length."""
+
+    prompt_ids: TokenIds  # the context that was acted on, tips included; () from a server that returns no ids
+    token_ids: TokenIds  # sampled ids, the end token included if it was sampled
+    logprobs: tuple[float, ...]  # log pi(token | prompt, earlier tokens), temperature included; natural log
+    text: str  # decoded, without end token or stop string
+    finish_reason: FinishReason = "stop"
+
+    def __post_init__(self) -> None:
+        if len(self.token_ids) != len(self.logprobs):
+            raise ValueError(f"{len(self.token_ids)} tokens but {len(self.logprobs)} log-probabilities")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One decision: what was seen, which tips were shown, what was done, what it earned."""
+
+    observation: Observation  # o_t, before the action
+    tips: tuple[Tip, ...]  # shown in this turn, in the order shown; () in plain mode
+    completion: Completion  # a_t as tokens, under the context that held the tips
+    plain_prompt_ids: TokenIds  # the same history without any tip; equals completion.prompt_ids in plain mode
+    action: str  # a_t as the environment received it
+    reward: float  # r_t, extrinsic
+    reward_intrinsic: float = 0.0  # before the coefficient beta
+    policy_version: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """One episode. A bad one is data, not a crash: `outcome = "error"` says that it must not be trained on."""
+
+    task: Task
+    steps: tuple[Step, ...]
+    final_observation: Observation  # after the last action: a note read there must reach the tip
+    outcome: Outcome
+    success: bool
+    score: float
+    max_score: float = 1.0
+    mode: Mode = "plain"
+    member: int = 0  # index in its group, 0..N-1
+    error: str = ""  # one line, only with outcome = "error"
+    context_full: bool = False  # ended because the next turn did not fit the context
+
+    def __post_init__(self) -> None:
+        if (self.outcome == "error") != bool(self.error):
+            raise ValueError("an error trajectory needs its error text, and only such a one has it")
+        if self.mode == "plain" and any(step.tips for step in self.steps):
+            raise ValueError("a plain trajectory must not hold tips")
+
+    @property
+    def episode_return(self) -> float:
+        """Sum of the extrinsic rewards, undiscounted."""
+        return math.fsum(step.reward for step in self.steps)
+
+    @property
+    def num_tokens(self) -> int:
+        """Sampled tokens of all steps."""
+        return sum(len(step.completion.token_ids) for step in self.steps)
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoryGroup:
+    """N trajectories of one task from identical starts; the unit over which advantages are relative."""
+
+    task: Task
+    trajectories: tuple[Trajectory, ...]
+
+    def __post_init__(self) -> None:
+        if any(t.task.id != self.task.id for t in self.trajectories):
+            raise ValueError(f"a group of task {self.task.id} holds a trajectory of another task")
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One training row. All four sequences have the same length L, the number of tokens.
+
+    `behavior_logprobs` always belong to the prompt that was ACTED on, `token_ids` to the prompt that is TRAINED on.
+    The two differ in an off-policy row, here of one step. Acted on (9 tokens):
+
+    ====================  ====  =====  ====  =====  ====  =====  =====  =====  =====
+    position                 0      1     2      3     4      5      6      7      8
+    token                   go   home  note:  take  left   fork   then  *left*  *eos*
+    ====================  ====  =====  ====  =====  ====  =====  =====  =====  =====
+
+    with log-probabilities -0.1 for *left* and -0.2 for *eos*. The row drops the note (tokens 2 to 4), keeps the
+    sampled ids, and keeps what the sampler said about them WITH the note:
+
+    ====================  ====  =====  =====  =====  ======  =====
+    position                 0      1      2      3       4      5
+    token_ids               go   home   fork   then  *left*  *eos*
+    loss_mask                0      0      0      0       1      1
+    behavior_logprobs      0.0    0.0    0.0    0.0    -0.1   -0.2
+    advantages             0.0    0.0    0.0    0.0     1.5    1.5
+    ====================  ====  =====  =====  =====  ======  =====
+
+    The learner computes log pi(left | go home fork then) and divides by exp(-0.1): the distribution with the note
+    is the teacher, the advantage is its weight (EMPO2, section 4.2).
+    """
+
+    token_ids: TokenIds
+    loss_mask: tuple[int, ...]  # 1 on sampled tokens, 0 on everything that env, tips or template supplied
+    behavior_logprobs: tuple[float, ...]  # 0.0 where loss_mask is 0
+    advantages: tuple[float, ...]  # 0.0 where loss_mask is 0
+    off_policy: bool = False  # trained without the tips that it acted on; the low-probability mask applies here only
+    trajectory: int = 0  # index of the trajectory in its batch: mini-batches count trajectories, not rows
+
+    def __post_init__(self) -> None:
+        lengths = {len(self.token_ids), len(self.loss_mask), len(self.behavior_logprobs), len(self.advantages)}
+        if len(lengths) != 1:
+            raise ValueError(f"the sequences of a sample differ in length: {sorted(lengths)}")
+        if self.loss_mask and self.loss_mask[0]:
+            raise ValueError("the first token of a row has no context and cannot be trained")
