@@ -1,0 +1,75 @@
+"""Published settings, as far as they were published; keys that a preset does not hold keep their defaults.
+
+A preset is applied under the keys of the file that names it. It chooses no environment and no model. Values are from
+arXiv 2602.23008 and, where the paper is silent, from its release (commit 0b40cb72). Two settings have no value here:
+WebShop's discount of 0.95, since returns are undiscounted, and the mask threshold, which was never published (the
+default is the release's).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_PAPER: dict[str, dict[str, Any]] = {
+    "rollout": {
+        "num_tasks": 16,
+        "group_size": 8,
+        "temperature": 1.0,
+        "max_context_tokens": 4500,
+    },
+    "memory": {
+        "embedder": "minilm",
+        "capacity": 1000,
+        "top_k": 10,
+        "threshold": 0.5,
+        "query": "conversation",
+        "duplicates": "reject",
+        "order": ["score"],
+        "max_write_tokens": 512,
+        "repeat_shown": True,
+    },
+    "algorithm": {
+        "name": "empo2",
+        "normalize_std": True,
+        "p_memory": 0.25,
+        "q_off_policy": 2 / 3,
+        "mode_unit": "iteration",
+        "old_logprobs": "acting",
+        "intrinsic": "states",
+    },
+    "loss": {
+        "clip_low": 0.2,
+        "clip_high": 0.3,
+        "dual_clip": 10.0,
+        "mask_unit": "token",
+        "aggregation": "token",
+        "drop_zero_advantage": False,
+    },
+    "optim": {"lr": 1e-6, "epochs": 1},
+    "eval": {"temperature": 0.4, "memory": False, "trials": 10},
+}
+
+_SCIENCEWORLD: dict[str, dict[str, Any]] = {
+    "rollout": {"max_steps": 30, "max_action_tokens": 32},
+    "loss": {"kl": 0.0},
+    "optim": {"minibatch": 16},
+    "eval": {"metric": "return"},
+}
+
+_WEBSHOP: dict[str, dict[str, Any]] = {
+    "rollout": {"max_steps": 15, "max_action_tokens": 512},
+    "loss": {"kl": 0.01},
+    "optim": {"minibatch": 64},
+    "eval": {"metric": "success"},
+}
+
+
+def _over(under: Mapping[str, Mapping[str, Any]], over: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {section: {**under.get(section, {}), **over.get(section, {})} for section in [*under, *over]}
+
+
+PRESETS: dict[str, dict[str, dict[str, Any]]] = {
+    "paper-scienceworld": _over(_PAPER, _SCIENCEWORLD),
+    "paper-webshop": _over(_PAPER, _WEBSHOP),
+}
