@@ -1,0 +1,170 @@
+"""Playing a compiled game: the interpreter, its text made readable, and the cache of games on disk.
+
+`Story` is one ``.z8`` held open; a `Position` is a moment in it that any number of environments may continue from.
+The interpreter is jericho's, the one that TextWorld itself plays with; it is driven directly because TextWorld's
+wrappers spend most of a step on information that nobody asked for here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib
+import json
+import os
+import re
+import shutil
+import tempfile
+import threading
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from trailnotes.errors import EnvError, MissingExtraError
+
+MAX_ACTION_CHARS = 160  # the interpreter's line holds 198 bytes
+_WON = "*** The End ***"
+_LOST = "*** You lost! ***"
+_STATUS = re.compile(r"(-?\d+)/-?\d+\s*$")  # "score/turns", the end of the status line
+_SCORE_LINE = re.compile(r"Your score (?:has just gone up|changed) by [^.]*\.|You scored -?\d+ [^\n]*")
+_TITLE = re.compile(r"-= *(.*?) *=-")
+
+
+def require_textworld() -> None:
+    """Raise `MissingExtraError` unless TextWorld and its interpreter can be imported."""
+    try:
+        importlib.import_module("jericho")
+        importlib.import_module("textworld")
+    except ImportError as error:
+        raise MissingExtraError(
+            f'this environment needs TextWorld ({error}); install it with: pip install "trailnotes[textworld]"'
+        ) from error
+
+
+# ---------------------------------------------------------------------------------------------- text
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the game said, cleaned of everything that is not the story."""
+
+    text: str  # one line
+    won: bool
+    lost: bool
+    score: int | None  # from the status line; None when the game shows none
+
+
+def clean_answer(raw: str) -> Answer:
+    """Cut banner, status line, prompt, score remarks, end marks and the restart question from `raw`."""
+    body, _, status = raw.rpartition("\n>")
+    score = _STATUS.search(status)
+    won, lost = _WON in body, _LOST in body
+    body = body.split(_WON)[0].split(_LOST)[0]
+    if "$$$" in body:  # the banner, the objective under it
+        body = body[max(body.find("-= "), 0) :]
+    body = _TITLE.sub(r"\1.", _SCORE_LINE.sub("", body))
+    return Answer(" ".join(body.split()), won, lost, int(score[1]) if score else None)
+
+
+def one_line(action: str) -> tuple[str, bool]:
+    """`action` as one printable line of at most `MAX_ACTION_CHARS`, and whether anything but spaces was lost."""
+    head = action[: 4 * MAX_ACTION_CHARS]
+    line = " ".join("".join(c if c.isprintable() else " " for c in head).split())
+    line = line.encode("ascii", "replace").decode()[:MAX_ACTION_CHARS].rstrip()
+    return line, line != " ".join(action.split()) if len(action) <= len(head) else True
+
+
+# ---------------------------------------------------------------------------------------------- playing
+
+
+class Story:
+    """One compiled game, open in its own interpreter; about 1.7 MB, threads take turns."""
+
+    def __init__(self, path: Path) -> None:
+        require_textworld()
+        jericho = importlib.import_module("jericho")
+        if not path.is_file():
+            raise EnvError(f"no game at {path}")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # jericho warns about every game that it has no walkthrough for
+            self._machine: Any = jericho.FrotzEnv(str(path), seed=1)
+            raw, _ = self._machine.reset()
+        self.path = path
+        self._lock = threading.Lock()
+        self.start = Position(self, raw, self._machine.get_state(), clean_answer(raw))
+
+    def play(self, state: Any, command: str) -> Position:
+        """Send one line from `state`; the position that follows."""
+        with self._lock:
+            self._machine.set_state(state)
+            raw = self._machine.frotz_lib.step(command.encode("ascii", "replace") + b"\n").decode("cp1252")
+            return Position(self, raw, self._machine.get_state(), clean_answer(raw))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Position:
+    """A moment of a game. Equal only to itself, so that it can be the key of remembered answers."""
+
+    story: Story
+    raw: str
+    state: Any = field(repr=False)  # the interpreter's memory, about 40 kB
+    answer: Answer
+
+
+@lru_cache(maxsize=1024)
+def play(position: Position, command: str) -> Position:
+    """The position after `command`. Games hold no chance, so that each move is computed once and remembered."""
+    return position.story.play(position.state, command)
+
+
+@lru_cache(maxsize=160)
+def open_story(path: Path) -> Story:
+    """The game at `path`, opened once in each process."""
+    return Story(path)
+
+
+# ---------------------------------------------------------------------------------------------- cache
+
+
+def cache_dir() -> Path:
+    """Where compiled games are kept: ``$TRAILNOTES_CACHE/games``, or ``~/.cache/trailnotes/games``."""
+    root = os.environ.get("TRAILNOTES_CACHE")
+    return (Path(root) if root else Path.home() / ".cache" / "trailnotes") / "games"
+
+
+def cached_game(description: Mapping[str, Any], build: Callable[[Path], None], folder: Path | None = None) -> Path:
+    """The ``.z8`` that `description` generates, built by `build(path)` unless it is in the cache.
+
+    Two processes may build the same game at once: each builds aside and renames, and both files are the same game.
+    """
+    folder = folder or cache_dir()
+    text = json.dumps(description, sort_keys=True, default=str)
+    path = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.z8"
+    if path.is_file() and path.with_suffix(".json").is_file():
+        return path
+    require_textworld()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        aside = Path(tempfile.mkdtemp(prefix="build-", dir=folder))
+    except OSError as error:
+        raise EnvError(f"cannot write the game cache {folder} ({error}); set TRAILNOTES_CACHE to a folder") from error
+    try:
+        with Path(os.devnull).open("w") as sink, contextlib.redirect_stdout(sink):
+            build(aside / path.name)
+        for suffix in (".json", ".z8"):  # the game last: its presence says that both are there
+            (aside / path.name).with_suffix(suffix).replace(path.with_suffix(suffix))
+    except RuntimeError as error:  # TextWorld's own, when Inform refuses the source
+        raise EnvError(f"the game does not compile: {str(error).strip().splitlines()[0]}") from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return path
+
+
+def textworld_version() -> str:
+    """Version of the installed `textworld`."""
+    from importlib.metadata import version
+
+    return version("textworld")

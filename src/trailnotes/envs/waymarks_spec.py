@@ -1,0 +1,250 @@
+"""Waymarks, the pure part: families, hidden rules, variations and every sentence of the games.
+
+A *family* is a kind of game, a name and a hidden rule that all its variations share. A *variation* draws room names,
+furniture and the order of listings. Nothing here needs TextWorld: the builder compiles these sentences into real
+games, the simulator says them directly.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal, cast
+
+from trailnotes.errors import ConfigError
+
+Kind = Literal["route", "keys"]
+Rule = tuple[str, ...]
+
+KINDS: tuple[Kind, ...] = ("route", "keys")
+FAMILY_NAMES: dict[Kind, tuple[str, ...]] = {
+    "route": ("amber", "birch", "cobalt", "dusk", "ember", "frost"),
+    "keys": ("granite", "hazel", "ivory", "kelp", "linen", "marble"),
+}
+DIRECTIONS = ("north", "east", "south", "west")
+OPPOSITE = {"north": "south", "south": "north", "east": "west", "west": "east"}
+ROUTE_LENGTH = 6
+BOXES = ("chest", "trunk", "crate")
+GEMS = ("ruby", "opal", "jade", "pearl", "onyx", "topaz", "garnet", "agate", "beryl")
+MAX_STEPS: dict[Kind, int] = {"route": ROUTE_LENGTH + 2, "keys": len(BOXES)}
+ROOMS = (
+    "attic",
+    "barn",
+    "cabin",
+    "cellar",
+    "chapel",
+    "closet",
+    "den",
+    "dairy",
+    "depot",
+    "forge",
+    "foyer",
+    "gallery",
+    "garage",
+    "hall",
+    "hut",
+    "kitchen",
+    "larder",
+    "library",
+    "loft",
+    "lounge",
+    "mill",
+    "nursery",
+    "office",
+    "pantry",
+    "parlor",
+    "porch",
+    "shed",
+    "shop",
+    "smithy",
+    "stable",
+    "study",
+    "studio",
+    "tower",
+    "vault",
+    "vestry",
+    "ward",
+    "workshop",
+    "yard",
+)
+FURNITURE = ("barrel", "bench", "desk", "lamp", "ladder", "mirror", "rug", "shelf", "statue", "stool", "table", "urn")
+ARCHIVE = "archive"  # always one step west of the start
+ARCHIVE_DIRECTION = "west"
+
+
+@dataclass(frozen=True, slots=True)
+class GameSpec:
+    """One game, complete: the same spec is the same game in every process."""
+
+    kind: Kind
+    family: str
+    rule: Rule  # route: six directions; keys: the gem that opens each of `BOXES`, in that order
+    rooms: tuple[str, ...]  # route: six junctions, the end, then twelve nooks; keys: the one room
+    furniture: tuple[str, ...]  # what stands in each junction (route) or in the room (keys); "" for nothing
+    listing: tuple[str, ...]  # order of words in descriptions: the directions, or the boxes and then the gems
+    seed: int  # of the variation; it drew `rooms`, `furniture` and `listing`
+
+
+def make_spec(kind: Kind, family: str, rule: Sequence[str], seed: int) -> GameSpec:
+    """Draw the variation `seed` of a family.
+
+    Raises:
+        ConfigError: unknown kind, or a rule that no game of this kind can have.
+    """
+    rule = check_rule(kind, tuple(rule))
+    rng = random.Random(seed)
+    if kind == "route":
+        rooms = tuple(rng.sample(ROOMS, 3 * ROUTE_LENGTH + 1))
+        furniture = tuple(rng.choice(FURNITURE) if rng.random() < 1 / 3 else "" for _ in range(ROUTE_LENGTH))
+        listing = tuple(rng.sample(DIRECTIONS, 4))
+    else:
+        rooms = (rng.choice(ROOMS),)
+        furniture = (rng.choice(FURNITURE),)
+        listing = (*rng.sample(BOXES, len(BOXES)), *rng.sample(GEMS, len(GEMS)))
+    return GameSpec(kind, family, rule, rooms, furniture, listing, seed)
+
+
+def check_rule(kind: Kind, rule: Rule) -> Rule:
+    """`rule` itself if a game of this kind can have it, else a `ConfigError`."""
+    if kind == "route":
+        backs = (ARCHIVE_DIRECTION, *(OPPOSITE.get(word, "") for word in rule[:-1]))
+        ok = len(rule) == ROUTE_LENGTH and all(w in OPPOSITE and w != back for w, back in zip(rule, backs, strict=True))
+        wanted = f"{ROUTE_LENGTH} directions, the first not {ARCHIVE_DIRECTION}, none straight back"
+    elif kind == "keys":
+        ok = len(rule) == len(set(rule)) == len(BOXES) and set(rule) <= set(GEMS)
+        wanted = f"{len(BOXES)} different gems of {', '.join(GEMS)}"
+    else:
+        raise ConfigError(f"unknown kind of game {kind!r}; use one of {', '.join(KINDS)}")
+    if not ok:
+        raise ConfigError(f"{' '.join(rule)!r} is no rule for a {kind} game; it needs {wanted}")
+    return rule
+
+
+def random_rule(kind: Kind, rng: random.Random) -> Rule:
+    """A rule drawn uniformly: one of 3^6 = 729 routes, or of 9 * 8 * 7 = 504 assignments."""
+    if kind == "keys":
+        return tuple(rng.sample(GEMS, len(BOXES)))
+    rule: list[str] = []
+    back = ARCHIVE_DIRECTION
+    for _ in range(ROUTE_LENGTH):
+        rule.append(rng.choice([word for word in DIRECTIONS if word != back]))
+        back = OPPOSITE[rule[-1]]
+    return tuple(rule)
+
+
+@lru_cache(maxsize=1024)
+def family_rule(kind: Kind, family: str, dataset_seed: int = 0) -> Rule:
+    """The hidden rule of a family: a pure function, different for the families of a kind."""
+    names = FAMILY_NAMES.get(kind, ())
+    if family not in names:
+        known = ", ".join(f"{k}/{name}" for k in KINDS for name in FAMILY_NAMES[k])
+        raise ConfigError(f"unknown family '{kind}/{family}'; use one of {known}")
+    taken = {family_rule(kind, name, dataset_seed) for name in names[: names.index(family)]}
+    rng = random.Random(stable_seed(dataset_seed, "rule", kind, family))
+    while (rule := random_rule(kind, rng)) in taken:
+        pass
+    return rule
+
+
+def stable_seed(*parts: object) -> int:
+    """A 48-bit seed from any parts; the same in every process and Python version."""
+    digest = hashlib.sha256("/".join(map(str, ("waymarks", *parts))).encode()).digest()
+    return int.from_bytes(digest[:6], "big")
+
+
+def split_family(family: str) -> tuple[Kind, str]:
+    """``"route/amber"`` to its kind and name; `ConfigError` when there is no such family."""
+    kind, _, name = family.partition("/")
+    family_rule(cast("Kind", kind), name)
+    return cast("Kind", kind), name
+
+
+# ---------------------------------------------------------------------------------------------- sentences
+
+
+def instruction_text(spec: GameSpec) -> str:
+    """The goal: what to do, in which family, and nothing about how."""
+    if spec.kind == "route":
+        return f"find the way through the {spec.family} maze"
+    return f"unlock the boxes of the {spec.family} vault"
+
+
+def note_text(rule: Rule) -> str:
+    """The hidden rule in the words of the archive, which are the only ones that ever tell it."""
+    if rule[0] in OPPOSITE:
+        return "carved here: " + " ".join(rule)
+    return "carved here: " + " ".join(f"{box} {gem}" for box, gem in zip(BOXES, rule, strict=True))
+
+
+def room_text(name: str, description: str) -> str:
+    """What a player reads on entering or looking."""
+    return f"{name}. {description}"
+
+
+def junction_description(spec: GameSpec, index: int) -> str:
+    """Junction `index` (0..5) of a route game; the way back is not named."""
+    back = OPPOSITE[spec.rule[index - 1]] if index else ARCHIVE_DIRECTION
+    exits = " ".join(word for word in spec.listing if word != back)
+    archive = f", {ARCHIVE} {ARCHIVE_DIRECTION}" if index == 0 else ""
+    return f"exits {exits}{archive}.{_stands(spec.furniture[index])}"
+
+
+def vault_description(spec: GameSpec) -> str:
+    """The one room of a keys game: boxes, gems in hand, the archive."""
+    boxes, gems = spec.listing[: len(BOXES)], spec.listing[len(BOXES) :]
+    held, closed = " ".join(gems), " ".join(boxes)
+    return f"you hold {held}. boxes {closed}. {ARCHIVE} {ARCHIVE_DIRECTION}.{_stands(spec.furniture[0])}"
+
+
+def archive_description(spec: GameSpec) -> str:
+    """The note, which is all there is in the archive."""
+    return f"{note_text(spec.rule)}."
+
+
+NOOK_DESCRIPTION = "a dead end."
+END_DESCRIPTION = "the way out."
+
+
+def thing_description(name: str) -> str:
+    """The answer to ``examine``."""
+    return f"just {_a(name)}."
+
+
+def inventory_text(spec: GameSpec) -> str:
+    """The answer to ``inventory``, as TextWorld words it, lower-cased."""
+    if spec.kind == "route":
+        return "you are carrying nothing."
+    gems = [_a(gem) for gem in spec.listing[len(BOXES) :]]
+    return f"you are carrying: {', '.join(gems[:-1])} and {gems[-1]}."
+
+
+def _stands(furniture: str) -> str:
+    return f" {_a(furniture)}." if furniture else ""
+
+
+def _a(name: str) -> str:
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
+
+
+# ---------------------------------------------------------------------------------------------- players
+
+
+def gold_actions(spec: GameSpec) -> tuple[str, ...]:
+    """The shortest winning play of somebody who knows the rule."""
+    if spec.kind == "route":
+        return spec.rule
+    return tuple(unlock(box, gem) for box, gem in zip(BOXES, spec.rule, strict=True))
+
+
+def archive_actions(spec: GameSpec) -> tuple[str, ...]:
+    """The play that reads the note and loses by it: one step, in every game."""
+    del spec
+    return (ARCHIVE_DIRECTION,)
+
+
+def unlock(box: str, gem: str) -> str:
+    """The command that tries a gem in a box."""
+    return f"unlock {box} with {gem}"
