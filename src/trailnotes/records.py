@@ -1,0 +1,88 @@
+"""Trajectories as JSON: whole episodes for people and later tools, nothing cut.
+
+A record leaves out what is at its default, and two things for their size: the prompts' token ids (their lengths are
+there; the texts give them back) and the retrieval keys of the tips.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from typing import Any
+
+from trailnotes.types import Completion, Observation, Step, Task, Tip, Trajectory
+
+
+def trajectory_to_json(trajectory: Trajectory) -> dict[str, Any]:
+    """The episode as plain JSON values; every reward in its own unit, the intrinsic one before its coefficient."""
+    return {
+        "task": _set_fields(trajectory.task),
+        "mode": trajectory.mode,
+        "member": trajectory.member,
+        "outcome": trajectory.outcome,
+        "success": trajectory.success,
+        "score": trajectory.score,
+        "max_score": trajectory.max_score,
+        "return": trajectory.episode_return,
+        "error": trajectory.error,
+        "context_full": trajectory.context_full,
+        "steps": [_step_to_json(step) for step in trajectory.steps],
+        "final_observation": _set_fields(trajectory.final_observation),
+    }
+
+
+def trajectory_from_json(record: Mapping[str, Any]) -> Trajectory:
+    """The episode again. Prompt ids and the keys of tips are empty, since a record does not hold them."""
+    plain = ("mode", "member", "outcome", "success", "score", "max_score", "error", "context_full")
+    return Trajectory(
+        task=Task(**record["task"]),
+        steps=tuple(_step_from_json(step) for step in record["steps"]),
+        final_observation=_observation(record["final_observation"]),
+        **{name: record[name] for name in plain},
+    )
+
+
+def _step_to_json(step: Step) -> dict[str, Any]:
+    completion = step.completion
+    return {
+        "observation": _set_fields(step.observation),
+        "tips": [_set_fields(tip, leave_out=("key", "created")) for tip in step.tips],
+        "action": step.action,
+        "reward": step.reward,
+        "reward_intrinsic": step.reward_intrinsic,
+        "policy_version": step.policy_version,
+        "completion": _set_fields(completion, leave_out=("prompt_ids",)),
+        "tokens": len(completion.token_ids),
+        "prompt_tokens": len(completion.prompt_ids),
+        "plain_prompt_tokens": len(step.plain_prompt_ids),
+    }
+
+
+def _step_from_json(record: Mapping[str, Any]) -> Step:
+    said = record["completion"]
+    completion = Completion(
+        **{**said, "prompt_ids": (), "token_ids": tuple(said["token_ids"]), "logprobs": tuple(said["logprobs"])}
+    )
+    return Step(
+        observation=_observation(record["observation"]),
+        tips=tuple(Tip(key="", **tip) for tip in record["tips"]),
+        completion=completion,
+        plain_prompt_ids=(),
+        **{name: record[name] for name in ("action", "reward", "reward_intrinsic", "policy_version")},
+    )
+
+
+def _observation(record: Mapping[str, Any]) -> Observation:
+    actions = record.get("actions")
+    return Observation(**{**record, "actions": None if actions is None else tuple(actions)})
+
+
+def _set_fields(value: Any, leave_out: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The fields of a dataclass that are not at their default; a Mapping becomes a dict."""
+    result = {}
+    for field in fields(value):
+        item = getattr(value, field.name)
+        default = field.default if field.default_factory is MISSING else field.default_factory()
+        if field.name not in leave_out and item != default:
+            result[field.name] = dict(item) if isinstance(item, Mapping) else item
+    return result
