@@ -1,1 +1,153 @@
+"""Environments: a registry of names, and how to make one.
 
+A name is built in (`ENVS`), an entry point of the group ``trailnotes.envs``, or ``"module:Class"``. Importing this
+package loads none of them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any
+
+from trailnotes.envs.base import Env
+from trailnotes.envs.check import check_env
+from trailnotes.errors import ConfigError, MissingExtraError
+from trailnotes.types import Task
+
+__all__ = ["ENTRY_POINTS", "ENVS", "Env", "check_env", "env_class", "env_tasks", "make_env"]
+
+ENVS: dict[str, str] = {
+    "textworld": "trailnotes.envs.textworld:TextWorldEnv",
+    "waymarks": "trailnotes.envs.waymarks:WaymarksEnv",
+    "waymarks-simulator": "trailnotes.envs.waymarks:WaymarksSimulator",
+}
+ENTRY_POINTS = "trailnotes.envs"  # group under which a package offers environments of its own
+
+_EXTRAS = {"textworld": "textworld", "waymarks": "textworld"}
+
+
+def make_env(name: str, **options: Any) -> Env:
+    """Make the environment `name` with the options of ``[env.options]``.
+
+    Raises:
+        ConfigError: an unknown name or option; the text has the nearest known one.
+        MissingExtraError: a package that the environment needs is not installed; the text names the extra.
+    """
+    cls = env_class(name)
+    _check_options(name, cls, options)
+    with _naming_the_extra(name):
+        env: Env = cls(**_accepted(cls, options))
+    return env
+
+
+def env_tasks(name: str, split: str, options: Mapping[str, Any] | None = None) -> list[Task]:
+    """All tasks of one split, in the environment's own order: the same list in every process, forever.
+
+    Raises:
+        ConfigError: as in `make_env`, or the class lists no tasks.
+        MissingExtraError: as in `make_env`.
+    """
+    cls = env_class(name)
+    options = options or {}
+    _check_options(name, cls, options)
+    tasks = getattr(cls, "tasks", None)
+    if not callable(tasks):
+        raise ConfigError(f"env.name = {name!r} lists no tasks: give {cls.__name__} a static method tasks(split)")
+    with _naming_the_extra(name):
+        return list(tasks(split, **_accepted(tasks, options)))
+
+
+def env_class(name: str) -> Callable[..., Any]:
+    """The class behind a name, imported now. Raises as `make_env` does."""
+    if name in ENVS:
+        return _load(name, ENVS[name])
+    if ":" in name:
+        return _load(name, name)
+    offered = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
+    if name in offered:
+        return _load(name, _target(offered[name]))
+    known = sorted({*ENVS, *offered})
+    raise ConfigError(f"env.name = {name!r} is unknown{_nearest(name, known)}. An environment of your own is named module:Class")
+
+
+def _target(point: EntryPoint) -> str:
+    return point.value.partition("[")[0].strip()  # "module:Class [extra]" is allowed in entry points
+
+
+def _load(name: str, target: str) -> Callable[..., Any]:
+    """Import ``module:Class``. The working directory counts, as it does for ``python script.py``."""
+    module_name, _, class_name = target.partition(":")
+    if not module_name or not class_name:
+        raise ConfigError(f"env.name = {name!r} must read module:Class, for example my_env:MyEnv")
+    here = str(Path.cwd())
+    if not {"", here} & set(sys.path):
+        sys.path.append(here)
+    try:
+        with _naming_the_extra(name):
+            module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name and (module_name == error.name or module_name.startswith(f"{error.name}.")):
+            raise ConfigError(f"env.name = {name!r}: there is no module {error.name!r} on the Python path") from error
+        raise MissingExtraError(f"env.name = {name!r} needs the package {error.name!r}: install it") from error
+    cls = getattr(module, class_name, None)
+    if not callable(cls):
+        classes = sorted(key for key, value in vars(module).items() if inspect.isclass(value))
+        raise ConfigError(f"env.name = {name!r}: {module_name} has no {class_name!r}{_nearest(class_name, classes)}")
+    return cls  # type: ignore[no-any-return]
+
+
+@contextmanager
+def _naming_the_extra(name: str) -> Iterator[None]:
+    """Turn a missing package of a built-in environment into the extra that brings it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if name not in _EXTRAS or isinstance(error, MissingExtraError):
+            raise
+        raise MissingExtraError(
+            f"env.name = {name!r} needs the package {error.name!r}: pip install 'trailnotes[{_EXTRAS[name]}]'"
+        ) from error
+
+
+def _check_options(name: str, cls: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    """Refuse options that neither the class nor its `tasks` accepts, and the lack of a required one."""
+    own, takes_any = _parameters(cls)
+    tasks = getattr(cls, "tasks", None)
+    accepted = sorted({*own, *(_parameters(tasks)[0] if callable(tasks) else {})} - {"split"})
+    for key in () if takes_any else options:
+        if key not in accepted:
+            raise ConfigError(f"env.options.{key}: {name} has no such option{_nearest(key, accepted)}")
+    for key, parameter in own.items():
+        if parameter.default is parameter.empty and key not in options:
+            raise ConfigError(f"env.options.{key} is missing: {name} needs it")
+
+
+def _parameters(function: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter], bool]:
+    """Named parameters of a call, and whether it takes any other keyword too."""
+    named, takes_any = {}, False
+    for key, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            takes_any = True
+        elif parameter.kind is not inspect.Parameter.VAR_POSITIONAL:
+            named[key] = parameter
+    return named, takes_any
+
+
+def _accepted(function: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that `function` takes: one section of the config serves the class and its `tasks`."""
+    named, takes_any = _parameters(function)
+    return {key: value for key, value in options.items() if takes_any or key in named}
+
+
+def _nearest(word: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(word, known, n=2)
+    if near:
+        return f"; did you mean {' or '.join(near)}?"
+    return f" (known: {', '.join(known)})" if known else ""
