@@ -1,0 +1,49 @@
+# make demo | test | lint | bench: each builds .venv first, once, and again when pyproject.toml or constraints.txt change.
+# TORCH_INDEX_URL=URL takes torch alone from another index (PyTorch's CPU wheels are a tenth of the size).
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+TORCH := torch==2.13.0
+
+.PHONY: demo test lint format bench
+.DELETE_ON_ERROR:
+
+demo: $(INSTALLED)
+	$(BIN)/python -m trailnotes demo
+
+test: lint
+	$(BIN)/python -m mypy
+	$(BIN)/python -m pytest --cov --cov-report=term $(PYTEST)
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(INSTALLED)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(INSTALLED)
+	mkdir -p runs/bench
+	set -e; for file in benchmarks/*.py; do \
+	  $(BIN)/python $$file --json runs/bench/$$(basename $$file .py).json; \
+	done
+
+# Without --no-deps another index would have to hold torch's dependencies in our versions, too.
+$(INSTALLED): pyproject.toml constraints.txt
+	@missing=; \
+	for tool in git make gcc; do command -v $$tool > /dev/null || missing="$$missing $$tool"; done; \
+	if test -z "$(PYTHON)" || ! $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then \
+	  missing="$$missing python3.11"; \
+	else \
+	  $(PYTHON) -c 'import os, sys, sysconfig as s; sys.exit(not os.path.exists(s.get_path("include") + "/Python.h"))' \
+	    || missing="$$missing python3-dev"; \
+	  $(PYTHON) -c 'import ensurepip, venv' 2> /dev/null || missing="$$missing python3-venv"; \
+	fi; \
+	if test -n "$$missing"; then echo "Missing: apt-get install$$missing" >&2; exit 1; fi
+	@echo "Installing into .venv (some minutes the first time) ..."
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(PIP) $(TORCH) $(if $(TORCH_INDEX_URL),--no-deps --index-url $(TORCH_INDEX_URL))
+	$(PIP) $(TORCH) -e '.[train,textworld,plot,tensorboard,dev]'
+	@touch $@
