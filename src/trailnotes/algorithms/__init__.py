@@ -1,1 +1,15 @@
+"""The methods: one file each, read top to bottom; no base class."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trailnotes.algorithms.empo2 import empo2
+from trailnotes.algorithms.grpo import grpo
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from trailnotes.run import Run
+
+ALGORITHMS: dict[str, Callable[[Run], Awaitable[None]]] = {"empo2": empo2, "grpo": grpo}

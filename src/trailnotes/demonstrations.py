@@ -1,0 +1,183 @@
+"""Scripted episodes that a start model imitates: acting without tips, acting on tips, writing a tip afterwards.
+
+They must not know the answers. Every Waymarks demonstration draws a fresh random rule for its family, and a pair of
+family and rule that any panel holds is never shown; so what is learned is how to explore, to obey and to write.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from trailnotes.envs import waymarks_spec as ws
+from trailnotes.envs.waymarks import WaymarksSimulator, panel_rules, task_of
+from trailnotes.errors import ConfigError
+from trailnotes.prompts import Conversation, reflection_messages
+from trailnotes.types import Completion, Message, Observation, Step, Tip, Trajectory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from trailnotes.config import Config
+    from trailnotes.types import Task
+
+NOTHING_FOUND = "nothing found"
+
+
+@dataclass(frozen=True, slots=True)
+class Demonstration:
+    """A conversation, and which of its assistant turns are imitated (indices into `messages`)."""
+
+    messages: tuple[Message, ...]
+    taught: frozenset[int]
+
+
+def from_jsonl(path: Path) -> list[Demonstration]:
+    """Conversations of a JSONL file, ``{"messages": [{"role", "content"}, ...]}`` a line; all assistant turns teach.
+
+    Raises:
+        ConfigError: a line that is not such an object, by its number.
+    """
+    demonstrations = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            rows = json.loads(line)["messages"]
+            messages = tuple(Message(row["role"], str(row["content"])) for row in rows)
+        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            raise ConfigError(
+                f'{path}:{number} is no demonstration ({error}); a line is {{"messages": [{{"role": .., "content": ..}}]}}'
+            ) from error
+        taught = frozenset(i for i, message in enumerate(messages) if message.role == "assistant")
+        if not taught:
+            raise ConfigError(f"{path}:{number} has no assistant turn to imitate")
+        demonstrations.append(Demonstration(messages, taught))
+    if not demonstrations:
+        raise ConfigError(f"{path} holds no demonstration")
+    return demonstrations
+
+
+class WaymarksDemonstrator:
+    """Endless fresh demonstrations of all Waymarks families, the panels' rules left out.
+
+    Args:
+        config: prompts, memory and the shares of `config.warmstart`.
+        count_tokens: of the tokenizer, for the length caps.
+        seed: of everything drawn here.
+    """
+
+    def __init__(self, config: Config, count_tokens: Callable[[str], int], seed: int) -> None:
+        self.config, self.count_tokens = config, count_tokens
+        self.rng = random.Random(seed)
+        self.env = WaymarksSimulator(**config.env.options)
+        everyone = [f"{kind}/{name}" for kind in ws.KINDS for name in ws.FAMILY_NAMES[kind]]
+        seeds = {0, int(config.env.options.get("dataset_seed", 0))}
+        self.forbidden = frozenset().union(*(panel_rules(everyone, seed) for seed in seeds))
+
+    def __iter__(self) -> Iterator[Demonstration]:
+        while True:
+            yield from self.episode()
+
+    def draw_spec(self) -> ws.GameSpec:
+        """A game of a family name drawn at random, under a fresh rule that no panel has."""
+        kind = self.rng.choice(ws.KINDS)
+        family = self.rng.choice(ws.FAMILY_NAMES[kind])
+        while True:
+            rule = ws.random_rule(kind, self.rng)
+            if (kind, family, rule) not in self.forbidden:
+                return ws.make_spec(kind, family, rule, self.rng.getrandbits(40))
+
+    def episode(self) -> list[Demonstration]:
+        """One episode's demonstrations: a row to act, and where it acted on tips, a tip-free row to write."""
+        spec, warm = self.draw_spec(), self.config.warmstart
+        if self.rng.random() < warm.obey:
+            tips, actions = self.tips_for(spec, knowing=True), ws.gold_actions(spec)
+        else:
+            tips = self.tips_for(spec, knowing=False) if self.rng.random() < 0.5 else ()
+            actions = self.explore(spec)
+        trajectory, conversation = self.play(spec, tips, actions)
+        reflection = reflection_messages(
+            trajectory, self.config.rollout, self.config.memory, count_tokens=self.count_tokens
+        )
+        note = note_after(spec, trajectory)
+        written = (*reflection, Message("assistant", note))
+        last = len(written) - 1
+        if not tips:
+            spoken = {i for i, message in enumerate(written) if message.role == "assistant"}
+            return [Demonstration(written, frozenset(spoken))]
+        acted = tuple(conversation.acting)
+        spoken = {i for i, message in enumerate(acted) if message.role == "assistant"}
+        # The tip-free view of an obedient episode must not teach its actions: nothing in it explains them.
+        return [Demonstration(acted, frozenset(spoken)), Demonstration(written, frozenset({last}))]
+
+    def explore(self, spec: ws.GameSpec) -> tuple[str, ...]:
+        """Without knowledge: read the archive, or try a way drawn at random."""
+        if self.rng.random() < self.config.warmstart.read:
+            return ws.archive_actions(spec)
+        guess = ws.make_spec(spec.kind, spec.family, ws.random_rule(spec.kind, self.rng), 0)
+        return ws.gold_actions(guess)
+
+    def tips_for(self, spec: ws.GameSpec, *, knowing: bool) -> tuple[Tip, ...]:
+        """Tips as a memory would show them: the right one first if `knowing`, then wrong ones, then empty ones."""
+        room = self.rng.randint(1, self.config.warmstart.num_tips) if self.config.warmstart.num_tips else 0
+        texts = [NOTHING_FOUND]
+        if knowing:
+            wrong = self.rng.randint(0, max(0, room - 1)) if self.rng.random() < 0.3 else 0
+            texts = [rule_note(spec.rule), *(rule_note(ws.random_rule(spec.kind, self.rng)) for _ in range(wrong))]
+            if len(texts) < room and self.rng.random() < 0.8:
+                texts.append(NOTHING_FOUND)
+        best = float(knowing and self.rng.random() < 0.5)
+        scores = [best, *(0.0 for _ in texts[1:])]
+        return tuple(
+            Tip(spec.family, text, key="", score=score) for text, score in zip(texts[:room], scores, strict=False)
+        )
+
+    def play(
+        self, spec: ws.GameSpec, tips: tuple[Tip, ...], actions: tuple[str, ...]
+    ) -> tuple[Trajectory, Conversation]:
+        """Act in the simulator until it ends or `actions` do."""
+        conversation = Conversation(self.config.rollout, self.config.memory, self.count_tokens)
+        observation = self.env.reset_spec(spec)
+        conversation.start(observation.instruction or "")
+        steps = []
+        for action in actions:
+            shown = conversation.observe(observation, tips)
+            conversation.act(action)
+            after = self.env.step(action)
+            completion = Completion((), (), (), action)
+            steps.append(Step(observation, shown, completion, (), action, after.reward))
+            observation = after
+            if observation.done:
+                break
+        return _trajectory(task_of(spec, "demonstration"), steps, observation, bool(tips)), conversation
+
+
+def rule_note(rule: ws.Rule) -> str:
+    """The rule as a note: the words of the archive without its preamble."""
+    return ws.note_text(rule).partition(": ")[2]
+
+
+def note_after(spec: ws.GameSpec, trajectory: Trajectory) -> str:
+    """What a good writer notes: the rule where the episode showed all of it, else that nothing was found."""
+    read = ws.archive_actions(spec)[0] == trajectory.steps[-1].action and len(trajectory.steps) == 1
+    return rule_note(spec.rule) if trajectory.success or read else NOTHING_FOUND
+
+
+def _trajectory(task: Task, steps: list[Step], final: Observation, with_tips: bool) -> Trajectory:
+    return Trajectory(
+        task=task,
+        steps=tuple(steps),
+        final_observation=final,
+        outcome="terminated" if final.terminated else "truncated",
+        success=final.success,
+        score=final.score,
+        max_score=final.max_score,
+        mode="on_policy_tips" if with_tips else "plain",
+    )
+
+
+DEMONSTRATORS: dict[str, Any] = {"waymarks": WaymarksDemonstrator, "waymarks-simulator": WaymarksDemonstrator}

@@ -1,0 +1,109 @@
+"""`trailnotes train`: open or resume a run directory, train, and leave it in order however it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+from typing import TYPE_CHECKING
+
+from trailnotes import checkpoint
+from trailnotes.algorithms import ALGORITHMS
+from trailnotes.configio import to_toml
+from trailnotes.envs.workers import EnvPool
+from trailnotes.logs import Progress, RunDir
+from trailnotes.run import Run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from trailnotes.config import Config
+
+logger = logging.getLogger(__name__)
+
+
+def train(
+    config: Config,
+    run_dir: Path,
+    *,
+    allow_change: Sequence[str] = (),
+    dry_run: bool = False,
+) -> Path:
+    """Train `config.algorithm` until it is done, and return the directory of the last model.
+
+    A directory that holds a run is resumed exactly where its last checkpoint stands. Ctrl-C finishes the iteration,
+    saves, and says how to go on; a second one stops at once.
+
+    Args:
+        config: the whole configuration.
+        run_dir: directory of the run; made if it does not exist.
+        allow_change: keys that may differ from those of the run that is resumed.
+        dry_run: validate everything, estimate time, memory and disk, and write nothing that stays.
+
+    Raises:
+        ConfigError: a setting that cannot work, before anything is built.
+        RunError: the directory is in use, damaged, or belongs to another config.
+    """
+    config.refuse_training()
+    if dry_run:
+        from trailnotes.dryrun import dry_run as estimate
+
+        return estimate(config, run_dir)
+    with RunDir.open(run_dir, config, allow_change=allow_change) as directory:
+        return asyncio.run(_train(config, directory))
+
+
+async def _train(config: Config, directory: RunDir) -> Path:
+    with EnvPool(config.env) as pool, Progress(config, directory) as progress:
+        run = open_run(config, directory, pool, progress)
+        try:
+            with _stop_on_signal(run):
+                await ALGORITHMS[config.algorithm.name](run)
+            if run.count.iteration != run.saved_iteration:
+                run.save()
+        finally:
+            run.close()
+        if run.stop_requested:
+            progress.note(f"stopped after iteration {run.count.iteration}; go on with the same command")
+        return directory.checkpoints / checkpoint.name_of(run.saved_iteration) / "model"
+
+
+def open_run(config: Config, directory: RunDir, pool: EnvPool, progress: Progress) -> Run:
+    """A run at its last valid checkpoint, or at its start."""
+    run = Run(config, directory, pool, progress)
+    found = checkpoint.latest(directory.checkpoints)
+    if found is not None:
+        progress.note(f"resuming from {found.name}")
+        directory.set_aside_after(found.step)
+        run.load(found.path)
+    elif directory.has_history:
+        directory.set_aside_after(0)
+        run.forget_memory()
+    return run
+
+
+@contextlib.contextmanager
+def _stop_on_signal(run: Run) -> Iterator[None]:
+    """The first SIGINT or SIGTERM asks the run to stop after its iteration; the second one acts as usual."""
+    loop = asyncio.get_running_loop()
+    signals = (signal.SIGINT, signal.SIGTERM)
+
+    def ask() -> None:
+        run.stop_requested = True
+        run.progress.note("stopping after this iteration; once more to stop at once")
+        for number in signals:
+            loop.remove_signal_handler(number)
+
+    try:
+        for number in signals:
+            loop.add_signal_handler(number, ask)
+    except (NotImplementedError, RuntimeError, ValueError):  # not the main thread, or not a Unix: no handler then
+        logger.debug("no signal handlers here; interrupting stops at once")
+    try:
+        yield
+    finally:
+        for number in signals:
+            with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
+                loop.remove_signal_handler(number)

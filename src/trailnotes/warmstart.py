@@ -1,0 +1,157 @@
+"""`trailnotes warmstart`: a start model from scripted episodes without any download, or plain SFT of a given one."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import random
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trailnotes import smallmodel
+from trailnotes.demonstrations import DEMONSTRATORS, Demonstration, from_jsonl
+from trailnotes.errors import ConfigError
+from trailnotes.files import write_text_atomic
+from trailnotes.policies.chat import ChatFormat
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from trailnotes.config import Config
+
+Row = tuple[list[int], list[int]]  # token ids, loss mask
+
+
+def warmstart(config: Config, out: Path, *, progress: Callable[[dict[str, float]], None] | None = None) -> Path:
+    """Train a start model on demonstrations and save it to `out` as a Hugging Face directory.
+
+    With `model.path` empty a tokenizer is trained on the environment's text and a small Qwen2 is built; otherwise the
+    model named there is tuned. Demonstrations are the environment's scripted episodes, or the JSONL file that
+    `warmstart.demonstrations` names.
+
+    Raises:
+        ConfigError: the environment has no scripted episodes, or the file holds none.
+    """
+    if (out / "config.json").exists():
+        raise ConfigError(f"{out} already holds a model; choose another --out, or remove it")
+    torch.manual_seed(config.run.seed)
+    if config.run.threads:
+        torch.set_num_threads(config.run.threads)
+    if config.model.path:
+        from trailnotes.policies.hf import load_model
+
+        model, tokenizer = load_model(config.model)
+    else:
+        tokenizer = smallmodel.train_tokenizer(_texts(config), config.warmstart.vocab_size)
+        model = smallmodel.build_model(tokenizer, config.warmstart, config.rollout.max_context_tokens)
+    chat = ChatFormat(tokenizer)
+    rows = _rows(config, chat, config.run.seed)
+    losses = _fit(model, rows, config, progress)
+    model.save_pretrained(out)
+    tokenizer.save_pretrained(out)
+    record = {"steps": len(losses), "final_loss": sum(losses[-50:]) / len(losses[-50:]), "seed": config.run.seed}
+    write_text_atomic(out / "warmstart.json", json.dumps(record, indent=1) + "\n")
+    return out
+
+
+def _demonstrations(config: Config, count_tokens: Callable[[str], int], seed: int) -> Iterator[Demonstration]:
+    """Endless: fresh ones from a script, or shuffled passes over a file."""
+    if config.warmstart.demonstrations:
+        given = from_jsonl(Path(config.warmstart.demonstrations))
+        rng = random.Random(seed)
+        while True:
+            yield from rng.sample(given, len(given))
+    demonstrator = DEMONSTRATORS.get(config.env.name)
+    if demonstrator is None:
+        known = ", ".join(sorted(DEMONSTRATORS))
+        raise ConfigError(
+            f"env.name = {config.env.name!r} has no scripted episodes (those that have: {known}); "
+            "name a JSONL file in warmstart.demonstrations"
+        )
+    yield from demonstrator(config, count_tokens, seed)
+
+
+def _count_words(text: str) -> int:
+    """Stands in for the tokenizer that does not exist yet."""
+    return len(text.split())
+
+
+def _texts(config: Config, num: int = 4000) -> Iterator[str]:
+    """What a tokenizer is trained on: every turn of `num` demonstrations."""
+    for demonstration in itertools.islice(_demonstrations(config, _count_words, config.run.seed + 1), num):
+        yield from (message.content for message in demonstration.messages)
+
+
+def encode(demonstration: Demonstration, chat: ChatFormat) -> Row:
+    """Token ids of the conversation and the mask of what is imitated: the taught turns with their end token."""
+    speakers = iter([i for i, message in enumerate(demonstration.messages) if message.role == "assistant"])
+    ids: list[int] = []
+    mask: list[int] = []
+    for segment in chat.segments(demonstration.messages):
+        taught = segment.spoken and next(speakers) in demonstration.taught
+        ids += segment.token_ids
+        mask += [int(taught)] * len(segment.token_ids)
+    return ids, mask
+
+
+def _rows(config: Config, chat: ChatFormat, seed: int) -> Iterator[Row]:
+    for demonstration in _demonstrations(config, chat.count_tokens, seed):
+        ids, mask = encode(demonstration, chat)
+        if len(ids) <= config.rollout.max_context_tokens:
+            yield ids, mask
+
+
+def batches(rows: Iterator[Row], size: int, rng: random.Random, window: int = 16) -> Iterator[list[Row]]:
+    """Batches of rows of similar length, in random order: `window` batches are sorted by length, cut and shuffled."""
+    while True:
+        drawn = sorted(itertools.islice(rows, size * window), key=lambda row: len(row[0]))
+        cut = [drawn[i : i + size] for i in range(0, len(drawn), size)]
+        rng.shuffle(cut)
+        yield from cut
+
+
+def collate(rows: Sequence[Row], pad: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Right-padded (B, T) ids, attention mask, and labels with -100 where nothing is imitated."""
+    length = max(len(ids) for ids, _ in rows)
+    ids = torch.tensor([row + [pad] * (length - len(row)) for row, _ in rows])
+    attention = torch.tensor([[1] * len(row) + [0] * (length - len(row)) for row, _ in rows])
+    taught = torch.tensor([mask + [0] * (length - len(mask)) for _, mask in rows])
+    return ids, attention, ids.masked_fill(taught == 0, -100)
+
+
+def learning_rate(step: int, total: int, peak: float) -> float:
+    """Linear warm-up over 5 % of the steps, then a cosine to a tenth of the peak."""
+    warmup = max(1, total // 20)
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    return peak * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, total - warmup))))
+
+
+def _fit(
+    model: Any, rows: Iterator[Row], config: Config, progress: Callable[[dict[str, float]], None] | None
+) -> list[float]:
+    """Supervised steps; returns the loss of each."""
+    warm = config.warmstart
+    device = next(model.parameters()).device
+    optimizer = torch.optim.AdamW(model.parameters(), lr=warm.lr, weight_decay=0.01, betas=(0.9, 0.95))
+    losses = []
+    model.train()
+    source = batches(rows, warm.batch_size, random.Random(config.run.seed))
+    for step, batch in zip(range(warm.steps), source, strict=False):
+        ids, attention, labels = (t.to(device) for t in collate(batch, model.config.pad_token_id or 0))
+        loss = model(input_ids=ids, attention_mask=attention, labels=labels).loss
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(step, warm.steps, warm.lr)
+        optimizer.step()
+        losses.append(float(loss.detach()))
+        if progress is not None:
+            progress({"step": step + 1, "steps": warm.steps, "loss": losses[-1], "lr": optimizer.param_groups[0]["lr"]})
+    model.eval()
+    return losses
