@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -64,6 +65,7 @@ def panel_rules(families: Sequence[str] = DEMO_FAMILIES, dataset_seed: int = 0) 
     return frozenset((kind, family, ws.family_rule(kind, family, dataset_seed)) for kind, family in named)
 
 
+@lru_cache(maxsize=4096)
 def compiled_game(spec: GameSpec, folder: Path | None = None) -> Path:
     """The ``.z8`` of `spec`, from the cache or compiled now (about a second)."""
     description = {"builder": BUILDER_VERSION, "textworld": textworld_version(), **asdict(spec)}

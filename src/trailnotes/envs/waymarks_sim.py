@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 from trailnotes.envs import waymarks_spec as ws
 from trailnotes.envs.story import one_line
@@ -37,6 +38,7 @@ _MAX_WORDS = 10
 _DICTIONARY_CHARS = 9  # the Z-machine's dictionary tells words apart by these
 
 
+@lru_cache(maxsize=4096)
 def as_command(action: str) -> tuple[str, bool]:
     """`action` as the line that the game gets, and whether it was cut or turned away.
 
