@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from trailnotes.envs.base import Env
+from trailnotes.envs.boundary import boundary, one_line
 from trailnotes.envs.check import check_env
 from trailnotes.errors import ConfigError, MissingExtraError
 from trailnotes.types import Task
@@ -53,6 +54,7 @@ def env_tasks(name: str, split: str, options: Mapping[str, Any] | None = None) -
     Raises:
         ConfigError: as in `make_env`, or the class lists no tasks.
         MissingExtraError: as in `make_env`.
+        EnvError: its `tasks` failed otherwise.
     """
     cls = env_class(name)
     options = options or {}
@@ -60,7 +62,7 @@ def env_tasks(name: str, split: str, options: Mapping[str, Any] | None = None) -
     tasks = getattr(cls, "tasks", None)
     if not callable(tasks):
         raise ConfigError(f"env.name = {name!r} lists no tasks: give {cls.__name__} a static method tasks(split)")
-    with _naming_the_extra(name):
+    with boundary(f"tasks({split!r}) of {name}"), _naming_the_extra(name):
         return list(tasks(split, **_accepted(tasks, options)))
 
 
@@ -74,7 +76,9 @@ def env_class(name: str) -> Callable[..., Any]:
     if name in offered:
         return _load(name, _target(offered[name]))
     known = sorted({*ENVS, *offered})
-    raise ConfigError(f"env.name = {name!r} is unknown{_nearest(name, known)}. An environment of your own is named module:Class")
+    raise ConfigError(
+        f"env.name = {name!r} is unknown{_nearest(name, known)}. An environment of your own is named module:Class"
+    )
 
 
 def _target(point: EntryPoint) -> str:
@@ -96,6 +100,10 @@ def _load(name: str, target: str) -> Callable[..., Any]:
         if error.name and (module_name == error.name or module_name.startswith(f"{error.name}.")):
             raise ConfigError(f"env.name = {name!r}: there is no module {error.name!r} on the Python path") from error
         raise MissingExtraError(f"env.name = {name!r} needs the package {error.name!r}: install it") from error
+    except MissingExtraError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"env.name = {name!r}: importing {module_name} raised {one_line(error)}") from error
     cls = getattr(module, class_name, None)
     if not callable(cls):
         classes = sorted(key for key, value in vars(module).items() if inspect.isclass(value))

@@ -1,13 +1,259 @@
-"""`check_env`: does an environment keep the contract? For authors of environments."""
+"""`check_env`: does an environment keep the contract? For those who write environments."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import inspect
+import json
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 from trailnotes.envs.base import Env
-from trailnotes.types import Task
+from trailnotes.envs.boundary import one_line
+from trailnotes.errors import ConfigError, EnvError
+from trailnotes.types import Observation, Task
+
+SPLITS = ("train", "validation", "test")
+MAX_STEPS = 200  # an episode is followed this far in search of its end
+NUM_TASKS = 3  # of the given ones, the first
+
+ODD_ACTIONS = {
+    "an empty action": "",
+    "a blank action": "   ",
+    "an action with newlines": "look\n\nlook\r\n",
+    "a unicode action": "öffne die Tür \U0001f6aa 开门",
+    "a lone surrogate": "\ud800",
+    "control characters": "\x00\x07\x1b[31m",
+    "an action of 100 kB": "look " * 20_000,
+}
 
 
 def check_env(env_factory: Callable[[], Env], tasks: Sequence[Task] | None = None) -> tuple[str, ...]:
-    """Run every check on an environment."""
-    raise NotImplementedError
+    """Check an environment against the contract of `Env`, as its author would in a test.
+
+    Args:
+        env_factory: makes a fresh environment, for example its class, or ``functools.partial(MyEnv, size=3)``.
+        tasks: games to try; by default the first of each split that the environment's own `tasks` lists.
+
+    Returns:
+        What could not be checked, one line each; () if everything was.
+
+    Raises:
+        EnvError: the first violation, with what to change.
+    """
+    env = _made(env_factory)
+    splits = _check_tasks(env, env_factory)
+    chosen = list(tasks) if tasks is not None else [task for listed in splits.values() for task in listed[:1]]
+    _require(bool(chosen), "there is no task to try: pass tasks, or give the class a static method tasks(split)")
+    _check_order(env_factory, chosen[0])
+    skipped = [] if splits else ["the class lists no tasks: splits were not checked"]
+    ended = False
+    for task in chosen[:NUM_TASKS]:
+        ended |= _check_episode(env, task)
+        _check_repeatable(env, _made(env_factory), task)
+    if not ended:
+        skipped.append(f"no episode ended within {MAX_STEPS} steps: what follows an end was not checked")
+    _check_odd_actions(env, chosen[0])
+    for _ in range(2):
+        _call("close", env.close)
+    return tuple(skipped)
+
+
+def _check_tasks(env: Env, env_factory: Callable[[], Env]) -> dict[str, list[Task]]:
+    """Tasks by split: the same at each call, fit for a worker, and of one split only."""
+    lister = getattr(env, "tasks", None)
+    if not callable(lister):
+        return {}
+    options = getattr(env_factory, "keywords", {})  # of a functools.partial
+    parameters = inspect.signature(lister).parameters
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        options = {key: value for key, value in options.items() if key in parameters}
+    splits: dict[str, list[Task]] = {}
+    owner: dict[str, str] = {}
+    for split in SPLITS:
+        listed = _tasks_of(lister, split, options)
+        for task in listed:
+            _require(task.id not in owner, f"task id {task.id!r} is in {owner.get(task.id)} and again in {split}")
+            owner[task.id] = split
+        if listed:
+            splits[split] = listed
+    _require(bool(splits), f"tasks(split) lists nothing for any of {', '.join(SPLITS)}")
+    return splits
+
+
+def _tasks_of(lister: Callable[..., Any], split: str, options: dict[str, Any]) -> list[Task]:
+    call = f"tasks({split!r})"
+    try:
+        with _other_randomness(1):
+            first = list(lister(split, **options))
+        with _other_randomness(2):
+            second = list(lister(split, **options))
+    except ConfigError:
+        return []  # an environment may lack a split
+    except Exception as error:
+        raise EnvError(f"check_env: {call} raised {one_line(error)}; a split it lacks is a ConfigError") from error
+    _require(first == second, f"{call} differs from call to call: derive it from its arguments alone")
+    for task in first:
+        _require(isinstance(task, Task), f"{call} must list Task values, not {type(task).__name__}")
+        _require(task.split == split, f"{call} lists {task.id!r} with split {task.split!r}")
+        _require(_is_json(dict(task.options)), f"the options of task {task.id!r} must be JSON values")
+    return first
+
+
+def _check_order(env_factory: Callable[[], Env], task: Task) -> None:
+    """A step needs a reset before it, and closing is always fine."""
+    env = _made(env_factory)
+    _must_refuse(env, "step before reset must raise EnvError")
+    _call("close before reset", env.close)
+    fresh = _made(env_factory)
+    _begun(fresh, task)
+    for _ in range(2):
+        _call("close in mid-episode", fresh.close)
+
+
+def _check_episode(env: Env, task: Task) -> bool:
+    """Play one episode; whether it came to an end."""
+    first = _begun(env, task)
+    observation = first
+    pick = random.Random(0)
+    for _ in range(MAX_STEPS):
+        action = _an_action(observation, pick)
+        observation = _stepped(env, action)
+        _require(observation.max_score == first.max_score, "max_score must stay the same within an episode")
+        if observation.done:
+            _must_refuse(env, "step after the end must raise EnvError")
+            _begun(env, task)
+            return True
+    return False
+
+
+def _check_repeatable(env: Env, other: Env, task: Task) -> None:
+    """The same task and actions give the same answers: again, in a fresh environment, whatever the global seed."""
+    reference = None
+    for seed, candidate in enumerate((env, env, other)):
+        with _other_randomness(seed):
+            played = _played(candidate, task)
+        reference = reference or played
+        for place, (ours, theirs) in enumerate(zip(reference, played, strict=False)):
+            where = "reset" if place == 0 else f"step {place}"
+            _require(ours == theirs, f"task {task.id!r} differs at {where} when played again: use only task.seed")
+    _call("close", other.close)
+
+
+def _played(env: Env, task: Task, num_steps: int = 10) -> list[Observation]:
+    observations = [_begun(env, task)]
+    pick = random.Random(1)
+    while len(observations) <= num_steps and not observations[-1].done:
+        observations.append(_stepped(env, _an_action(observations[-1], pick)))
+    return observations
+
+
+def _check_odd_actions(env: Env, task: Task) -> None:
+    """Whatever a model says must be answered."""
+    for label, action in ODD_ACTIONS.items():
+        _begun(env, task)
+        _stepped(env, action, label)
+
+
+def _begun(env: Env, task: Task) -> Observation:
+    first: Observation = _call(f"reset of task {task.id!r}", env.reset, task)
+    _check_observation(first, "reset")
+    _require(bool(first.instruction), "reset must set the instruction: the goal in words")
+    _require(first.reward == 0, f"reset must have reward 0, not {first.reward:g}")
+    _require(not first.done and not first.success, "reset must not be the end of the episode")
+    return first
+
+
+def _stepped(env: Env, action: str, label: str = "") -> Observation:
+    what = f"step with {label or repr(action)}"
+    observation: Observation = _call(what, env.step, action)
+    _check_observation(observation, what)
+    _require(observation.instruction is None, f"{what} has an instruction: it belongs to reset alone")
+    return observation
+
+
+def _check_observation(observation: object, what: str) -> None:
+    """One answer taken for itself."""
+    _require(isinstance(observation, Observation), f"{what} must return an Observation, not {_kind(observation)}")
+    assert isinstance(observation, Observation)
+    _require(isinstance(observation.text, str), f"{what}: text must be a str, not {_kind(observation.text)}")
+    for name in ("reward", "score", "max_score"):
+        value = getattr(observation, name)
+        _require(isinstance(value, int | float) and math.isfinite(value), f"{what}: {name} must be finite, is {value}")
+    ends = observation.terminated and observation.truncated
+    _require(not ends, f"{what}: terminated (by the game's rules) and truncated (cut off) exclude each other")
+    _require(observation.max_score > 0, f"{what}: max_score must be positive, is {observation.max_score:g}")
+    score = f"{observation.score:g} of {observation.max_score:g}"
+    _require(observation.score <= observation.max_score, f"{what}: the score must not exceed max_score, is {score}")
+    _require(not observation.success or observation.score > 0, f"{what}: success needs a positive score, is {score}")
+    _check_actions(observation.actions, observation.done, what)
+    _require(_is_json(dict(observation.info)), f"{what}: info must hold JSON values only")
+
+
+def _check_actions(actions: object, done: bool, what: str) -> None:
+    if actions is None:
+        return
+    _require(isinstance(actions, tuple), f"{what}: actions must be a tuple or None, not {_kind(actions)}")
+    assert isinstance(actions, tuple)
+    _require(done or bool(actions), f"{what}: actions is empty in mid-episode: offer some, or None")
+    fine = all(isinstance(action, str) and action.strip() for action in actions)
+    _require(fine, f"{what}: each of actions must be a non-empty string")
+
+
+def _an_action(observation: Observation, pick: random.Random) -> str:
+    return pick.choice(observation.actions) if observation.actions else "look"
+
+
+def _must_refuse(env: Env, message: str) -> None:
+    try:
+        env.step("look")
+    except EnvError:
+        return
+    except Exception as error:
+        raise EnvError(f"check_env: {message}, not {one_line(error)}") from error
+    raise EnvError(f"check_env: {message}")
+
+
+def _made(env_factory: Callable[[], Env]) -> Env:
+    env = _call("making the environment", env_factory)
+    for name in ("reset", "step", "close"):
+        _require(callable(getattr(env, name, None)), f"{_kind(env)} has no method {name}")
+    assert isinstance(env, Env)
+    return env
+
+
+def _call(what: str, function: Callable[..., Any], *arguments: object) -> Any:
+    try:
+        return function(*arguments)
+    except Exception as error:
+        raise EnvError(f"check_env: {what} raised {one_line(error)}") from error
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise EnvError(f"check_env: {message}")
+
+
+@contextmanager
+def _other_randomness(seed: int) -> Iterator[None]:
+    """Another state of the global generator, put back afterwards: what depends on it shows."""
+    state = random.getstate()
+    random.seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(state)
+
+
+def _is_json(value: object) -> bool:
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _kind(value: object) -> str:
+    return type(value).__name__
