@@ -1,1 +1,8 @@
+"""Policies: what acts. The table names each class without importing it."""
 
+from __future__ import annotations
+
+POLICIES: dict[str, str] = {
+    "hf": "trailnotes.policies.hf:HFPolicy",
+    "scripted": "trailnotes.policies.scripted:ScriptedPolicy",
+}

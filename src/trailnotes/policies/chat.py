@@ -1,0 +1,252 @@
+"""From messages to token ids, by any chat template, so that a context only ever grows at its end.
+
+A template is rendered once with marks in place of the contents, and cut into the text between them. From then on a
+conversation is the concatenation of pieces, each tokenised on its own: what was sampled enters with its sampled ids,
+and everything else is tokenised once and remembered. That the pieces give what the template gives is checked at
+construction; a template that rewrites earlier turns is found there, and `append_only` says so.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import chain, product
+from typing import Any, NamedTuple
+
+from trailnotes.errors import PolicyError
+from trailnotes.types import Message, Role, TokenIds
+
+logger = logging.getLogger(__name__)
+
+CACHE_SIZE = 16384  # texts and layouts remembered
+
+PLAIN_TEMPLATE = (
+    "{{ prefix }}{% for message in messages %}"
+    "{% if message.role == 'system' %}{{ message.content }}\n\n"
+    "{% elif message.role == 'user' %}User:\n{{ message.content }}\n"
+    "{% else %}Assistant:\n{{ message.content }}{{ suffix }}\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}Assistant:\n{% endif %}"
+)
+
+Roles = tuple[Role, ...]
+Pair = tuple[Role | None, Role | None]
+
+TURN: Roles = ("user", "assistant")
+NO_HEAD: Roles = ()
+SYSTEM_HEAD: Roles = ("system",)
+PROBED_TURNS = (1, 2, 3, 4, 20)  # of the user, in the conversations that a template is tried on
+
+
+class Layout(NamedTuple):
+    """Texts around the contents of a conversation: piece, content, piece, ..., content, piece."""
+
+    pieces: tuple[str, ...]  # n + 1 template texts
+    order: tuple[int, ...]  # n indices of messages
+
+
+class Segment(NamedTuple):
+    """A run of tokens from one hand."""
+
+    token_ids: TokenIds
+    spoken: bool  # by the assistant, end token included
+
+
+class ChatFormat:
+    """Encodes conversations of (system,) user, assistant, user, ... with a tokenizer's chat template, or a plain one.
+
+    `append_only` says whether the encoding of a longer conversation always starts with that of the shorter one and
+    the sampled ids. `end_ids` are the tokens that end the assistant's turn.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self._options = _template_options(tokenizer)
+        self._trims = {role: self._trimming(role) for role in SYSTEM_HEAD + TURN}
+        self._rules = self._learn_rules()
+        self.append_only = self._rules is not None
+        self._layout = lru_cache(CACHE_SIZE)(self._assemble if self.append_only else self._render_layout)
+        self._piece = lru_cache(CACHE_SIZE)(self._encode_piece)
+        self._content = lru_cache(CACHE_SIZE)(self._encode_content)
+        self._control = self._control_pattern()
+        self.end_ids = self._find_end_ids()
+        if not self.append_only:
+            logger.warning(
+                "this chat template rewrites earlier turns: each step is rendered, computed and trained as a row of "
+                'its own (as with optim.rows = "step"), which costs time and tokens that grow with the square of the '
+                "number of turns"
+            )
+
+    def encode(self, messages: Sequence[Message]) -> TokenIds:
+        """Token ids of the conversation; after a user's message, ready for the assistant to speak.
+
+        Raises:
+            ValueError: the conversation is empty, or its roles do not alternate.
+        """
+        return tuple(chain.from_iterable(ids for ids, _ in self._segments(messages)))
+
+    def segments(self, messages: Sequence[Message]) -> list[Segment]:
+        """The same tokens as `encode`, cut where the speaker changes: what fine-tuning trains is what is `spoken`."""
+        return [segment for segment in self._segments(messages) if segment.token_ids]
+
+    def count_tokens(self, text: str) -> int:
+        """Tokens of `text` as the content of a message."""
+        return len(self._content(text))
+
+    def _segments(self, messages: Sequence[Message]) -> Iterator[Segment]:
+        pieces, order = self._layout(tuple(message.role for message in messages))
+        spoken: TokenIds = ()
+        for text, index in zip(pieces[:-1], order, strict=True):
+            yield Segment(_without_overlap(spoken, self._piece(text)), spoken=False)
+            message = messages[index]
+            is_spoken = message.role == "assistant"
+            spoken = self._spoken_ids(message) if is_spoken else ()
+            yield Segment(spoken if is_spoken else self._content(self._trimmed(message)), spoken=is_spoken)
+        yield Segment(_without_overlap(spoken, self._piece(pieces[-1])), spoken=False)
+
+    def _spoken_ids(self, message: Message) -> TokenIds:
+        if message.token_ids is not None:
+            return message.token_ids
+        return self._content(self._trimmed(message)) + self._end_mark
+
+    def _trimmed(self, message: Message) -> str:
+        left, right = self._trims[message.role]
+        text = message.content.lstrip() if left else message.content
+        return text.rstrip() if right else text
+
+    # The template as text
+
+    def _render(self, roles: Sequence[Role], contents: Sequence[str]) -> str:
+        messages = [{"role": role, "content": content} for role, content in zip(roles, contents, strict=True)]
+        text: str = self.tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=roles[-1] != "assistant", **self._options
+        )
+        return text
+
+    def _try_render(self, roles: Sequence[Role], contents: Sequence[str]) -> str | None:
+        """The rendered text, or None where the template refuses these roles."""
+        from jinja2 import TemplateError
+
+        try:
+            return self._render(roles, contents)
+        except TemplateError:
+            return None
+
+    def _render_layout(self, roles: Roles) -> Layout:
+        """Layout of a conversation as the template itself renders it."""
+        _check_roles(roles)
+        text = self._try_render(roles, [_mark(index) for index in range(len(roles))])
+        if text is None:
+            raise PolicyError(f"the model's chat template refuses a conversation of {', '.join(roles)}")
+        return _cut(text)
+
+    def _trimming(self, role: Role) -> tuple[bool, bool]:
+        """Whether the template strips the left and the right end of such a content."""
+        roles = (SYSTEM_HEAD if role == "system" else NO_HEAD) + _alternating(3)
+        text = self._try_render(roles, [f" {_mark(0)} " if each == role else "x" for each in roles])
+        if text is None or _mark(0) not in text:
+            return False, False
+        return f" {_mark(0)}" not in text, f"{_mark(0)} " not in text
+
+    def _learn_rules(self) -> dict[Pair, str] | None:
+        """Text between two neighbouring roles (None: the ends), or None if no such rules give the template."""
+        rules: dict[Pair, str] = {}
+        for turns, head in product(PROBED_TURNS, (NO_HEAD, SYSTEM_HEAD)):
+            roles: Roles = (*head, *_alternating(2 * turns - 1))
+            text = self._try_render(roles, [_mark(index) for index in range(len(roles))])
+            if text is None and head:
+                continue
+            pieces, order = _cut(text or "")
+            if order != tuple(range(len(roles))):
+                return None
+            for pair, piece in zip(_pairs(roles), pieces, strict=True):
+                if rules.setdefault(pair, piece) != piece:
+                    return None
+        closed = self._try_render(_alternating(2), [_mark(0), _mark(1)])
+        rules["assistant", None] = _cut(closed or "").pieces[-1]
+        return rules
+
+    def _assemble(self, roles: Roles) -> Layout:
+        """Layout of a conversation by the learnt rules."""
+        _check_roles(roles)
+        assert self._rules is not None
+        missing = [pair for pair in _pairs(roles) if pair not in self._rules]
+        if missing:
+            raise PolicyError('the model\'s chat template has no system role: set rollout.system_prompt = ""')
+        return Layout(tuple(self._rules[pair] for pair in _pairs(roles)), tuple(range(len(roles))))
+
+    # The template as tokens
+
+    def _encode_piece(self, text: str) -> TokenIds:
+        return tuple(self.tokenizer.encode(text, add_special_tokens=False)) if text else ()
+
+    def _encode_content(self, text: str) -> TokenIds:
+        """Tokens of data: a control token that is spelt out in it is cut apart, so that it stays text."""
+        cuts = [match.start() + 1 for match in self._control.finditer(text)]
+        bounds = zip([0, *cuts], [*cuts, len(text)], strict=True)
+        return tuple(chain.from_iterable(self._encode_piece(text[start:stop]) for start, stop in bounds))
+
+    def _control_pattern(self) -> re.Pattern[str]:
+        """Where a control token begins. Tokens of one character are ordinary text to the people who write it."""
+        added = self.tokenizer.added_tokens_decoder.values()
+        literals = {str(token.content) for token in added if token.special} | set(self.tokenizer.all_special_tokens)
+        template = "".join(self._render_layout(_alternating(3)).pieces)
+        literals |= {str(token.content) for token in added if str(token.content) in template}
+        spelt = sorted(re.escape(literal) for literal in literals if len(literal) > 1)
+        return re.compile(f"(?=(?:{'|'.join(spelt)}))" if spelt else r"(?!)")
+
+    def _find_end_ids(self) -> frozenset[int]:
+        """The tokenizer's end token, and the control token that the template closes the assistant's turn with."""
+        pieces, order = self._render_layout(_alternating(3))
+        closing = self._piece(pieces[order.index(1) + 1])[:1] if 1 in order else ()
+        control = set(self.tokenizer.all_special_ids) | set(self.tokenizer.added_tokens_decoder)
+        self._end_mark = closing if set(closing) <= control else ()
+        eos = self.tokenizer.eos_token_id
+        return frozenset(self._end_mark) | (frozenset() if eos is None else frozenset({int(eos)}))
+
+
+def _template_options(tokenizer: Any) -> dict[str, Any]:
+    """Arguments for `apply_chat_template`; a tokenizer without a template gets the plain one."""
+    if tokenizer.chat_template is not None:
+        return {}
+    first = tokenizer("x").input_ids[:1]
+    has_prefix = bool(first) and tokenizer.bos_token_id is not None and first[0] == tokenizer.bos_token_id
+    prefix = tokenizer.bos_token if has_prefix else ""
+    return {"chat_template": PLAIN_TEMPLATE, "prefix": prefix, "suffix": tokenizer.eos_token or ""}
+
+
+def _mark(index: int) -> str:
+    """A text that no template contains, in place of the content of message `index`."""
+    return f"Zq{index}qZ"
+
+
+def _cut(text: str) -> Layout:
+    """Cut a rendered text at its marks."""
+    parts = re.split(r"Zq(\d+)qZ", text)
+    return Layout(tuple(parts[::2]), tuple(int(index) for index in parts[1::2]))
+
+
+def _pairs(roles: Roles) -> Iterator[Pair]:
+    return zip((None, *roles), (*roles, None), strict=True)
+
+
+def _alternating(num: int) -> Roles:
+    """`num` roles: user, assistant, user, ..."""
+    return (TURN * num)[:num]
+
+
+def _check_roles(roles: Roles) -> None:
+    turns = roles[1:] if roles[:1] == SYSTEM_HEAD else roles
+    if not turns or turns != _alternating(len(turns)):
+        raise ValueError(
+            f"a conversation is (system,) user, assistant, user, ...: got {', '.join(roles) or 'no message'}"
+        )
+
+
+def _without_overlap(spoken: TokenIds, piece: TokenIds) -> TokenIds:
+    """The template's tokens after a turn, without those at their start that the turn already ends with."""
+    for size in range(min(len(spoken), len(piece)), 0, -1):
+        if spoken[-size:] == piece[:size]:
+            return piece[size:]
+    return piece

@@ -1,0 +1,188 @@
+"""Any causal LM of transformers as a policy: loading it, and generating with a KV cache that lives with the episode."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from trailnotes.config import LoraConfig, ModelConfig
+from trailnotes.errors import ConfigError, MissingExtraError, PolicyError
+from trailnotes.types import Completion, Message, Sampling, TokenIds
+
+try:
+    import torch
+    import transformers
+
+    from trailnotes.policies.chat import ChatFormat
+    from trailnotes.policies.decoder import make_decoder
+    from trailnotes.policies.engine import Engine
+except ModuleNotFoundError as missing:
+    raise MissingExtraError(f"{missing.name} is not installed: pip install 'trailnotes[train]'") from missing
+
+
+UNLIMITED = 1 << 30  # context of a model that states none
+
+
+class HFPolicy:
+    """A model and its tokenizer behind the `Policy` protocol.
+
+    The learner may change the weights of the same model between two calls; it must then call `weights_changed`.
+    """
+
+    trainable = True
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        *,
+        name: str = "",
+        deterministic: bool = True,
+        max_context_tokens: int | None = None,
+    ) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.name = name or str(getattr(model.config, "name_or_path", "") or type(model).__name__)
+        self.version = 0
+        self.context_length = min(_context_length(model), max_context_tokens or UNLIMITED)
+        self.format = ChatFormat(tokenizer)
+        self.append_only = self.format.append_only
+        _check_vocabulary(model, tokenizer)
+        end_ids = self.format.end_ids | _generation_end_ids(model)
+        decoder = make_decoder(model, self.context_length)
+        self.engine = Engine(decoder, self._decode, end_ids, deterministic=deterministic)
+
+    def encode(self, messages: Sequence[Message]) -> TokenIds:
+        """Token ids of the conversation, ready for the assistant to speak next."""
+        return self.format.encode(messages)
+
+    def count_tokens(self, text: str) -> int:
+        """Tokens of `text` alone."""
+        return self.format.count_tokens(text)
+
+    def open_episode(self, episode: str) -> None:
+        """Announce a live episode."""
+        self.engine.open(episode)
+
+    async def generate(self, messages: Sequence[Message], sampling: Sampling, episode: str) -> Completion:
+        """Sample the next assistant turn.
+
+        Raises:
+            PolicyError: prompt and completion exceed the context, the episode is not open, or the engine failed.
+        """
+        prompt_ids = self.encode(messages)
+        if len(prompt_ids) + sampling.max_tokens > self.context_length:
+            raise PolicyError(
+                f"a prompt of {len(prompt_ids)} tokens and {sampling.max_tokens} new ones exceed the context of "
+                f"{self.context_length} tokens"
+            )
+        return await self.engine.generate(prompt_ids, sampling, episode)
+
+    def close_episode(self, episode: str) -> None:
+        """Free the episode's cache."""
+        self.engine.close(episode)
+
+    def weights_changed(self) -> None:
+        """Count a new version, and forget all that was computed with the old one.
+
+        Raises:
+            PolicyError: a completion is under way, of which half would be of either version.
+        """
+        if self.engine.num_unfinished:
+            raise PolicyError(f"the weights changed while {self.engine.num_unfinished} completions were under way")
+        self.version += 1
+        self.engine.decoder.forget()
+
+    def _decode(self, token_ids: TokenIds) -> str:
+        text: str = self.tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return text
+
+
+def load_model(config: ModelConfig) -> tuple[Any, Any]:
+    """Model and tokenizer of a directory or hub name, on its device, with adapters if these are to be trained.
+
+    A directory never causes network traffic.
+
+    Raises:
+        ConfigError: `model.path` or `model.device` cannot be used.
+        PolicyError: the files are there, but do not load.
+    """
+    path, is_local = _resolve(config.path)
+    device = _device(config.device)
+    common = {"local_files_only": is_local}
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(path, **common)
+        model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, config.dtype), **common)
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+        line = " ".join(str(error).split())
+        raise PolicyError(f"model.path = {config.path!r} does not load: {line}") from error
+    if config.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    if config.lora.enabled:
+        model = _with_adapters(model, config.lora)
+    return model.to(device).eval(), tokenizer
+
+
+def _resolve(path: str) -> tuple[str, bool]:
+    """Where the model is, and whether that is a directory of this machine."""
+    if not path:
+        raise ConfigError("model.path is empty: name a model directory (trailnotes warmstart makes a small one)")
+    local = Path(path).expanduser()
+    if local.is_dir():
+        if not any((local / name).is_file() for name in ("config.json", "adapter_config.json")):
+            raise ConfigError(f"model.path = {path!r} holds no model: there is no config.json in it")
+        return str(local), True
+    if local.exists() or path.startswith((".", "/", "~")) or path.count("/") > 1:
+        raise ConfigError(f"model.path = {path!r}: there is no such directory")
+    return path, False
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"model.device = {name!r} is no device: write auto, cpu, cuda or cuda:0") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"model.device = {name!r}, but torch finds no GPU: write auto or cpu")
+    return device
+
+
+def _with_adapters(model: Any, config: LoraConfig) -> Any:
+    import peft
+
+    targets = "all-linear" if config.target_modules is None else list(config.target_modules)
+    settings = peft.LoraConfig(
+        task_type="CAUSAL_LM",
+        r=config.rank,
+        lora_alpha=config.alpha,
+        lora_dropout=config.dropout,
+        target_modules=targets,
+    )
+    try:
+        return peft.get_peft_model(model, settings)
+    except ValueError as error:
+        raise ConfigError(f"model.lora.target_modules = {targets!r} does not fit this model: {error}") from error
+
+
+def _context_length(model: Any) -> int:
+    text_config = model.config.get_text_config(decoder=True)
+    return int(getattr(text_config, "max_position_embeddings", None) or UNLIMITED)
+
+
+def _generation_end_ids(model: Any) -> frozenset[int]:
+    eos = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    if eos is None:
+        return frozenset()
+    return frozenset(eos) if isinstance(eos, list) else frozenset({int(eos)})
+
+
+def _check_vocabulary(model: Any, tokenizer: Any) -> None:
+    num_embeddings = model.get_input_embeddings().num_embeddings
+    if len(tokenizer) > num_embeddings:
+        raise PolicyError(
+            f"the tokenizer has {len(tokenizer)} tokens but the model embeds only {num_embeddings}: "
+            "they do not belong together, or the embeddings were never resized"
+        )
