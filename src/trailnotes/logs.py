@@ -158,7 +158,7 @@ class RunDir:
         if file.exists():
             try:
                 starts = json.loads(file.read_text(encoding="utf-8"))["starts"]
-            except (ValueError, KeyError, TypeError):
+            except (OSError, ValueError, KeyError, TypeError):
                 raise RunError(f"{file} is damaged: move it away, and run the same command again") from None
         starts.append({"time": _now(), "command": command, **_surroundings(), "changed": dict(changed)})
         about = {"name": self.config.run.name, "seed": self.config.run.seed, "starts": starts}
@@ -186,6 +186,7 @@ class RunLock:
     def release(self) -> None:
         """Free the lock. Twice is fine."""
         if self._descriptor is not None:
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # forked children may hold a copy of the descriptor
             os.close(self._descriptor)
             self._descriptor = None
 
