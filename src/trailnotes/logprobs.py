@@ -1,0 +1,154 @@
+"""Log-probabilities of sampled tokens, without ever holding tokens x vocabulary.
+
+The decoder's hidden states are taken at the trained positions only, and turned into logits a chunk at a time. In the
+backward pass each chunk is computed again, so that the logits of one chunk are all that exists at any moment.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from trailnotes.types import Sample
+
+PROBE_SCALE = 100.0  # makes a soft cap or scale on the logits show, however small the weights of a fresh model are
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """B rows as tensors, padded on the right to T tokens."""
+
+    token_ids: Tensor  # (B, T) int64
+    mask: Tensor  # (B, T) bool, trained tokens
+    behavior_logprobs: Tensor  # (B, T) float32
+    advantages: Tensor  # (B, T) float32
+    off_policy: Tensor  # (B,) bool
+
+    @classmethod
+    def of(cls, samples: Sequence[Sample], device: torch.device) -> Batch:
+        """Pad and stack `samples`."""
+
+        def stack(rows: Sequence[Sequence[float]], dtype: torch.dtype) -> Tensor:
+            tensors = [torch.tensor(row, dtype=dtype) for row in rows]
+            return nn.utils.rnn.pad_sequence(tensors, batch_first=True).to(device)
+
+        return cls(
+            token_ids=stack([s.token_ids for s in samples], torch.int64),
+            mask=stack([s.loss_mask for s in samples], torch.bool),
+            behavior_logprobs=stack([s.behavior_logprobs for s in samples], torch.float32),
+            advantages=stack([s.advantages for s in samples], torch.float32),
+            off_policy=torch.tensor([s.off_policy for s in samples], device=device),
+        )
+
+
+class TokenScorer:
+    """Scores tokens under a causal language model, at the temperature that they were sampled with.
+
+    Padding on the right needs no attention mask: in a causal model no token sees what comes after it.
+
+    Args:
+        model: a causal LM of transformers, or a peft model around one.
+        temperature: logits are divided by it, as they were when sampling.
+        chunk: positions whose logits exist at the same time.
+    """
+
+    def __init__(self, model: nn.Module, temperature: float = 1.0, chunk: int = 1024) -> None:
+        if temperature <= 0:
+            raise ValueError(f"training needs a temperature above 0, got {temperature}: set rollout.temperature")
+        self.model, self.temperature, self.chunk = model, temperature, chunk
+        base: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
+        self.decoder: nn.Module = base.get_decoder()
+        self.head: nn.Module = base.get_output_embeddings()
+        self.whole = not self._head_is_enough()
+        if self.whole:
+            warnings.warn(
+                f"{type(base).__name__} does more to its logits than its output embedding: they are computed whole, "
+                "which takes tokens x vocabulary of memory",
+                stacklevel=2,
+            )
+
+    def __call__(self, token_ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probability of each token of the mask given all before it, and the entropy there.
+
+        Args:
+            token_ids: (B, T) tokens, padded on the right with any valid id.
+            mask: (B, T) bool; the first token of a row has no context and must not be in it.
+
+        Returns:
+            (B, T) float32 log-probabilities in nats, with gradient where it is enabled, and (B, T) entropies without;
+            both 0 outside the mask.
+        """
+        where = mask[:, 1:].flatten().nonzero().squeeze(1)
+        targets = token_ids[:, 1:].flatten().index_select(0, where)
+        states = self._states(token_ids[:, :-1]).flatten(0, 1).index_select(0, where)
+        parts = list(self._chunks(states, targets))
+        rows, columns = mask.nonzero(as_tuple=True)
+        blank = torch.zeros(mask.shape, device=mask.device)
+        if not parts:
+            return blank + 0.0 * states.sum(), blank
+        logprobs, entropies = (torch.cat(column) for column in zip(*parts, strict=True))
+        return blank.index_put((rows, columns), logprobs), blank.index_put((rows, columns), entropies)
+
+    def _states(self, token_ids: Tensor) -> Tensor:
+        """(B, T) -> (B, T, H) hidden states, or (B, T, V) logits where the head alone does not give them."""
+        if self.whole:
+            logits: Tensor = self.model(input_ids=token_ids, use_cache=False).logits
+            return logits
+        states: Tensor = self.decoder(input_ids=token_ids, use_cache=False).last_hidden_state
+        return states
+
+    def _chunks(self, states: Tensor, targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        # One chunk alone is the whole peak already: computing it again would cost time and save nothing.
+        again = torch.is_grad_enabled() and len(targets) > self.chunk
+        for start in range(0, len(targets), self.chunk):
+            part, wanted = states[start : start + self.chunk], targets[start : start + self.chunk]
+            if again:
+                yield checkpoint(self._score, part, wanted, use_reentrant=False)
+            else:
+                yield self._score(part, wanted)
+
+    def _score(
+        self,
+        states: Tensor,  # (K, H), or (K, V) logits
+        targets: Tensor,  # (K,)
+    ) -> tuple[Tensor, Tensor]:  # (K,), (K,)
+        logits = (states if self.whole else self.head(states)).float()
+        if self.temperature != 1.0:
+            logits = logits / self.temperature
+        normaliser = logits.logsumexp(-1)
+        with torch.no_grad():
+            probabilities = (logits - normaliser[:, None]).exp_()
+            entropies = normaliser - (probabilities * logits.clamp(min=torch.finfo(torch.float32).min)).sum(-1)
+        return logits.gather(-1, targets[:, None]).squeeze(-1) - normaliser, entropies.detach()
+
+    @torch.no_grad()
+    def _head_is_enough(self) -> bool:
+        """Whether hidden states times output embedding are the model's logits, on a few random tokens."""
+        weight: Any = self.head.weight
+        token_ids = torch.randint(len(weight), (2, 8), generator=torch.Generator().manual_seed(0)).to(weight.device)
+        scale = self.head.register_forward_hook(lambda _module, _inputs, output: output * PROBE_SCALE)
+        with scale, evaluating(self.model):
+            expected = self.model(input_ids=token_ids, use_cache=False).logits.float()
+            found = self.head(self.decoder(input_ids=token_ids, use_cache=False).last_hidden_state).float()
+        tolerance = 1e-4 if weight.dtype == torch.float32 else 2e-2
+        return expected.shape == found.shape and bool(
+            (expected - found).abs().max() <= tolerance * expected.abs().max().clamp(min=1.0)
+        )
+
+
+@contextmanager
+def evaluating(model: nn.Module, training: bool = False) -> Iterator[None]:
+    """Put `model` into evaluation (or training) mode for a while."""
+    before = model.training
+    model.train(training)
+    try:
+        yield
+    finally:
+        model.train(before)

@@ -1,0 +1,154 @@
+"""From episodes to training rows, and from rows to batches. No tensor yet, no model.
+
+Advantages come in as one number for each trajectory, computed before anything here happens: neither the number of
+rows, nor dropping, nor the cut into batches changes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+
+from trailnotes.types import Sample, Step, TokenIds, Trajectory, TrajectoryGroup
+
+
+@dataclass(slots=True)
+class _Row:
+    """A row under construction."""
+
+    token_ids: list[int] = field(default_factory=list)
+    loss_mask: list[int] = field(default_factory=list)
+    behavior_logprobs: list[float] = field(default_factory=list)
+
+    def extend(self, token_ids: Sequence[int], logprobs: Sequence[float] | None = None) -> None:
+        """Append context (no `logprobs`), or sampled tokens with theirs."""
+        self.token_ids += token_ids
+        self.loss_mask += [0 if logprobs is None else 1] * len(token_ids)
+        self.behavior_logprobs += [0.0] * len(token_ids) if logprobs is None else logprobs
+
+
+def build_samples(
+    groups: Sequence[TrajectoryGroup],
+    advantages: Sequence[Sequence[float]],
+    rows: Literal["auto", "step"] = "auto",
+) -> list[Sample]:
+    """The training rows of all trajectories, in order.
+
+    Args:
+        groups: the groups of an iteration.
+        advantages: one number for each trajectory, aligned with `groups`.
+        rows: "auto" makes one row of an episode as long as each prompt starts with the last prompt and the ids
+            sampled for it, and forks a new row where not; "step" makes one row for each step.
+
+    Returns:
+        Rows; `Sample.trajectory` is the running index over all groups. Rows without a sampled token are left out.
+
+    Raises:
+        ValueError: the numbers do not match the groups, a trajectory ended in an error, or one has no token ids.
+    """
+    if [len(group.trajectories) for group in groups] != [len(row) for row in advantages]:
+        raise ValueError("advantages must hold one number for each trajectory of each group")
+    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+    numbers = [float(advantage) for row in advantages for advantage in row]
+    samples: list[Sample] = []
+    for index, (trajectory, advantage) in enumerate(zip(trajectories, numbers, strict=True)):
+        # Whether the context differs is asked of the whole trajectory, so that every choice of rows agrees on it; off
+        # policy on an empty memory is on policy.
+        off_policy = trajectory.mode == "off_policy" and any(
+            step.plain_prompt_ids != step.completion.prompt_ids for step in trajectory.steps
+        )
+        samples += [
+            Sample(
+                token_ids=tuple(row.token_ids),
+                loss_mask=tuple(row.loss_mask),
+                behavior_logprobs=tuple(row.behavior_logprobs),
+                advantages=tuple(advantage if trained else 0.0 for trained in row.loss_mask),
+                off_policy=off_policy,
+                trajectory=index,
+            )
+            for row in _rows(trajectory, merge=rows == "auto")
+            if any(row.loss_mask)
+        ]
+    return samples
+
+
+def _rows(trajectory: Trajectory, merge: bool) -> list[_Row]:
+    if trajectory.outcome == "error":
+        raise ValueError(
+            f"trajectory {trajectory.member} of {trajectory.task.id} ended in an error ({trajectory.error}) and must "
+            "not be trained on: drop or replace it before build_samples"
+        )
+    rows: list[_Row] = []
+    for step in trajectory.steps:
+        prompt = _trained_prompt(step, trajectory)
+        if merge and rows and prompt[: len(rows[-1].token_ids)] == tuple(rows[-1].token_ids):
+            row = rows[-1]
+        else:
+            row = _Row()
+            rows.append(row)
+        row.extend(prompt[len(row.token_ids) :])
+        row.extend(step.completion.token_ids, step.completion.logprobs)
+    return rows
+
+
+def _trained_prompt(step: Step, trajectory: Trajectory) -> TokenIds:
+    prompt = step.plain_prompt_ids if trajectory.mode == "off_policy" else step.completion.prompt_ids
+    if not prompt:
+        raise ValueError(
+            f"a step of {trajectory.task.id} has no prompt token ids: train with a policy that returns them "
+            "(hf, vllm); OpenAI-compatible endpoints serve evaluation and adaptation only"
+        )
+    return prompt
+
+
+def with_behavior(samples: Sequence[Sample], logprobs: Sequence[Sequence[float]]) -> list[Sample]:
+    """The same rows with other denominators, e.g. those of the tip-free context (`old_logprobs = "tip_free"`)."""
+    return [replace(s, behavior_logprobs=tuple(row)) for s, row in zip(samples, logprobs, strict=True)]
+
+
+def has_advantage(sample: Sample) -> bool:
+    """Whether any token of the row has an advantage other than zero."""
+    return any(sample.advantages)
+
+
+def minibatches(samples: Sequence[Sample], num_trajectories: int, rng: np.random.Generator) -> Iterator[list[int]]:
+    """One pass over `samples` in random mini-batches of `num_trajectories` trajectories, each with all its rows.
+
+    Args:
+        samples: rows; those left out for their zero advantage are gone already, so the count is of trajectories
+            that teach something.
+        num_trajectories: trajectories in a mini-batch; 0 = all. The last one may be smaller.
+        rng: draws the order.
+
+    Yields:
+        Indices into `samples`, ascending.
+    """
+    trajectories = sorted({sample.trajectory for sample in samples})
+    order = [trajectories[i] for i in rng.permutation(len(trajectories))]
+    size = num_trajectories or len(order)
+    for start in range(0, len(order), max(size, 1)):
+        chosen = set(order[start : start + size])
+        yield [i for i, sample in enumerate(samples) if sample.trajectory in chosen]
+
+
+def microbatches(samples: Sequence[Sample], max_tokens: int) -> list[list[int]]:
+    """Cut rows into batches of similar length whose padded size fits a budget.
+
+    Args:
+        samples: rows.
+        max_tokens: largest number of rows times longest row; a row longer than that goes alone.
+
+    Returns:
+        Indices into `samples`, each once, shortest rows first.
+    """
+    batches: list[list[int]] = []
+    for index in sorted(range(len(samples)), key=lambda i: len(samples[i].token_ids)):
+        fits = batches and (len(batches[-1]) + 1) * len(samples[index].token_ids) <= max_tokens
+        if fits:
+            batches[-1].append(index)
+        else:
+            batches.append([index])
+    return batches
