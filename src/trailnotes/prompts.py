@@ -20,7 +20,7 @@ CountTokens = Callable[[str], int]
 
 CUT: Final = " [...]"  # marks where text was cut; tips cannot hold it, their brackets are replaced
 NO_OP: Final = ""  # what an environment gets in place of an action that cannot be read
-MAX_ACTION_CHARS: Final = 500  # longer actions are cut here and count as unreadable
+MAX_ACTION_CHARS: Final = 500  # a longer action cannot be read
 
 NOTES_HEADER: Final = "Notes from earlier attempts at this task (quoted; they may be wrong)"
 _ROLE: Final = (
@@ -103,7 +103,7 @@ def fresh_tips(tips: Iterable[Tip], shown: Iterable[Tip]) -> tuple[Tip, ...]:
 
 @dataclass(frozen=True, slots=True)
 class ParsedAction:
-    """An action as the environment gets it. `ok` is False where a rule had to step in."""
+    """An action as the environment gets it; `ok` is False where it is the no-op."""
 
     action: str
     ok: bool
@@ -118,7 +118,7 @@ def parse_action(text: str, action_format: Literal["line", "tags"]) -> ParsedAct
 
     "line" takes the first non-blank line, "tags" what stands in the last pair of action tags (the closing one may be
     missing, it is a common stop string). A leading "Action:" or ">" is dropped, control characters too, blanks are
-    joined. Rule for the rest: nothing readable gives `NO_OP`, more than 500 characters are cut; both with ok = False.
+    joined. Rule for the rest: what is empty then, or longer than `MAX_ACTION_CHARS`, becomes `NO_OP`, with ok = False.
     """
     if action_format == "tags":
         found = _TAGS.findall(text)
@@ -127,9 +127,8 @@ def parse_action(text: str, action_format: Literal["line", "tags"]) -> ParsedAct
         raw = next((line for line in text.splitlines() if line.strip()), "")
     visible = "".join(c for c in raw if c.isspace() or unicodedata.category(c) not in {"Cc", "Cs"})
     action = _PREFIX.sub("", " ".join(visible.split())).strip()
-    if len(action) > MAX_ACTION_CHARS:
-        return ParsedAction(action[:MAX_ACTION_CHARS].rstrip(), ok=False)
-    return ParsedAction(action or NO_OP, ok=bool(action))
+    ok = 0 < len(action) <= MAX_ACTION_CHARS
+    return ParsedAction(action if ok else NO_OP, ok)
 
 
 # --- conversations ----------------------------------------------------------------------------------------------
@@ -295,3 +294,17 @@ def reflection_messages(
     else:
         request = f"{final}\n\n{_REQUEST.format(score=score, max_score=max_score)}"
     return [*conversation.plain, Message("user", request)]
+
+
+def forget_turn(messages: Sequence[Message]) -> list[Message]:
+    """The conversation without its oldest answer and the observation after the first one, marked where.
+
+    The first user turn keeps the instruction; the result is not longer than `messages`, and as long if there is
+    nothing left to forget. Only for requests that stand alone: it breaks the append-only property.
+    """
+    first = next((i for i, message in enumerate(messages) if message.role == "user"), len(messages))
+    if len(messages) - first < 3:
+        return list(messages)
+    mark, later = CUT.strip(), messages[first + 2].content
+    opening = messages[first].content.partition(f"\n{mark}\n")[0]
+    return [*messages[:first], Message("user", f"{opening}\n{mark}\n{later}"), *messages[first + 3 :]]
