@@ -105,6 +105,11 @@ def read_identity(connection: sqlite3.Connection) -> Identity:
     return Identity(str(meta["embedder"]), int(meta["dim"]))
 
 
+def read_sequence(connection: sqlite3.Connection) -> int:
+    """Number of writes that the file has seen."""
+    return int(connection.execute("SELECT value FROM meta WHERE name = 'sequence'").fetchone()[0])
+
+
 def write_identity(connection: sqlite3.Connection, identity: Identity) -> None:
     """Say whose vectors the file holds."""
     rows = [("embedder", identity.name), ("dim", identity.dim)]
@@ -124,10 +129,12 @@ def write_copy(source: sqlite3.Connection, path: Path) -> None:
 
 @contextmanager
 def opened_snapshot(path: Path) -> Iterator[sqlite3.Connection]:
-    """A checked, read-only connection to a snapshot."""
+    """A checked, read-only connection to a snapshot, or to the memory file of a run, live or killed."""
     if not path.is_file():
         raise MemoryStoreError(f"there is no memory snapshot at {path}: name the memory.db of a checkpoint")
-    with named_errors(path), closing(_connect(f"{path.resolve().as_uri()}?mode=ro", 5.0)) as connection:
+    in_use = path.with_name(f"{path.name}-wal").exists()
+    mode = "mode=ro" if in_use else "immutable=1"  # immutable leaves no files beside those of a checkpoint
+    with named_errors(path), closing(_connect(f"{path.resolve().as_uri()}?{mode}", 5.0)) as connection:
         _check(connection, path)
         yield connection
 

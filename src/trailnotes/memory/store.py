@@ -75,7 +75,8 @@ class TipStore:
     @property
     def sequence(self) -> int:
         """Number of writes so far: the age of the tip that was written last."""
-        return int(self._rows("SELECT value FROM meta WHERE name = 'sequence'")[0][0])
+        with self._lock, named_errors(self.path):
+            return schema.read_sequence(self._connection)
 
     # reading
 
@@ -191,11 +192,18 @@ class TipStore:
         )
         return self.delete(row[0] for row in ids)
 
-    def set_vectors(self, identity: Identity, vectors: Sequence[tuple[int, Floats]]) -> None:
-        """Replace the vectors of these ids, and the embedder of the file."""
-        self._connection.executemany("UPDATE tips SET vector = ? WHERE id = ?", [(_blob(v), i) for i, v in vectors])
+    def clear(self) -> None:
+        """Remove all rows and count ids and writes from the start again, as in a new file."""
+        self._touched.update(row[0] for row in self._rows("DELETE FROM tips RETURNING namespace"))
+        self._write("UPDATE meta SET value = 0 WHERE name = 'sequence'", ())
+        self._write("DELETE FROM sqlite_sequence", ())
+
+    def set_vectors(self, identity: Identity, tips: Sequence[Tip], vectors: Sequence[Floats]) -> None:
+        """Replace the vectors of `tips`, and the embedder of the file."""
+        for tip, vector in zip(tips, vectors, strict=True):
+            self._write("UPDATE tips SET vector = ? WHERE id = ?", (_blob(vector), tip.id))
+            self._touched.add(tip.namespace)
         schema.write_identity(self._connection, identity)
-        self._pages.clear()
 
     # whole files
 

@@ -64,7 +64,7 @@ class TipMemory:
         Best is by `config.order`, then the newest. With threshold -1 every tip is a candidate.
         """
         order = self.config.order
-        page = self.store.page(namespace, [name for name in order if name != "similarity"])
+        page = self.store.page(encodable(namespace), [name for name in order if name != "similarity"])
         if top_k <= 0 or not page.ids:
             return []
         if self.config.threshold <= -1 and "similarity" not in order:
@@ -133,7 +133,7 @@ class TipMemory:
         self.close()
 
     def _embed(self, texts: Sequence[str]) -> Floats:
-        return self.embedder.embed([text[:MAX_KEY_CHARS] for text in texts])
+        return self.embedder.embed([encodable(text[:MAX_KEY_CHARS]) for text in texts])
 
 
 def open_memory(path: Path | None, config: MemoryConfig, *, clock: Callable[[], str] | None = None) -> TipMemory:
@@ -182,7 +182,8 @@ def tips_of(  # noqa: PLR0913 (an author is four words)
         trajectory: the episode; gives namespace, score and actions.
         text: what the model wrote, not yet cleaned.
         config: `entries`: "episode" is one entry with the last action; "step" one for each step.
-        keys: what each entry is found by: one for each step; "episode" takes the last.
+        keys: what finds each state again: one for each step, then that of the final observation (it may be left
+            out). "episode" takes the last of them, "step" each step's own.
         model: its author, a model's name or path.
         version: of the author's weights.
         run: name of the run.
@@ -194,14 +195,14 @@ def tips_of(  # noqa: PLR0913 (an author is four words)
     actions = [played.action for played in trajectory.steps]
     if config.entries == "episode":
         actions, keys = actions[-1:], keys[-1:]
-    if len(keys) != len(actions):
+    if len(keys) < len(actions):
         raise ValueError(f"{len(actions)} entries need as many keys, got {len(keys)}")
     return [
         Tip(
             namespace=trajectory.task.id, text=text, key=key, action=clean_tip(action, MAX_ACTION_WORDS),
             score=trajectory.score, max_score=trajectory.max_score, model=model, version=version, run=run, step=step,
         )
-        for key, action in zip(keys, actions, strict=True)
+        for key, action in zip(keys, actions, strict=False)
     ]  # fmt: skip
 
 
@@ -236,15 +237,16 @@ def _bounded(tip: Tip, clock: Callable[[], str]) -> Tip | None:
         return None
     return replace(
         tip,
-        namespace=_encodable(tip.namespace),
+        namespace=encodable(tip.namespace),
         text=text,
-        key=_encodable(tip.key[:MAX_KEY_CHARS]),
+        key=encodable(tip.key[:MAX_KEY_CHARS]),
         action=clean_tip(tip.action, MAX_ACTION_WORDS),
-        model=_encodable(tip.model),
-        run=_encodable(tip.run),
-        created=_encodable(tip.created) or clock(),
+        model=encodable(tip.model),
+        run=encodable(tip.run),
+        created=encodable(tip.created) or clock(),
     )
 
 
-def _encodable(text: str) -> str:
-    return text.encode("utf-8", "replace").decode()  # a lone surrogate cannot be stored
+def encodable(text: str) -> str:
+    """`text` with "?" for half surrogate pairs, which UTF-8 and so the store cannot hold."""
+    return text.encode("utf-8", "replace").decode()

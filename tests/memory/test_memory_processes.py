@@ -1,0 +1,103 @@
+"""The memory file under several real processes, and under kill -9."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import random
+import time
+from contextlib import closing
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
+from pathlib import Path
+
+import memory_workers
+import pytest
+
+from trailnotes.config import MemoryConfig
+from trailnotes.memory import open_memory
+from trailnotes.memory.portable import open_store
+from trailnotes.types import Tip
+
+KILLS = 50
+
+
+@pytest.fixture(scope="module")
+def processes() -> ForkServerContext:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["trailnotes.memory", "memory_workers"])
+    return context
+
+
+def received(confirmed: Connection) -> int:
+    """Messages until the other end is gone."""
+    for count in itertools.count():
+        try:
+            confirmed.recv_bytes()
+        except EOFError:
+            return count
+    raise AssertionError
+
+
+def test_a_kill_in_mid_write_loses_at_most_the_write_in_flight(tmp_path: Path, processes: ForkServerContext) -> None:
+    path, rng, kept = tmp_path / "memory.db", random.Random(0), 0
+    open_memory(path, MemoryConfig()).close()
+    for round_number in range(KILLS):
+        confirmed, confirm = processes.Pipe(duplex=False)
+        with confirmed:
+            worker = processes.Process(target=memory_workers.write_forever, args=(path, round_number, confirm))
+            worker.start()
+            confirm.close()
+            confirmed.recv_bytes()  # it is writing
+            time.sleep(rng.uniform(0, 0.02))
+            worker.kill()
+            worker.join()
+            num_confirmed = 1 + received(confirmed)
+
+        with closing(open_store(path)) as store:  # checks the integrity of the file
+            found = [tip for tip in store.tips() if tip.text.startswith(f"round {round_number} ")]
+            total = int(store.stats()["tips"])
+        num_batches, rest = divmod(len(found), memory_workers.BATCH)
+        assert rest == 0, "half a transaction is visible"
+        assert num_batches - num_confirmed in {0, 1}
+        kept += len(found)
+        assert total == kept, "a write of an earlier round was lost"
+
+
+def test_processes_that_write_at_once_lose_nothing(tmp_path: Path, processes: ForkServerContext) -> None:
+    path, num_writers, num_tips = tmp_path / "memory.db", 4, 15
+    start = processes.Barrier(num_writers)  # they also open the file, which is not there yet, at the same time
+    writers = [
+        processes.Process(target=memory_workers.write_some, args=(path, writer, num_tips, start))
+        for writer in range(num_writers)
+    ]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert [writer.exitcode for writer in writers] == [0] * num_writers
+
+    with closing(open_store(path)) as store:
+        texts = {(tip.namespace, tip.text) for tip in store.tips()}
+        (shared,) = store.tips("shared")
+        sequence = store.sequence
+    expected = {(f"task {n % 2}", f"writer {w} tip {n}") for w in range(num_writers) for n in range(num_tips)}
+    assert texts == expected | {("shared", "everybody says this")}
+    assert shared.support == num_writers * num_tips, "a repeat was lost between reading and writing"
+    assert shared.score == num_writers - 1
+    assert sequence == 2 * num_writers * num_tips
+
+
+def test_a_reader_sees_what_another_connection_writes(tmp_path: Path) -> None:
+    config = MemoryConfig(threshold=-1)
+    with (
+        open_memory(tmp_path / "memory.db", config) as reader,
+        open_memory(tmp_path / "memory.db", config) as writer,
+    ):
+        assert reader.search("task", "q", 10) == []
+        for number in range(3):  # each time the reader has just cached the page
+            writer.add([Tip("task", f"tip {number}", "key", 0.0)])
+            assert len(reader.search("task", "q", 10)) == number + 1
+        with writer.store.transaction():
+            writer.store.delete([1])
+        assert [tip.id for tip in reader.search("task", "q", 10)] == [3, 2]
