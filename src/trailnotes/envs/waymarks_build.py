@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from textworld import GameMaker
 
 BUILDER_VERSION = 1  # raise it whenever a compiled game would differ
-NOT_UNDERSTOOD = "that makes no sense."
 _KEPT_VERBS = {"route": (), "keys": ("unlock",)}
 
 # Every command verb of TextWorld's games; each is taken away, and those of `_grammar` are given back.
@@ -47,10 +46,18 @@ def build_game(spec: GameSpec, path: Path) -> None:
     path.with_suffix(".ni").unlink(missing_ok=True)
 
 
-def _route_game(spec: GameSpec) -> GameMaker:
-    from textworld import GameMaker
+def _new_maker() -> Any:
+    """An empty `GameMaker` on TextWorld's own rules of the world, which are slow to parse and parsed once."""
+    from textworld import GameMaker, GameOptions
+    from textworld.generator.data import KnowledgeBase
 
-    maker: Any = GameMaker()
+    options: Any = GameOptions()
+    options.kb = KnowledgeBase.default()
+    return GameMaker(options)
+
+
+def _route_game(spec: GameSpec) -> GameMaker:
+    maker = _new_maker()
     junctions = [maker.new_room(spec.rooms[i], ws.junction_description(spec, i)) for i in range(ws.ROUTE_LENGTH)]
     end = maker.new_room(spec.rooms[ws.ROUTE_LENGTH], ws.END_DESCRIPTION)
     nook_names = iter(spec.rooms[ws.ROUTE_LENGTH + 1 :])
@@ -73,9 +80,7 @@ def _route_game(spec: GameSpec) -> GameMaker:
 
 
 def _keys_game(spec: GameSpec) -> GameMaker:
-    from textworld import GameMaker
-
-    maker: Any = GameMaker()
+    maker = _new_maker()
     vault = maker.new_room(spec.rooms[0], ws.vault_description(spec))
     archive = _archive(maker, spec, vault)
     boxes = {name: maker.new("c", name, ws.thing_description(name)) for name in ws.BOXES}
@@ -125,9 +130,9 @@ def _grammar(spec: GameSpec) -> str:
     lines = [f'Understand the command "{verb}" as something new.' for verb in _VERBS.split()]
     lines += [
         "Use undo prevention.",
-        f'Rule for printing a parser error: say "{NOT_UNDERSTOOD}".',
-        f'Muddling is an action applying to nothing. Carry out muddling: say "{NOT_UNDERSTOOD}".',
-        f'Garbling is an action applying to one topic. Carry out garbling: say "{NOT_UNDERSTOOD}".',
+        f'Rule for printing a parser error: say "{ws.NOT_UNDERSTOOD}".',
+        f'Muddling is an action applying to nothing. Carry out muddling: say "{ws.NOT_UNDERSTOOD}".',
+        f'Garbling is an action applying to one topic. Carry out garbling: say "{ws.NOT_UNDERSTOOD}".',
         'Understand "go [direction]" as going.',
         'Understand "examine [something]" as examining.',
         'Understand "look" as looking. Understand the command "l" as "look".',

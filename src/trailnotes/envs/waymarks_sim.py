@@ -14,7 +14,6 @@ from trailnotes.envs import waymarks_spec as ws
 from trailnotes.envs.story import one_line
 from trailnotes.envs.waymarks_spec import GameSpec
 
-NOT_UNDERSTOOD = "that makes no sense."
 NO_WAY = "you can't go that way."
 
 _DIRECTIONS = (*ws.DIRECTIONS, "northeast", "northwest", "southeast", "southwest", "up", "down", "in", "out")
@@ -142,7 +141,7 @@ def _examine(scene: Scene, noun: list[str]) -> str:
     if _same_direction(noun):
         return "you see nothing unexpected in that direction."
     thing = _thing(scene, noun)
-    return ws.thing_description(thing) if thing else NOT_UNDERSTOOD
+    return ws.thing_description(thing) if thing else ws.NOT_UNDERSTOOD
 
 
 def _plain_answer(scene: Scene, verb: str, rest: list[str]) -> str:
@@ -153,7 +152,7 @@ def _plain_answer(scene: Scene, verb: str, rest: list[str]) -> str:
         return ws.inventory_text(scene.spec)
     if not rest and verb == "goal":
         return ws.instruction_text(scene.spec)
-    return "time passes." if not rest and verb in {"wait", "z"} else NOT_UNDERSTOOD
+    return "time passes." if not rest and verb in {"wait", "z"} else ws.NOT_UNDERSTOOD
 
 
 def _unlock(scene: Scene, words: list[str]) -> Scene:
@@ -170,7 +169,7 @@ def _lock_fault(scene: Scene, box: str, gem: str) -> str:
     """Why `gem` does not open `box`, in the order in which Inform looks; "" when it does."""
     key = scene.spec.rule[ws.BOXES.index(box)] if box in ws.BOXES else ""
     faults = {
-        NOT_UNDERSTOOD: not box or not gem,
+        ws.NOT_UNDERSTOOD: not box or not gem,
         "you must name something more substantial.": bool({box, gem} & set(_DIRECTIONS)),
         f"the {gem} is fixed in place.": gem not in ws.GEMS,
         "that doesn't seem to be something you can unlock.": not key,

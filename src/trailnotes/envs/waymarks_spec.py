@@ -204,6 +204,7 @@ def archive_description(spec: GameSpec) -> str:
     return f"{note_text(spec.rule)}."
 
 
+NOT_UNDERSTOOD = "that makes no sense."
 NOOK_DESCRIPTION = "a dead end."
 END_DESCRIPTION = "the way out."
 

@@ -1,0 +1,402 @@
+"""Waymarks: compiled and simulated games are the same, winnable with the rule, hopeless without, and keep it secret."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trailnotes.envs import waymarks as wm
+from trailnotes.envs import waymarks_sim as sim
+from trailnotes.envs import waymarks_spec as ws
+from trailnotes.envs.base import Env
+from trailnotes.envs.story import open_story
+from trailnotes.errors import ConfigError, EnvError
+from trailnotes.types import Observation, Task
+
+ALL_FAMILIES = [f"{kind}/{name}" for kind in ws.KINDS for name in ws.FAMILY_NAMES[kind]]
+KEYS_SEED, ROUTE_SEED = 7, 4  # chosen so that the start of both holds furniture, and one junction is without
+
+
+@pytest.fixture(scope="module")
+def games(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache that the tests of this module share."""
+    return tmp_path_factory.mktemp("games")
+
+
+def tiny_tasks() -> list[Task]:
+    """One route and one keys game: all that this module compiles, besides one twin of each."""
+    route = ws.make_spec("route", "amber", ("north", "east", "north", "west", "south", "south"), ROUTE_SEED)
+    keys = ws.make_spec("keys", "hazel", ("jade", "onyx", "ruby"), KEYS_SEED)
+    return [wm.task_of(route, "route/amber/tiny"), wm.task_of(keys, "keys/hazel/tiny")]
+
+
+def play(env: Env, task: Task, actions: list[str] | tuple[str, ...]) -> list[Observation]:
+    """Observations of an episode that stops when it ends."""
+    seen = [env.reset(task)]
+    for action in actions:
+        if seen[-1].done:
+            break
+        seen.append(env.step(action))
+    return seen
+
+
+# ---------------------------------------------------------------------------------------------- tasks and rules
+
+
+def test_splits_have_their_sizes_and_share_no_game() -> None:
+    tasks = {split: wm.make_tasks(split, ALL_FAMILIES) for split in wm.NUM_VARIATIONS}
+    assert {split: len(found) for split, found in tasks.items()} == {"train": 60, "validation": 60, "test": 240}
+    everything = [task for found in tasks.values() for task in found]
+    assert len({task.id for task in everything}) == len({task.seed for task in everything}) == 360
+    specs = [wm.spec_of(task) for task in everything]
+    assert len({(s.kind, s.family, s.rooms, s.furniture, s.listing) for s in specs}) == 360
+
+
+def test_variations_share_the_rule_of_their_family_and_nothing_tells_families_apart_but_rule_and_name() -> None:
+    for name in ALL_FAMILIES:
+        specs = [wm.spec_of(t) for split in wm.NUM_VARIATIONS for t in wm.make_tasks(split, [name])]
+        assert len({spec.rule for spec in specs}) == 1
+        assert len({spec.listing for spec in specs}) > 5
+
+
+def test_tasks_never_change() -> None:
+    tasks = [task for split in wm.NUM_VARIATIONS for task in wm.WaymarksEnv.tasks(split)]
+    words = json.dumps([[t.id, t.env, t.seed, t.split, dict(t.options)] for t in tasks])
+    assert tasks[0].id == "waymarks/route/amber/train-0"
+    assert hashlib.sha256(words.encode()).hexdigest()[:16] == "4a6850e97a33e915"
+    assert wm.WaymarksSimulator.tasks("test", actions=True) == wm.make_tasks("test")
+
+
+def test_another_dataset_seed_is_another_panel() -> None:
+    here, there = wm.make_tasks("test"), wm.make_tasks("test", dataset_seed=3)
+    assert not {t.id for t in here} & {t.id for t in there}
+    assert not {t.seed for t in here} & {t.seed for t in there}
+    assert wm.panel_rules() != wm.panel_rules(dataset_seed=3)
+
+
+@pytest.mark.parametrize("dataset_seed", range(20))
+def test_families_of_a_kind_have_different_rules(dataset_seed: int) -> None:
+    rules = wm.panel_rules(ALL_FAMILIES, dataset_seed)
+    assert len(rules) == len({(kind, rule) for kind, _, rule in rules}) == 12
+
+
+def test_panel_rules_are_those_of_the_tasks() -> None:
+    specs = [wm.spec_of(task) for split in wm.NUM_VARIATIONS for task in wm.make_tasks(split)]
+    assert wm.panel_rules() == {(spec.kind, spec.family, spec.rule) for spec in specs}
+
+
+@given(st.sampled_from(ws.KINDS), st.integers(0, 10**9))
+def test_random_rules_are_rules(kind: ws.Kind, seed: int) -> None:
+    rule = ws.random_rule(kind, random.Random(seed))
+    assert ws.check_rule(kind, rule) == rule
+
+
+def test_random_rules_reach_every_rule_about_equally() -> None:
+    rng = random.Random(1)
+    counts = dict.fromkeys(all_rules("keys"), 0)
+    for _ in range(50 * len(counts)):
+        counts[ws.random_rule("keys", rng)] += 1
+    assert 15 < min(counts.values()) <= max(counts.values()) < 100  # mean 50, sd 7
+
+
+@pytest.mark.parametrize(
+    ("kind", "rule"),
+    [
+        ("route", "west east north north north north"),  # starts into the archive
+        ("route", "north south north north north north"),  # straight back
+        ("route", "north north north"),
+        ("route", "north north north north north up"),
+        ("keys", "ruby ruby opal"),
+        ("keys", "ruby opal gold"),
+    ],
+)
+def test_impossible_rules_are_refused(kind: ws.Kind, rule: str) -> None:
+    with pytest.raises(ConfigError, match="is no rule for"):
+        ws.make_spec(kind, "amber", rule.split(), 0)
+
+
+def test_unknown_names_are_refused() -> None:
+    with pytest.raises(ConfigError, match="unknown split 'dev'"):
+        wm.make_tasks("dev")
+    for family in ("route/hazel", "maze/amber", "amber"):
+        with pytest.raises(ConfigError, match=r"unknown family.*route/amber"):
+            wm.make_tasks("train", [family])
+    with pytest.raises(ConfigError, match="unknown kind"):
+        ws.make_spec("maze", "amber", ("north",), 0)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="no Waymarks task"):
+        wm.spec_of(Task("x", "waymarks"))
+    with pytest.raises(ConfigError, match="max_steps"):
+        wm.WaymarksSimulator(max_steps=0)
+
+
+# ---------------------------------------------------------------------------------------------- how hard
+
+
+def all_rules(kind: ws.Kind) -> list[ws.Rule]:
+    """Every rule of a kind, by brute force."""
+    if kind == "keys":
+        return list(itertools.permutations(ws.GEMS, len(ws.BOXES)))
+    found = []
+    for rule in itertools.product(ws.DIRECTIONS, repeat=ws.ROUTE_LENGTH):
+        steps = (ws.ARCHIVE_DIRECTION, *(ws.OPPOSITE[word] for word in rule))
+        if all(word != back for word, back in zip(rule, steps, strict=False)):
+            found.append(rule)
+    return found
+
+
+def test_a_guesser_wins_at_most_one_of_500_episodes() -> None:
+    assert len(all_rules("route")) == 3**6 == 729
+    assert len(all_rules("keys")) == 9 * 8 * 7 == 504
+
+
+def random_success(spec: ws.GameSpec) -> float:
+    """Chance that uniformly drawn admissible actions win, exact: probabilities pushed through the scenes."""
+    chances, won = {sim.first_scene(spec): 1.0}, 0.0
+    for _ in range(ws.MAX_STEPS[spec.kind]):
+        following: dict[sim.Scene, float] = {}
+        for scene, chance in chances.items():
+            actions = sim.admissible(scene)
+            for action in actions:
+                after = sim.next_scene(scene, action)
+                share = chance / len(actions)
+                won += share if after.won else 0.0
+                if not (after.won or after.lost):
+                    following[after] = following.get(after, 0.0) + share
+        chances = following
+    return won
+
+
+@pytest.mark.parametrize("task", tiny_tasks(), ids=lambda task: task.options["kind"])
+def test_a_random_explorer_wins_at_most_one_of_500_episodes(task: Task) -> None:
+    spec = wm.spec_of(task)
+    assert 0 < random_success(spec) <= 1 / 500
+    if spec.kind == "keys":  # 3, 2, 1 right ones of 28, 19, 10 admissible actions
+        assert random_success(spec) == pytest.approx(3 / 28 * 2 / 19 * 1 / 10)
+
+
+# ---------------------------------------------------------------------------------------------- players
+
+
+@pytest.mark.parametrize("split", list(wm.NUM_VARIATIONS))
+def test_gold_wins_and_the_archive_tells_and_loses_in_every_simulated_game(split: str) -> None:
+    env = wm.WaymarksSimulator()
+    for task in wm.make_tasks(split, ALL_FAMILIES):
+        spec = wm.spec_of(task)
+        check_players(env, task, spec)
+
+
+@pytest.mark.parametrize("task", tiny_tasks(), ids=lambda task: task.options["kind"])
+def test_gold_wins_and_the_archive_tells_and_loses_in_compiled_games(task: Task, games: Path) -> None:
+    check_players(wm.WaymarksEnv(cache_dir=games), task, wm.spec_of(task))
+
+
+def check_players(env: Env, task: Task, spec: ws.GameSpec) -> None:
+    note = ws.note_text(spec.rule)
+    gold = play(env, task, ws.gold_actions(spec))
+    assert (gold[-1].success, gold[-1].terminated, gold[-1].truncated) == (True, True, False)
+    assert [o.reward for o in gold] == [0.0] * (len(gold) - 1) + [1.0]
+    assert all(note not in o.text for o in gold)
+    assert spec.family in (gold[0].instruction or "")
+    read = play(env, task, ws.archive_actions(spec))
+    assert len(read) == 2
+    assert note in read[-1].text
+    assert (read[-1].success, read[-1].terminated, read[-1].score, read[-1].reward) == (False, True, 0.0, 0.0)
+
+
+def test_what_is_seen_word_for_word(games: Path) -> None:
+    route, keys = tiny_tasks()
+    env = wm.WaymarksEnv(cache_dir=games)
+    seen = play(env, route, ["north", "up", "south", "north", "west"])
+    assert seen[0].instruction == "find the way through the amber maze"
+    assert [o.text for o in seen] == ROUTE_TEXTS
+    assert seen[-1].terminated
+    seen = play(env, keys, ["unlock trunk with onyx", "unlock trunk with jade", "unlock chest with opal"])
+    assert seen[0].instruction == "unlock the boxes of the hazel vault"
+    assert [o.text for o in seen] == KEYS_TEXTS
+    assert (seen[-1].terminated, seen[-1].truncated) == (False, True)
+
+
+ROUTE_TEXTS = [
+    "kitchen. exits east north south, archive west. a desk.",
+    "lounge. exits east north west.",
+    "you can't go that way.",
+    "kitchen. exits east north south, archive west. a desk.",
+    "lounge. exits east north west.",
+    "library. a dead end.",
+]
+KEYS_TEXTS = [
+    "mill. you hold beryl opal jade onyx ruby agate topaz garnet pearl. boxes trunk chest crate. archive west. a desk.",
+    "you unlock the trunk.",
+    "that's unlocked at the moment.",
+    "that doesn't seem to fit the lock.",
+]
+
+
+def test_words_are_few() -> None:
+    rng = random.Random(0)
+    words: set[str] = set()
+    env = wm.WaymarksSimulator(actions=True)
+    for task in [t for split in wm.NUM_VARIATIONS for t in wm.make_tasks(split, ALL_FAMILIES)]:
+        spec = wm.spec_of(task)
+        walk = [rng.choice(["look", "inventory", "examine door", *(env.reset(task).actions or ())]) for _ in range(8)]
+        for actions in (ws.gold_actions(spec), ws.archive_actions(spec), walk):
+            seen = play(env, task, actions)
+            assert all(len(o.text.split()) <= 22 for o in seen)
+            assert len((seen[0].instruction or "").split()) <= 10
+            words.update(*(o.text.split() for o in seen), *(a.split() for a in actions))
+    assert len({word.strip(".,:") for word in words}) < 150
+
+
+# ---------------------------------------------------------------------------------------------- secrecy
+
+NOSY = """
+    look|inventory|goal|help|print_state|enable print state option|restrict commands|tw-extra-infos description
+    |tw-print max_score|tw-trace-actions|tw-print player id|open chest|open trunk|unlock chest|lock chest with ruby
+    |examine chest|examine trunk|examine crate|examine ruby|search chest|score|version|objects|places|nouns|full
+    |test me|showme chest|tree|rules|think|examine me|read note|undo|save|verify|pronouns|north with ruby|unlock
+"""
+
+
+def test_only_the_archive_depends_on_the_rule(games: Path) -> None:
+    """Two games that differ in the rule alone answer every nosy line alike; lines go raw to the interpreter."""
+    for task in tiny_tasks():
+        spec = wm.spec_of(task)
+        other = tuple(reversed(spec.rule)) if spec.kind == "keys" else ("north", "west", *spec.rule[2:3], *["east"] * 3)
+        twin = ws.make_spec(spec.kind, spec.family, other, spec.seed)
+        stories = [open_story(wm.compiled_game(s, games)) for s in (spec, twin)]
+        for line in map(str.strip, NOSY.split("|")):
+            first, second = (story.play(story.start.state, line).answer for story in stories)
+            assert first == second, line
+            assert "match" not in first.text
+        notes = [story.play(story.start.state, "west").answer.text.lower() for story in stories]
+        assert [note.split("here")[1] for note in notes] != [notes[0].split("here")[1]] * 2
+
+
+def test_the_games_file_names_its_own_instruction_and_no_walkthrough(games: Path) -> None:
+    for task in tiny_tasks():
+        spec = wm.spec_of(task)
+        path = wm.compiled_game(spec, games)
+        data = json.loads(path.with_suffix(".json").read_text())
+        assert data["objective"] == ws.instruction_text(spec)
+        assert not path.with_suffix(".ni").exists()
+        assert ws.instruction_text(spec) in " ".join(open_story(path).start.raw.split())
+
+
+# ---------------------------------------------------------------------------------------------- equality
+
+VOCABULARY = (
+    *ws.DIRECTIONS, *ws.BOXES, *ws.GEMS, *ws.FURNITURE, *ws.ROOMS[:6], "archive", "unlock", "with", "go", "look",
+    "examine", "x", "l", "i", "inventory", "wait", "z", "goal", "the", "a", "an", "n", "up", "in", "carved", "here",
+    "exits", "boxes", "you", "hold", "and", "it", "open", "take", "northeast", "inside", "use", "help", "to", "at",
+    "yes", "first", "save", "quit", "then", "again", "carrying", "nonsense", "inventorying",
+)  # fmt: skip
+HARD_LINES = (
+    "", " ", "\n", "north\nnorth", "NORTH", " go   the  NORTH. ", "north n", "go north north", "north. east", "é",
+    "☃ north", "go", "go up", "in", "northwest", "unlock", "unlock chest", "unlock chest with", "unlock with jade", "x",
+    "unlock chest chest with jade jade", "unlock the chest with the jade", "unlock chest with jade with jade",
+    "unlock chest with trunk", "unlock jade with chest", "unlock jade with jade", "unlock chest with north",
+    "unlock north with jade", "unlock up with west", "examine north", "examine in", "examine chest trunk", "look chest",
+    "unlock it with jade", "unlock all with jade", "2", "again", "g", "undo", "oops north", "north then north",
+    "x" * 100_000, "north " * 30, "unlock chest with jade " * 5, "\x00\x1b[31mnorth", "unlock  chest,with jade", "wait wait", "goal x",
+)  # fmt: skip
+
+
+def side_by_side(task: Task, actions: list[str], games: Path) -> None:
+    """Play the same actions in both; every observation must be equal."""
+    real = wm.WaymarksEnv(actions=True, max_steps=60, cache_dir=games)
+    fake = wm.WaymarksSimulator(actions=True, max_steps=60)
+    assert real.reset(task) == fake.reset(task)
+    for action in actions:
+        here, there = real.step(action), fake.step(action)
+        assert here == there, action
+        if here.done:
+            assert real.reset(task) == fake.reset(task)
+
+
+@pytest.mark.parametrize("task", tiny_tasks(), ids=lambda task: task.options["kind"])
+def test_simulated_equals_compiled_on_hard_lines(task: Task, games: Path) -> None:
+    gold = list(ws.gold_actions(wm.spec_of(task)))
+    for first in ([], gold[:1], gold[:2]):
+        for line in HARD_LINES:
+            side_by_side(task, [*first, line, line], games)
+
+
+@pytest.mark.parametrize("task", tiny_tasks(), ids=lambda task: task.options["kind"])
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_simulated_equals_compiled_on_random_walks(task: Task, games: Path, data: st.DataObject) -> None:
+    gold = st.sampled_from(ws.gold_actions(wm.spec_of(task)))
+    unlocking = st.builds(ws.unlock, st.sampled_from(ws.BOXES), st.sampled_from(ws.GEMS))
+    babble = st.lists(st.sampled_from(VOCABULARY), max_size=5).map(" ".join)
+    attempts = st.tuples(babble, babble).map(lambda pair: f"unlock {pair[0]} with {pair[1]}")
+    looks = babble.map("examine {}".format)
+    action = st.one_of(gold, gold, st.sampled_from(ws.DIRECTIONS), unlocking, babble, attempts, looks, st.text())
+    side_by_side(task, data.draw(st.lists(action, max_size=12)), games)
+
+
+# ---------------------------------------------------------------------------------------------- episodes
+
+
+@pytest.mark.parametrize("kind", ws.KINDS)
+def test_the_budget_ends_an_episode_and_no_step_follows(kind: ws.Kind) -> None:
+    task = next(task for task in tiny_tasks() if task.options["kind"] == kind)
+    env = wm.WaymarksSimulator()
+    with pytest.raises(EnvError, match="call reset"):
+        env.step("look")
+    seen = play(env, task, ["look"] * 20)
+    assert len(seen) == 1 + ws.MAX_STEPS[kind]
+    assert (seen[-1].truncated, seen[-1].terminated, seen[-1].success) == (True, False, False)
+    with pytest.raises(EnvError, match="call reset"):
+        env.step("look")
+    play(env, task, ws.archive_actions(wm.spec_of(task)))
+    with pytest.raises(EnvError, match="call reset"):
+        env.step("look")
+    env.reset(task)
+    env.close()
+    env.close()
+    with pytest.raises(EnvError, match="call reset"):
+        env.step("look")
+
+
+def test_winning_with_the_last_step_of_the_budget_is_no_truncation() -> None:
+    task = tiny_tasks()[1]
+    last = play(wm.WaymarksSimulator(max_steps=3), task, ws.gold_actions(wm.spec_of(task)))[-1]
+    assert (last.terminated, last.truncated, last.actions) == (True, False, None)
+
+
+def test_one_wrong_attempt_cannot_be_made_good() -> None:
+    task = tiny_tasks()[1]
+    gold = ws.gold_actions(wm.spec_of(task))
+    assert not play(wm.WaymarksSimulator(), task, ["unlock chest with beryl", *gold])[-1].success
+
+
+def test_refused_actions_are_marked() -> None:
+    env = wm.WaymarksSimulator()
+    env.reset(tiny_tasks()[0])
+    assert env.step("x" * 100_000).info == {"action_refused": True}
+    assert env.step("again").info == {"action_refused": True}
+    assert env.step("sing loudly").info == {}
+
+
+def test_admissible_actions_do_something() -> None:
+    route, keys = (wm.spec_of(task) for task in tiny_tasks())
+    assert sim.admissible(sim.first_scene(route)) == ("east", "north", "south", "west")
+    scene = sim.next_scene(sim.first_scene(keys), ws.gold_actions(keys)[0])
+    assert len(sim.admissible(scene)) == 1 + 2 * 9
+    assert not any("chest" in action for action in sim.admissible(scene))
+
+
+def test_compile_all_compiles_once_and_reports(games: Path) -> None:
+    tasks = tiny_tasks()
+    reported: list[tuple[int, int]] = []
+    paths = wm.compile_all([*tasks, tasks[0]], 2, lambda done, total: reported.append((done, total)), games)
+    assert reported == [(1, 3), (2, 3), (3, 3)]
+    assert paths == [wm.compiled_game(wm.spec_of(task), games) for task in [*tasks, tasks[0]]]
+    assert all(path.is_file() and path.with_suffix(".json").is_file() for path in paths)
