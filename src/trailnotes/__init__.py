@@ -1,3 +1,43 @@
-"""Trailnotes trains LLM agents that explore, take notes, and learn to do without them."""
+"""Trailnotes trains LLM agents that explore, take notes, and learn to do without them.
+
+The names below are loaded when they are first used, so that importing the package costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trailnotes.config import Config
+    from trailnotes.configio import load_config
+    from trailnotes.envs import check_env, make_env
+    from trailnotes.evaluate import adapt, evaluate
+    from trailnotes.memory import open_memory
+    from trailnotes.training import train
 
 __version__ = "0.1.0"
+
+__all__ = ["Config", "adapt", "check_env", "evaluate", "load_config", "make_env", "open_memory", "train"]
+
+_HOMES = {
+    "Config": "trailnotes.config",
+    "adapt": "trailnotes.evaluate",
+    "check_env": "trailnotes.envs",
+    "evaluate": "trailnotes.evaluate",
+    "load_config": "trailnotes.configio",
+    "make_env": "trailnotes.envs",
+    "open_memory": "trailnotes.memory",
+    "train": "trailnotes.training",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'trailnotes' has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

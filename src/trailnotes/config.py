@@ -10,6 +10,8 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from trailnotes.errors import ConfigError
+
 PAPER = "EMPO2, arXiv 2602.23008"
 RELEASE = "EMPO2 release 0b40cb72"
 
@@ -248,10 +250,10 @@ class Config(Section):
     def refuse_training(self) -> Self:
         """Refuse what is fine for acting but wrong for training. Called by `train` before anything is built."""
         if self.rollout.top_p < 1 or self.rollout.top_k:
-            raise ValueError(
+            raise ConfigError(
                 "training needs the log-probabilities of the distribution sampled from: "
                 "set rollout.top_p = 1 and rollout.top_k = 0"
             )
         if not self.model.path:
-            raise ValueError("model.path is empty: name a model directory (trailnotes warmstart makes a small one)")
+            raise ConfigError("model.path is empty: name a model directory (trailnotes warmstart makes a small one)")
         return self

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol, Self
 
+from trailnotes.types import MODES
+
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
 
     from trailnotes.config import Config
-
-_SHOWN = ("return", "success", "loss", "mode", "steps/s", "tokens/s")
 
 
 class Bar:
@@ -100,14 +100,14 @@ class Progress:
         self._bar.__exit__(*error)
 
     def update(self, line: Mapping[str, Any]) -> None:
-        """Show one iteration; names are those of metrics.jsonl, with or without their group in front."""
+        """Show one iteration."""
         iterations, steps = self._train.iterations, self._train.max_env_steps
         done = line["iteration"] + 1
         share = max(done / iterations, line.get("env_steps", 0) / steps if steps else 0.0)
-        facts = {name.rpartition("/")[2] if "/s" not in name else name: value for name, value in line.items()}
-        facts |= self._rates(line)
-        label = f"iteration {done}/{iterations}"
-        self._bar.update(min(share, 1.0), {name: facts[name] for name in _SHOWN if name in facts}, label)
+        facts = {name: line[f"rollout/{name}"] for name in ("return", "success") if f"rollout/{name}" in line}
+        modes = "+".join(mode for mode in MODES if f"rollout/return/{mode}" in line)
+        facts |= self._rates(line) | ({"mode": modes} if modes else {})
+        self._bar.update(min(share, 1.0), facts, f"iteration {done}/{iterations}")
 
     def note(self, text: str) -> None:
         """Print one line above the bar."""

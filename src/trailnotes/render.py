@@ -1,0 +1,37 @@
+"""An episode as a person reads it: what was seen, which tips were shown, what was done, what it earned."""
+
+from __future__ import annotations
+
+import textwrap
+
+from trailnotes.types import Trajectory
+
+WIDTH = 100
+
+
+def render_episode(trajectory: Trajectory) -> str:
+    """The whole episode as text; nothing is cut."""
+    ending = trajectory.error or trajectory.outcome
+    result = "success" if trajectory.success else "no success"
+    lines = [f"== {trajectory.task.id}  [{trajectory.mode}]"]
+    if trajectory.steps and trajectory.steps[0].observation.instruction:
+        lines.append(_block("   goal: ", trajectory.steps[0].observation.instruction))
+    for number, step in enumerate(trajectory.steps, 1):
+        lines.append(_block(f"{number:>3} sees: ", step.observation.text))
+        lines += [_block("    tip: ", f"{tip.text}  ({tip.score:g}/{tip.max_score:g})") for tip in step.tips]
+        earned = [f"reward {step.reward:+g}"] if step.reward else []
+        earned += [f"novelty {step.reward_intrinsic:+g}"] if step.reward_intrinsic else []
+        lines.append(_block("   does: ", step.action + (f"   [{', '.join(earned)}]" if earned else "")))
+    lines.append(_block("    end: ", trajectory.final_observation.text))
+    score = f"{trajectory.score:g}/{trajectory.max_score:g}"
+    lines.append(f"== {result}, score {score}, return {trajectory.episode_return:g}, {ending}")
+    return "\n".join(lines) + "\n"
+
+
+def _block(label: str, text: str) -> str:
+    """`text` behind a label, wrapped, its own line breaks kept."""
+    indent = " " * len(label)
+    wrapped = [
+        part for line in text.strip().splitlines() or [""] for part in textwrap.wrap(line, WIDTH - len(label)) or [""]
+    ]
+    return "\n".join([label + wrapped[0], *(indent + part for part in wrapped[1:])])
