@@ -304,7 +304,7 @@ def _ignore(_: Trajectory) -> None:
 
 
 async def _gather(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """All results in order; the first failure is raised after every other coroutine has been cancelled and has ended."""
+    """All results in order. The first failure is raised once all other coroutines are cancelled and have ended."""
     running = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
         return await asyncio.gather(*running)
