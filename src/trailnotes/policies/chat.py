@@ -163,6 +163,8 @@ class ChatFormat:
             for pair, piece in zip(_pairs(roles), pieces, strict=True):
                 if rules.setdefault(pair, piece) != piece:
                     return None
+        if rules["user", "assistant"] != rules["user", None]:  # what prompts the assistant is not what stays
+            return None
         closed = self._try_render(_alternating(2), [_mark(0), _mark(1)])
         rules["assistant", None] = _cut(closed or "").pieces[-1]
         return rules

@@ -53,13 +53,13 @@ class Engine:
         self._decode = lru_cache(CACHE_SIZE)(decode)
         self._slots: dict[str, Slot | None] = {}  # of the open episodes; a slot is taken at the first request
         self._waiting: dict[str, _Request] = {}
-        self._running: list[_Request] = []
+        self._running: dict[str, _Request] = {}
         self._task: asyncio.Task[None] | None = None
 
     @property
     def num_unfinished(self) -> int:
         """Requests that wait or run."""
-        return len(self._waiting) + len(self._running)
+        return len(self._unfinished())
 
     def open(self, episode: str) -> None:
         """Announce an episode. Raises `PolicyError` if one of this name is open."""
@@ -70,11 +70,9 @@ class Engine:
     def close(self, episode: str) -> None:
         """Free an episode's slot; a request of it that is under way is cancelled."""
         slot = self._slots.pop(episode, None)
-        for request in (*self._running, *self._waiting.values()):
-            if request.episode == episode:
-                request.future.cancel()
-        self._waiting.pop(episode, None)
-        self._running = [request for request in self._running if request.episode != episode]
+        for requests in (self._waiting, self._running):
+            if episode in requests:
+                requests.pop(episode).future.cancel()
         if slot is not None:
             self.decoder.release(slot)
         self._start()
@@ -83,15 +81,26 @@ class Engine:
         """One completion. Raises `PolicyError` for an episode that is not open or has a request under way."""
         if episode not in self._slots:
             raise PolicyError(f"episode {episode!r} is not open: call open_episode first")
-        if episode in self._waiting or any(request.episode == episode for request in self._running):
+        if episode in self._waiting or episode in self._running:
             raise PolicyError(f"episode {episode!r} has a completion under way: await it first")
+        if not prompt_ids:
+            raise PolicyError("a prompt needs at least one token")
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         uniforms = draw_uniforms(sampling.seed, sampling.max_tokens)
-        self._waiting[episode] = _Request(prompt_ids, sampling, episode, future, uniforms)
+        request = self._waiting[episode] = _Request(prompt_ids, sampling, episode, future, uniforms)
         self._start()
-        return await future
+        try:
+            return await future
+        finally:
+            for requests in (self._waiting, self._running):  # still there if it was cancelled
+                if requests.get(episode) is request:
+                    del requests[episode]
 
     # The task
+
+    def _unfinished(self) -> list[_Request]:
+        requests = (*self._running.values(), *self._waiting.values())
+        return [request for request in requests if not request.future.done()]
 
     def _ready(self) -> bool:
         """Whether waiting requests may join."""
@@ -114,14 +123,16 @@ class Engine:
         except Exception as error:  # noqa: BLE001 - the boundary: whoever waits must hear of it
             self._fail(error)
         finally:
+            for request in self._running.values():  # only if this task was cancelled
+                request.future.cancel()
+            self._running = {}
             self._task = None
 
     def _admit(self) -> None:
         """Let all waiting requests join, in the order of their names, which no timing changes."""
-        joining = [self._waiting[episode] for episode in sorted(self._waiting)]
-        self._waiting.clear()
-        self._running += joining
+        joining = [self._waiting.pop(episode) for episode in sorted(self._waiting)]
         for request in joining:
+            self._running[request.episode] = request
             slot = self._slots[request.episode]
             if slot is None:
                 slot = self._slots[request.episode] = self.decoder.acquire()
@@ -130,10 +141,9 @@ class Engine:
 
     def _step(self) -> None:
         """One token for every running request."""
-        self._running = [request for request in self._running if not request.future.done()]
-        if not self._running:
+        rows = [request for request in self._running.values() if not request.future.done()]
+        if not rows:
             return
-        rows = self._running
         logits = self.decoder.extend([(request.slot, request.pending) for request in rows])
         uniforms = np.array([request.uniforms[len(request.token_ids)] for request in rows], dtype=np.float32)
         tokens, logprobs = sample(logits, [request.sampling for request in rows], uniforms)
@@ -141,7 +151,8 @@ class Engine:
             request.token_ids.append(token)
             request.logprobs.append(logprob)
             request.pending = (token,)
-        self._running = [request for request in rows if not self._finish(request)]
+            if self._finish(request):
+                del self._running[request.episode]
 
     def _finish(self, request: _Request) -> bool:
         """Answer a request whose newest token ends it."""
@@ -169,15 +180,14 @@ class Engine:
 
     def _fail(self, error: Exception) -> None:
         """Tell everyone who waits, and trust no cache any more."""
-        failed = [*self._running, *self._waiting.values()]
-        self._running, self._waiting = [], {}
+        failed = self._unfinished()
+        self._running, self._waiting = {}, {}
         self.decoder.forget()
         text = str(error) if isinstance(error, PolicyError) else f"generation failed: {type(error).__name__}: {error}"
         for request in failed:
-            if not request.future.done():
-                wrapped = PolicyError(text)
-                wrapped.__cause__ = error
-                request.future.set_exception(wrapped)
+            wrapped = PolicyError(text)
+            wrapped.__cause__ = error
+            request.future.set_exception(wrapped)
 
 
 def _stopped(text: str, stops: tuple[str, ...]) -> bool:

@@ -1,0 +1,129 @@
+"""A tokenizer and random models, built in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+SPECIAL = [
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|begin_of_text|>",
+    "<|start_header_id|>",
+    "<|end_header_id|>",
+    "<|eot_id|>",
+    "<|endoftext|>",
+    "<pad>",
+]
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+TEXTS = [
+    "You are in a hall. A door leads north, another one south. You see a key.",
+    "go north\ntake key\nopen door\ngo south\nlook\nread note\nsystem user assistant",
+    "The door is locked; you need a key. You take the key. It is dark here.",
+]
+
+
+def make_tokenizer(chat_template: str | None = CHATML, eos: str = "<|im_end|>") -> PreTrainedTokenizerFast:
+    """A byte-level BPE of some 350 tokens."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=350,
+        special_tokens=SPECIAL,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(TEXTS, trainer)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=eos,
+        pad_token="<pad>",
+        bos_token="<|begin_of_text|>",
+        additional_special_tokens=SPECIAL[:6],
+    )
+    fast.chat_template = chat_template
+    return fast
+
+
+@pytest.fixture(scope="session")
+def tokenizer_of() -> Callable[..., PreTrainedTokenizerFast]:
+    return make_tokenizer
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return make_tokenizer()
+
+
+def make_model(kind: str = "qwen2", positions: int = 256, **options: Any) -> Any:
+    """A random model with logits far from uniform."""
+    torch.manual_seed(0)
+    size = len(make_tokenizer())
+    common = {
+        "vocab_size": size,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": positions,
+        "initializer_range": 0.2,
+        "bos_token_id": None,
+        "eos_token_id": 1,
+        "pad_token_id": None,
+    }
+    match kind:
+        case "qwen2":
+            return Qwen2ForCausalLM(Qwen2Config(**common | {"tie_word_embeddings": True} | options)).eval()
+        case "llama":
+            return LlamaForCausalLM(LlamaConfig(**common | options)).eval()
+        case "mistral":
+            return MistralForCausalLM(MistralConfig(**common | options)).eval()
+        case "gpt2":
+            config = GPT2Config(
+                vocab_size=size,
+                n_positions=positions,
+                n_embd=32,
+                n_layer=2,
+                n_head=4,
+                initializer_range=0.2,
+                bos_token_id=None,
+                eos_token_id=1,
+                **options,
+            )
+            return GPT2LMHeadModel(config).eval()
+    raise AssertionError(kind)
+
+
+@pytest.fixture(scope="session")
+def model_of() -> Callable[..., Any]:
+    return make_model
+
+
+@pytest.fixture(scope="session")
+def model() -> Any:
+    return make_model()
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
