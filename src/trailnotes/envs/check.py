@@ -8,6 +8,7 @@ import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from trailnotes.envs.base import Env
@@ -147,7 +148,7 @@ def _played(env: Env, task: Task, num_steps: int = 10) -> list[Observation]:
     pick = random.Random(1)
     while len(observations) <= num_steps and not observations[-1].done:
         observations.append(_stepped(env, _an_action(observations[-1], pick)))
-    return observations
+    return [replace(observation, info={}) for observation in observations]  # info may hold times and the like
 
 
 def _check_odd_actions(env: Env, task: Task) -> None:

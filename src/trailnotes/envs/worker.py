@@ -18,7 +18,7 @@ from typing import Any
 from trailnotes.envs.hosts import Host
 from trailnotes.envs.slots import Operation
 from trailnotes.envs.wire import Frames, encode, pack, unpack_error, unpack_observation
-from trailnotes.errors import EnvError
+from trailnotes.errors import ConfigError, EnvError
 from trailnotes.types import Observation, Task
 
 START_LIMIT = 120.0  # seconds for a worker to start and import the environment; more if a call may take more
@@ -53,6 +53,10 @@ class Worker(Host):
             heartbeat: seconds of silence after which it counts as hung.
         """
         super().__init__()
+        try:
+            greeting = encode(["start", name, dict(options)])
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"env.options must hold JSON values to reach a worker: {error}") from error
         self._label, self._timeout, self._silence = label, timeout, heartbeat
         self._pending: deque[Answer | None] = deque()  # None: nobody waits for this answer
         self._outbox, self._frames = bytearray(), Frames()
@@ -66,12 +70,7 @@ class Worker(Host):
         assert self._process.stderr is not None
         self._stderr = self._process.stderr.fileno()
         os.set_blocking(self._stderr, False)
-        self._send(encode(["start", name, dict(options)]), None)
-
-    @property
-    def pid(self) -> int:
-        """Of the process, which leads its group."""
-        return self._process.pid
+        self._send(greeting, None)
 
     async def call(self, operation: Operation, slot: int, argument: Task | str | None = None) -> Observation | None:
         """Run one operation there. Needs `attach`."""

@@ -1,0 +1,221 @@
+"""`check_env` accepts good environments and names each way of being a bad one."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from odd_envs import Puppet
+
+from trailnotes.envs import check_env, make_env
+from trailnotes.errors import ConfigError, EnvError
+from trailnotes.types import Observation, Task
+
+COUNT = itertools.count()
+
+
+class Good:
+    """Three steps to the end; the base of all bad ones."""
+
+    def __init__(self) -> None:
+        self.left = 0
+
+    @staticmethod
+    def tasks(split: str, num: int = 2) -> list[Task]:
+        if split == "validation":
+            raise ConfigError("no such split")
+        return [Task(f"{split}-{index}", "x:Good", index, split) for index in range(num)]
+
+    def reset(self, task: Task) -> Observation:
+        self.left = 3
+        return Observation(f"start {task.id}", instruction="wait")
+
+    def step(self, action: str) -> Observation:
+        if not self.left:
+            raise EnvError("over")
+        self.left -= 1
+        won = self.left == 0
+        return Observation(f"{self.left}", float(won), terminated=won, success=won, score=float(won), actions=("go",))
+
+    def close(self) -> None:
+        self.left = 0
+
+
+def bad(**methods: Any) -> type[Good]:
+    """`Good` with other methods."""
+    return type("Bad", (Good,), methods)
+
+
+def answering(**fields: Any) -> Callable[..., Any]:
+    """A step whose observations have other fields."""
+    return lambda self, action: replace(Good.step(self, action), **fields)
+
+
+def starting(**fields: Any) -> Callable[..., Any]:
+    """A reset whose observation has other fields."""
+    return lambda self, task: replace(Good.reset(self, task), **fields)
+
+
+def lists(*ids: str, **fields: Any) -> Any:
+    """Task lists with these ids in each split."""
+    return staticmethod(lambda split: [Task(name, "x:Good", **{"split": split, **fields}) for name in ids])
+
+
+def raising(method: str, kind: type[Exception], when: Callable[[Any], bool] = bool) -> Callable[..., Any]:
+    def raise_(self: Good, *arguments: Any) -> Any:
+        if when(arguments[0] if arguments else True):
+            raise kind("on purpose")
+        return getattr(Good, method)(self, *arguments)
+
+    return raise_
+
+
+def after_end(self: Good, action: str) -> Observation:
+    self.left = self.left or 1
+    return Good.step(self, action)
+
+
+def unfinite(self: Good, action: str) -> Observation:
+    observation = Good.step(self, action)
+    object.__setattr__(observation, "reward", float("nan"))  # past the dataclass's own check
+    return observation
+
+
+def growing(self: Good, action: str) -> Observation:
+    return replace(Good.step(self, action), max_score=float(4 - self.left))
+
+
+def counting(self: Good, task: Task) -> Observation:
+    return replace(Good.reset(self, task), text=str(next(COUNT)))
+
+
+def gambling(self: Good, action: str) -> Observation:
+    return replace(Good.step(self, action), text=str(random.random()))
+
+
+def close_once(self: Good) -> None:
+    if getattr(self, "closed", False):
+        raise RuntimeError("closed twice")
+    self.closed = True
+
+
+def longer_than(length: int) -> Callable[[str], bool]:
+    return lambda action: len(action) > length
+
+
+VIOLATIONS: dict[str, type[Good]] = {
+    "Bad has no method close": bad(close=None),
+    "making the environment raised ValueError: on purpose": bad(__init__=raising("__init__", ValueError)),
+    "reset must set the instruction": bad(reset=starting(instruction=None)),
+    "reset must have reward 0, not 2": bad(reset=starting(reward=2.0)),
+    "reset must not be the end": bad(reset=starting(truncated=True)),
+    "reset of task 'train-0' raised KeyError": bad(reset=raising("reset", KeyError)),
+    "reset must return an Observation, not str": bad(reset=lambda self, task: "hello"),
+    "step before reset must raise EnvError": bad(step=after_end),
+    "step before reset must raise EnvError, not AttributeError": bad(
+        step=lambda self, action: Good.step(self, action) if hasattr(self, "x") else self.x
+    ),
+    "step with 'go' has an instruction": bad(reset=starting(actions=("go",)), step=answering(instruction="again")),
+    "exclude each other": bad(step=answering(terminated=True, truncated=True)),
+    "reward must be finite, is nan": bad(step=unfinite),
+    "raised ValueError: reward and score must be finite": bad(step=answering(reward=float("inf"))),
+    "max_score must be finite, is inf": bad(step=answering(max_score=float("inf"))),
+    "max_score must be positive, is 0": bad(step=answering(max_score=0.0)),
+    "the score must not exceed max_score, is 3 of 1": bad(step=answering(score=3.0)),
+    "success needs a positive score, is 0 of 1": bad(step=answering(success=True, score=0.0)),
+    "max_score must stay the same": bad(step=growing),
+    "text must be a str, not bytes": bad(step=answering(text=b"bytes")),
+    "info must hold JSON values": bad(step=answering(info={"object": object()})),
+    "actions must be a tuple or None, not list": bad(step=answering(actions=["go"])),
+    "actions is empty in mid-episode": bad(step=answering(actions=())),
+    "each of actions must be a non-empty string": bad(step=answering(actions=("go", " "))),
+    "differs at reset when played again": bad(reset=counting),
+    "differs at step 1 when played again": bad(step=gambling),
+    "step with an empty action raised IndexError": bad(step=raising("step", IndexError, lambda a: a == "")),
+    "step with a blank action raised IndexError": bad(step=raising("step", IndexError, lambda a: a == "   ")),
+    "step with an action with newlines raised ValueError": bad(step=raising("step", ValueError, lambda a: "\n" in a)),
+    "step with a unicode action raised UnicodeError": bad(step=raising("step", UnicodeError, lambda a: "开" in a)),
+    "step with a lone surrogate raised UnicodeError": bad(step=raising("step", UnicodeError, lambda a: a == "\ud800")),
+    "step with control characters raised ValueError": bad(step=raising("step", ValueError, lambda a: "\x00" in a)),
+    "step with an action of 100 kB raised EnvError": bad(step=raising("step", EnvError, longer_than(90_000))),
+    "close in mid-episode raised RuntimeError: closed twice": bad(close=close_once),
+    "task id 'a' is in train and again in validation": bad(tasks=lists("a")),
+    "tasks('train') lists 'a' with split 'test'": bad(tasks=lists("a", split="test")),
+    "the options of task 'a' must be JSON values": bad(tasks=lists("a", options={"path": object})),
+    "tasks('train') must list Task values, not str": bad(tasks=staticmethod(lambda split: ["a"])),
+    "tasks('train') differs from call to call": bad(
+        tasks=staticmethod(lambda split: [Task(f"{random.random()}", "x", split=split)])
+    ),
+    "tasks('train') raised KeyError: 'train'; a split it lacks is a ConfigError": bad(
+        tasks=staticmethod(lambda split: {}[split])
+    ),
+    "tasks(split) lists nothing": bad(tasks=lists()),
+    "there is no task to try": bad(tasks=None),
+}
+
+
+@pytest.mark.parametrize("said", VIOLATIONS)
+def test_each_violation_is_named_on_one_line(said: str) -> None:
+    with pytest.raises(EnvError) as caught:
+        check_env(VIOLATIONS[said])
+    message = str(caught.value)
+    assert message.startswith("check_env: ")
+    assert said in message
+    assert "\n" not in message
+
+
+def test_a_step_after_the_end_must_be_refused() -> None:
+    class Lenient(Good):
+        started = False
+
+        def reset(self, task: Task) -> Observation:
+            self.started = True
+            return super().reset(task)
+
+        def step(self, action: str) -> Observation:
+            return after_end(self, action) if self.started else Good.step(self, action)
+
+    with pytest.raises(EnvError, match="step after the end must raise EnvError"):
+        check_env(Lenient)
+
+
+def test_good_environments_pass_with_nothing_skipped() -> None:
+    assert check_env(Good) == ()
+    assert check_env(functools.partial(Puppet, greeting="hi")) == ()
+    assert check_env(lambda: make_env("waymarks-simulator", actions=True)) == ()
+
+
+def test_what_cannot_be_checked_is_said() -> None:
+    class Endless(Good):
+        def step(self, action: str) -> Observation:
+            Good.step(self, action)
+            self.left = 3
+            return Observation("nothing happens")
+
+    task = Task("t", "x")
+    assert check_env(Endless) == ("no episode ended within 200 steps: what follows an end was not checked",)
+    assert check_env(bad(tasks=None), [task]) == ("the class lists no tasks: splits were not checked",)
+
+
+def test_tasks_may_be_given() -> None:
+    seen = []
+
+    class Watching(Good):
+        def reset(self, task: Task) -> Observation:
+            seen.append(task.id)
+            return super().reset(task)
+
+    check_env(Watching, [Task("mine", "x")])
+    assert set(seen) == {"mine"}
+
+
+def test_the_global_generator_is_left_as_it_was() -> None:
+    random.seed(5)
+    state = random.getstate()
+    check_env(Good)
+    assert random.getstate() == state

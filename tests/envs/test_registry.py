@@ -1,0 +1,134 @@
+"""Names of environments, their options, and what is said about wrong ones."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import odd_envs
+import pytest
+
+from trailnotes.envs import ENVS, Env, env_class, env_tasks, make_env
+from trailnotes.errors import ConfigError, EnvError, MissingExtraError
+
+
+def refusal(name: str, **options: object) -> str:
+    with pytest.raises(ConfigError) as caught:
+        make_env(name, **options)
+    return str(caught.value)
+
+
+def module(folder: Path, patch: pytest.MonkeyPatch, name: str, source: str) -> None:
+    (folder / f"{name}.py").write_text(source)
+    patch.syspath_prepend(folder)
+
+
+def test_built_in_names_are_those_promised() -> None:
+    assert sorted(ENVS) == ["textworld", "waymarks", "waymarks-simulator"]
+
+
+def test_a_built_in_environment_is_made_with_its_options() -> None:
+    env = make_env("waymarks-simulator", actions=True)
+    assert isinstance(env, Env)
+    assert env.reset(env_tasks("waymarks-simulator", "train")[0]).actions
+
+
+def test_module_and_class_name_an_environment() -> None:
+    assert env_class("odd_envs:Puppet") is odd_envs.Puppet
+    assert isinstance(make_env("odd_envs:Puppet", greeting="hi"), odd_envs.Puppet)
+
+
+def test_an_entry_point_names_an_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "puppets-1.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: puppets\nVersion: 1.0\n")
+    (folder / "entry_points.txt").write_text("[trailnotes.envs]\npuppet = odd_envs:Puppet [strings]\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert env_class("puppet") is odd_envs.Puppet
+    assert "did you mean puppet?" in refusal("pupet")
+
+
+def test_a_module_in_the_working_directory_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "lying_here.py").write_text("class Mine:\n    pass\n")
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    monkeypatch.chdir(tmp_path)
+    assert env_class("lying_here:Mine").__name__ == "Mine"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("waymark", "env.name = 'waymark' is unknown; did you mean waymarks"),
+        ("xyzzy", "known: textworld, waymarks, waymarks-simulator"),
+        ("no_such_module:Env", "there is no module 'no_such_module' on the Python path"),
+        ("odd_envs.sub:Env", "there is no module 'odd_envs.sub'"),
+        ("odd_envs:Pupet", "odd_envs has no 'Pupet'; did you mean Puppet?"),
+        ("odd_envs:", "must read module:Class"),
+    ],
+)
+def test_unknown_names_are_refused_with_the_nearest(name: str, said: str) -> None:
+    assert said in refusal(name)
+
+
+def test_wrong_options_are_refused_with_the_nearest() -> None:
+    said = refusal("odd_envs:Puppet", greting="hi")
+    assert said == "env.options.greting: odd_envs:Puppet has no such option; did you mean greeting?"
+    assert "known: greeting, num" in refusal("odd_envs:Puppet", zzz=1)
+    assert refusal("odd_envs:Deadly") == "env.options.tally is missing: odd_envs:Deadly needs it"
+    with pytest.raises(ConfigError, match=r"env\.options\.nun"):
+        env_tasks("odd_envs:Puppet", "train", {"nun": 3})
+
+
+def test_a_catch_all_in_tasks_does_not_legitimate_a_typing_error() -> None:
+    assert "did you mean actions" in refusal("waymarks-simulator", action=True)
+
+
+def test_the_class_and_its_tasks_each_get_the_options_that_they_take() -> None:
+    options = {"num": 2, "greeting": "hi"}
+    assert [task.id for task in env_tasks("odd_envs:Puppet", "train", options)] == ["train-0", "train-1"]
+    assert make_env("odd_envs:Puppet", **options)
+
+
+def test_failing_tasks_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = "class Env:\n    @staticmethod\n    def tasks(split):\n        return {}[split]\nclass Bare:\n    pass\n"
+    module(tmp_path, monkeypatch, "task_env", source)
+    with pytest.raises(EnvError, match=r"tasks\('train'\) of task_env:Env raised KeyError"):
+        env_tasks("task_env:Env", "train")
+    with pytest.raises(ConfigError, match="give Bare a static method tasks"):
+        env_tasks("task_env:Bare", "train")
+    with pytest.raises(ConfigError, match="no split 'summer'"):
+        env_tasks("odd_envs:Puppet", "summer")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import no_such_package",
+        "class Env:\n    def __init__(self):\n        import no_such_package",
+        "class Env:\n    @staticmethod\n    def tasks(split):\n        import no_such_package",
+    ],
+)
+def test_a_missing_package_of_a_built_in_names_the_extra(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"lacking{abs(hash(source))}"
+    module(tmp_path, monkeypatch, name, source)
+    monkeypatch.setitem(ENVS, "textworld", f"{name}:Env")
+    use = (lambda: env_tasks("textworld", "train")) if "tasks" in source else (lambda: make_env("textworld"))
+    with pytest.raises(MissingExtraError) as caught:
+        use()
+    assert str(caught.value) == (
+        "env.name = 'textworld' needs the package 'no_such_package': pip install 'trailnotes[textworld]'"
+    )
+
+
+def test_a_missing_package_of_somebody_elses_module_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module(tmp_path, monkeypatch, "lacking_env", "import no_such_package")
+    with pytest.raises(MissingExtraError, match="'lacking_env:Env' needs the package 'no_such_package'"):
+        make_env("lacking_env:Env")
+
+
+def test_the_registry_loads_no_environment() -> None:
+    code = "import sys, trailnotes.envs; print([m for m in ('textworld', 'torch', 'pydantic') if m in sys.modules])"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
