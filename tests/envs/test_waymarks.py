@@ -304,7 +304,8 @@ HARD_LINES = (
     "unlock chest with trunk", "unlock jade with chest", "unlock jade with jade", "unlock chest with north",
     "unlock north with jade", "unlock up with west", "examine north", "examine in", "examine chest trunk", "look chest",
     "unlock it with jade", "unlock all with jade", "2", "again", "g", "undo", "oops north", "north then north",
-    "x" * 100_000, "north " * 30, "unlock chest with jade " * 5, "\x00\x1b[31mnorth", "unlock  chest,with jade", "wait wait", "goal x",
+    "x" * 100_000, "north " * 30, "unlock chest with jade " * 5,
+    "\x00\x1b[31mnorth", "unlock  chest,with jade", "wait wait", "goal x",
 )  # fmt: skip
 
 

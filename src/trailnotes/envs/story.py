@@ -28,8 +28,9 @@ from trailnotes.errors import EnvError, MissingExtraError
 MAX_ACTION_CHARS = 160  # the interpreter's line holds 198 bytes
 _WON = "*** The End ***"
 _LOST = "*** You lost! ***"
-_STATUS = re.compile(r"(-?\d+)/-?\d+\s*$")  # "score/turns", the end of the status line
-_SCORE_LINE = re.compile(r"Your score (?:has just gone up|changed) by [^.]*\.|You scored -?\d+ [^\n]*")
+_STATUS = re.compile(r"(?:=-|\s)(-?\d+)/\d+\s*$")  # the status line's end: "-= Room =-score/turns"
+_FINAL_SCORE = re.compile(r"You scored (?:a total of )?(-?\d+) ")  # the status line is not drawn again at the end
+_SCORE_LINE = re.compile(r"Your score (?:has just gone up|changed) by [^.]*\.")
 _TITLE = re.compile(r"-= *(.*?) *=-")
 
 
@@ -60,7 +61,7 @@ class Answer:
 def clean_answer(raw: str) -> Answer:
     """Cut banner, status line, prompt, score remarks, end marks and the restart question from `raw`."""
     body, _, status = raw.rpartition("\n>")
-    score = _STATUS.search(status)
+    score = _FINAL_SCORE.search(body) or _STATUS.search(status)
     won, lost = _WON in body, _LOST in body
     body = body.split(_WON)[0].split(_LOST)[0]
     if "$$$" in body:  # the banner, the objective under it

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import warnings
 from collections.abc import Collection, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -197,7 +198,9 @@ class _TrackedGame(_Game):
         require_textworld()
         import textworld
 
-        self._env: Any = textworld.start(str(path), textworld.EnvInfos(admissible_commands=True))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # jericho's, about every game that it has no walkthrough for
+            self._env: Any = textworld.start(str(path), textworld.EnvInfos(admissible_commands=True))
         self.answer = self._read(self._env.reset())
 
     def say(self, command: str) -> Answer:
