@@ -155,7 +155,7 @@ def test_only_json_reaches_a_worker() -> None:
 
     with puppets(1) as pool, pytest.raises(EnvError, match="a Task does not fit JSON: object is not JSON"):
         asyncio.run(reset(pool))
-    with puppets(1, greeting=object()) as pool, pytest.raises(ConfigError, match="env.options must hold JSON"):
+    with puppets(1, greeting=object()) as pool, pytest.raises(ConfigError, match=r"env\.options must hold JSON"):
         play(pool)
 
 
