@@ -141,7 +141,8 @@ def import_tips(
     config = MemoryConfig(
         embedder=store.identity.name, capacity=capacity, duplicates="reject", entries="step", order=()
     )
-    added = TipMemory(store, embedder or make_embedder(config.embedder), config).add(tips)
+    memory = TipMemory(store, embedder or make_embedder(config.embedder), config, clock=lambda: "")
+    added = memory.add(tips)
     return Imported(added, len(tips) - added)
 
 

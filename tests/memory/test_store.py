@@ -1,0 +1,305 @@
+"""The file: its tables, migrations, faults, snapshots."""
+
+from __future__ import annotations
+
+import sqlite3
+import stat
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trailnotes.config import MemoryConfig
+from trailnotes.errors import MemoryStoreError
+from trailnotes.memory import open_memory, schema
+from trailnotes.memory.portable import open_store
+from trailnotes.memory.schema import Identity
+from trailnotes.memory.store import Page, TipStore
+from trailnotes.memory.tips import TipMemory
+from trailnotes.types import Tip
+
+ANY = MemoryConfig(threshold=-1)
+HASHING = Identity("hashing", 256)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "memory.db"
+
+
+@pytest.fixture
+def memory(path: Path) -> Iterator[TipMemory]:
+    with open_memory(path, ANY) as memory:
+        yield memory
+
+
+def tips(count: int, namespace: str = "task") -> list[Tip]:
+    return [Tip(namespace, f"tip {number}", f"key {number}", float(number)) for number in range(count)]
+
+
+def test_final_columns(memory: TipMemory, path: Path) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        columns = [(name, kind) for _, name, kind, *_ in connection.execute("PRAGMA table_info(tips)")]
+        indexes = {name for _, name, *_ in connection.execute("PRAGMA index_list(tips)")}
+        version = connection.execute("PRAGMA user_version").fetchone()
+        mode = connection.execute("PRAGMA journal_mode").fetchone()
+    assert columns == [
+        ("id", "INTEGER"),
+        ("namespace", "TEXT"),
+        ("text", "TEXT"),
+        ("key", "TEXT"),
+        ("score", "REAL"),
+        ("max_score", "REAL"),
+        ("action", "TEXT"),
+        ("support", "INTEGER"),
+        ("step", "INTEGER"),
+        ("model", "TEXT"),
+        ("version", "INTEGER"),
+        ("run", "TEXT"),
+        ("created", "TEXT"),
+        ("imported", "INTEGER"),
+        ("enabled", "INTEGER"),
+        ("vector", "BLOB"),
+        ("age", "INTEGER"),
+    ]
+    assert indexes == {"tips_by_text", "tips_by_age"}
+    assert version == (1,)
+    assert mode == ("wal",)
+
+
+def test_every_field_comes_back(memory: TipMemory, path: Path) -> None:
+    tip = Tip("task", "a tip", "a key", 0.25, 2.0, "go north", None, 3, 7, "model", 9, "run", "2024-01-01", True, False)
+    memory.add([tip])
+    memory.close()
+    with closing(open_store(path)) as store:
+        (found,) = store.tips()
+    assert found == Tip(*[getattr(tip, f) if f != "id" else 1 for f in Tip.__dataclass_fields__])
+
+
+def test_an_older_file_is_migrated_and_keeps_its_rows(memory: TipMemory, path: Path, monkeypatch) -> None:
+    memory.add(tips(2))
+    memory.close()
+    added = ("ALTER TABLE tips ADD COLUMN mood TEXT NOT NULL DEFAULT 'calm'",)
+    monkeypatch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, added))
+    for _ in range(2):  # the second opening has nothing to do
+        with closing(open_store(path)) as store:
+            assert [tip.text for tip in store.tips()] == ["tip 0", "tip 1"]
+            assert store._rows("SELECT DISTINCT mood FROM tips") == [("calm",)]
+            assert store._rows("PRAGMA user_version") == [(2,)]
+
+
+def test_a_failed_migration_leaves_the_file_as_it_was(memory: TipMemory, path: Path, monkeypatch) -> None:
+    memory.add(tips(2))
+    memory.close()
+    broken = ("ALTER TABLE tips ADD COLUMN mood TEXT", "this is no SQL")
+    with monkeypatch.context() as patch:
+        patch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, broken))
+        with pytest.raises(MemoryStoreError, match=r"memory\.db"):
+            open_store(path)
+    with closing(open_store(path)) as store:
+        assert len(store.tips()) == 2
+        assert ("mood",) not in store._rows("SELECT name FROM pragma_table_info('tips')")
+
+
+def test_a_newer_file_is_refused(memory: TipMemory, path: Path) -> None:
+    memory.close()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA user_version = 99")
+    with pytest.raises(MemoryStoreError, match=r"memory\.db has version 99.*upgrade"):
+        open_memory(path, ANY)
+
+
+def test_damage_is_named_with_the_way_out(memory: TipMemory, path: Path) -> None:
+    memory.add(tips(300))
+    memory.close()
+    whole = path.read_bytes()
+    assert len(whole) > 40 * 4096
+    damaged = {
+        "empty": b"",
+        "half": whole[: len(whole) // 2],
+        "cut in a page": whole[:-1000],
+        "a few bytes": whole[:50],
+        "text": b"these are my notes\n" * 1000,
+        "a page of noise": whole[: 20 * 4096] + bytes(range(256)) * 16 + whole[21 * 4096 :],
+    }
+    for name, content in damaged.items():
+        path.write_bytes(content)
+        with pytest.raises(MemoryStoreError, match=r"memory\.db.*restore the memory\.db of the last checkpoint"):
+            open_memory(path, ANY)
+        assert path.read_bytes() == content, f"{name}: the damaged file was touched"
+    path.write_bytes(whole)
+    with open_memory(path, ANY) as mended:
+        assert mended.stats()["tips"] == 300
+
+
+def test_a_file_of_another_program_is_refused(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE recipes (name TEXT)")
+    with pytest.raises(MemoryStoreError, match="another program"):
+        open_memory(path, ANY)
+
+
+def test_paths_that_cannot_be_opened(tmp_path: Path) -> None:
+    with pytest.raises(MemoryStoreError, match=r"no such place.*check that the folder exists"):
+        open_memory(tmp_path / "no such place" / "memory.db", ANY)
+    with pytest.raises(MemoryStoreError, match="there is no memory file"):
+        open_store(tmp_path / "memory.db")
+    (tmp_path / "left.db-wal").write_bytes(b"what a lost file left behind")
+    with pytest.raises(MemoryStoreError, match=r"left\.db is missing but left\.db-wal is there"):
+        open_memory(tmp_path / "left.db", ANY)
+
+
+def test_a_full_disk_keeps_what_was_written(memory: TipMemory) -> None:
+    memory.add(tips(3))
+    pages = memory.store._rows("PRAGMA page_count")[0][0]
+    memory.store._rows(f"PRAGMA max_page_count = {pages}")
+    with pytest.raises(MemoryStoreError, match="free some space; everything written before is kept"):
+        memory.add(tips(500, "other"))
+    assert memory.stats()["tips"] == 3
+    assert len(memory.search("task", "q", 10)) == 3
+    memory.store._rows(f"PRAGMA max_page_count = {pages + 1000}")
+    assert memory.add(tips(500, "other")) == 500
+
+
+def test_a_writer_that_holds_the_file_too_long_is_named(memory: TipMemory, path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("trailnotes.memory.store.BUSY_TIMEOUT", 0.05)
+    with (
+        open_memory(path, ANY) as other,
+        memory.store.transaction(),
+        pytest.raises(MemoryStoreError, match=r"memory\.db: database is locked: another process"),
+    ):
+        other.add(tips(1))
+
+
+def test_a_new_file_has_ordinary_permissions_and_leaves_nothing_beside(memory: TipMemory, path: Path) -> None:
+    memory.close()
+    memory.close()
+    (path.parent / "plain").touch()
+    assert stat.S_IMODE(path.stat().st_mode) == stat.S_IMODE((path.parent / "plain").stat().st_mode)
+    assert sorted(p.name for p in path.parent.iterdir()) == ["memory.db", "plain"]
+
+
+def test_an_interrupted_transaction_leaves_nothing(memory: TipMemory) -> None:
+    memory.add(tips(1))
+
+    def interrupted() -> None:
+        with memory.store.transaction():
+            memory.store.insert(Tip("task", "half done", "key", 9.0), np.ones(256, np.float32))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert [tip.text for tip in memory.search("task", "q", 10)] == ["tip 0"]
+    assert memory.store.sequence == 1
+
+
+def test_snapshot_and_restore(memory: TipMemory, tmp_path: Path) -> None:
+    snapshot = tmp_path / "checkpoint" / "memory.db"
+    snapshot.parent.mkdir()
+    memory.add(tips(3))
+    before, sequence = memory.store.tips(), memory.store.sequence
+    memory.snapshot(snapshot)
+    assert [p.name for p in snapshot.parent.iterdir()] == ["memory.db"]  # one self-contained file
+
+    memory.add([Tip("task", "later", "key", 99.0), Tip("task", "tip 0", "moved", 50.0)])
+    assert [tip.text for tip in memory.search("task", "q", 2)] == ["later", "tip 0"]
+    with memory.store.transaction():
+        memory.store.delete([2])
+    memory.restore(snapshot)
+    assert memory.store.tips() == before
+    assert memory.store.sequence == sequence
+    assert [tip.text for tip in memory.search("task", "q", 10)] == ["tip 2", "tip 1", "tip 0"]
+    assert [p.name for p in snapshot.parent.iterdir()] == ["memory.db"]
+
+    memory.add([Tip("task", "after", "key", 0.0)])
+    assert memory.store.tips()[-1].id == 4, "ids go on as they would have from the snapshot"
+
+
+def test_restored_rows_are_seen_by_others_and_last(memory: TipMemory, path: Path, tmp_path: Path) -> None:
+    memory.snapshot(tmp_path / "empty.db")
+    memory.add(tips(3))
+    with open_memory(path, ANY) as other:
+        assert len(other.search("task", "q", 10)) == 3
+        memory.restore(tmp_path / "empty.db")
+        assert other.search("task", "q", 10) == []
+        other.add(tips(1))
+    memory.close()
+    with closing(open_store(path)) as store:
+        assert len(store.tips()) == 1
+        assert store._rows("PRAGMA journal_mode") == [("wal",)]
+
+
+def test_a_memory_without_a_file_takes_a_snapshot_and_a_live_file(memory: TipMemory, path: Path, tmp_path) -> None:
+    memory.add(tips(3))
+    with open_memory(None, ANY) as volatile:
+        volatile.restore(path)  # still open elsewhere, its rows still in the write-ahead log
+        assert volatile.store.tips() == memory.store.tips()
+        volatile.add(tips(4))
+        volatile.snapshot(tmp_path / "copy.db")
+    assert memory.stats()["tips"] == 3
+    with open_memory(tmp_path / "copy.db", ANY) as copy:
+        assert copy.stats() == {**copy.stats(), "tips": 4.0, "support": 7.0}
+
+
+def test_bad_snapshots_change_nothing(memory: TipMemory, path: Path, tmp_path: Path) -> None:
+    memory.add(tips(300))
+    memory.snapshot(tmp_path / "cut.db")
+    (tmp_path / "cut.db").write_bytes((tmp_path / "cut.db").read_bytes()[:-5000])
+    TipStore(tmp_path / "other.db", Identity("other", 8)).close()
+    memory.snapshot(tmp_path / "newer.db")
+    with closing(sqlite3.connect(tmp_path / "newer.db")) as connection:
+        connection.execute("PRAGMA user_version = 99")
+    memory.add(tips(1, "after the snapshots"))
+    cases = {"cut": "damaged", "other": r"vectors of other \(8", "newer": "upgrade", "missing": "there is no memory"}
+    for name, message in cases.items():
+        with pytest.raises(MemoryStoreError, match=message):
+            memory.restore(tmp_path / f"{name}.db")
+        assert memory.stats()["tips"] == 301
+    with pytest.raises(MemoryStoreError, match="over the file itself"):
+        memory.snapshot(path)
+    with pytest.raises(MemoryStoreError, match="nowhere"):
+        memory.snapshot(tmp_path / "nowhere" / "memory.db")
+
+
+def test_another_embedder_is_refused_with_the_fix(path: Path) -> None:
+    TipStore(path, Identity("minilm", 384)).close()
+    with pytest.raises(MemoryStoreError, match=r"minilm \(384 .*set memory\.embedder = 'minilm', or convert.*reembed"):
+        open_memory(path, ANY)
+
+
+def test_a_tip_deleted_between_ranking_and_fetching_is_left_out(memory: TipMemory) -> None:
+    memory.add(tips(3))
+    page: Page = memory.store.page("task", ["score"])
+    with memory.store.transaction():
+        memory.store.delete([2])
+    assert [tip.id for tip in memory.store.fetch(page, [0, 1, 2])] == [3, 1]
+
+
+def test_pages_are_kept_until_a_write_and_bounded(memory: TipMemory, monkeypatch) -> None:
+    monkeypatch.setattr("trailnotes.memory.store.CACHED_PAGES", 2)
+    memory.add([*tips(1, "a"), *tips(1, "b"), *tips(1, "c")])
+    page = memory.store.page("a", ["score"])
+    memory.store.page("b", ["score"])
+    assert memory.store.page("a", ["score"]) is page
+    memory.add(tips(2, "b"))
+    assert memory.store.page("a", ["score"]) is page, "a write elsewhere must not cost this page"
+    memory.store.page("b", ["score"])
+    memory.store.page("c", ["score"])
+    assert memory.store.page("a", ["score"]) is not page
+    assert len(memory.store._pages) == 2
+
+
+def test_stats(memory: TipMemory) -> None:
+    memory.add([*tips(2), *tips(2), Tip("other", "theirs", "key", 0.0, imported=True, enabled=False)])
+    stats = memory.stats()
+    assert stats.pop("bytes") >= 4096
+    assert stats == {"tips": 3, "enabled": 2, "imported": 1, "namespaces": 2, "support": 5}
+
+
+def test_a_volatile_store_needs_an_identity() -> None:
+    with pytest.raises(MemoryStoreError, match="identity"):
+        TipStore(None)
+    with closing(TipStore(None, HASHING)) as store:
+        assert store.identity == HASHING
