@@ -312,8 +312,6 @@ def test_what_cannot_be_started_is_a_config_error(num_workers: int) -> None:
         start("no_such_module:Env")
     with pytest.raises(ConfigError, match=r"env.options.greting.*did you mean greeting"):
         start("odd_envs:Puppet", greting="hi")
-    with pytest.raises(EnvError, match="making odd_envs:Broken raised ValueError: no luck"):
-        start("odd_envs:Broken")
 
 
 def test_workers_that_die_at_start_are_given_up_with_their_last_words(tmp_path: Path) -> None:
@@ -439,3 +437,18 @@ def test_a_loop_that_died_without_ending_its_leases_does_not_bind_the_pool() -> 
         loop.close()
         assert play(pool, "look")[-1].text == "look"
         del forsaken
+
+
+@both_kinds
+def test_an_environment_that_could_not_be_made_costs_one_episode(num_workers: int) -> None:
+    """The lease is given all the same, and its first call says why it is of no use."""
+
+    async def borrow(pool: EnvPool) -> None:
+        for _ in range(2):
+            async with pool.lease() as env:
+                with pytest.raises(EnvError, match="making odd_envs:Broken raised ValueError: no luck"):
+                    await env.reset(TASK)
+
+    with EnvPool(EnvConfig(name="odd_envs:Broken", num_workers=num_workers)) as pool:
+        asyncio.run(borrow(pool))
+        assert [host.load for host in pool._hosts if host] == [0]

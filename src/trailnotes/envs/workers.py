@@ -20,10 +20,11 @@ ATTEMPTS = 3  # workers started for one lease before the environment is given up
 class Lease:
     """One environment, lent for one episode (or several, one after the other)."""
 
-    def __init__(self, host: Host, slot: int) -> None:
+    def __init__(self, host: Host, slot: int, failure: EnvError | None = None) -> None:
         self._host = host
         self._slot = slot
-        self._healthy = True
+        self._failure = failure  # why the environment could not be made: the first call says so
+        self._healthy = failure is None
 
     async def reset(self, task: Task) -> Observation:
         """Start `task`. Raises `EnvError` if the environment fails, or its worker is lost or too slow."""
@@ -35,9 +36,13 @@ class Lease:
 
     def release(self) -> None:
         """Give the environment back."""
-        self._host.give_back(self._slot, healthy=self._healthy)
+        self._host.load -= 1
+        if not self._failure:
+            self._host.give_back(self._slot, healthy=self._healthy)
 
     async def _call(self, operation: Literal["reset", "step"], argument: Task | str) -> Observation:
+        if self._failure:
+            raise self._failure
         healthy, self._healthy = self._healthy, False  # an error or a cancellation leaves it so
         observation = await self._host.call(operation, self._slot, argument)
         assert observation is not None
@@ -74,18 +79,15 @@ class EnvPool:
         Raises:
             ConfigError: the environment cannot be started at all.
             MissingExtraError: a package that it needs is not installed.
-            EnvError: the environment could not be made this time.
         """
         self._listen()
         self._num_leases += 1
         try:
-            host, slot = await self._borrow()
-            lease = Lease(host, slot)
+            lease = await self._borrow()
             try:
                 yield lease
             finally:
                 lease.release()
-                host.load -= 1
         finally:
             self._num_leases -= 1
             if not self._num_leases:
@@ -107,20 +109,20 @@ class EnvPool:
     ) -> None:
         self.close()
 
-    async def _borrow(self) -> tuple[Host, int]:
+    async def _borrow(self) -> Lease:
         """An environment on the least loaded host. A worker lost meanwhile is not the fault of any episode."""
         failure = ""
         for _ in range(ATTEMPTS):
             host = self._least_loaded()
             host.load += 1
             try:
-                return host, await host.borrow()
+                return Lease(host, await host.borrow())
             except EnvError as error:
+                if not host.failure:
+                    return Lease(host, -1, error)
                 host.load -= 1
                 if isinstance(host, Worker) and host.fatal:
                     raise host.fatal from error
-                if not host.failure:
-                    raise
                 failure = host.failure
             except BaseException:
                 host.load -= 1
