@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from trailnotes.envs import check_env
 from trailnotes.envs.textworld import GENERATORS, TextWorldEnv
 from trailnotes.errors import ConfigError, EnvError
 from trailnotes.types import Observation, Task
@@ -79,6 +81,14 @@ def test_the_same_task_gives_the_same_text_whatever_was_played_before(game: Path
     assert env.reset(task) == first
     assert env.step("north") == there
     assert other.step("inventory").text == "You are carrying nothing."
+
+
+@pytest.mark.parametrize("actions", [False, True])
+def test_it_keeps_the_contract(game: Path, games: Path, actions: bool) -> None:
+    del game
+    check_env(
+        partial(TextWorldEnv, actions=actions, cache_dir=games, **TREASURE), TextWorldEnv.tasks("train", **TREASURE)[:1]
+    )
 
 
 @pytest.mark.parametrize("actions", [False, True])

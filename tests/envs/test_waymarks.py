@@ -6,12 +6,15 @@ import hashlib
 import itertools
 import json
 import random
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trailnotes.envs import check_env
 from trailnotes.envs import waymarks as wm
 from trailnotes.envs import waymarks_sim as sim
 from trailnotes.envs import waymarks_spec as ws
@@ -343,6 +346,13 @@ def test_simulated_equals_compiled_on_random_walks(task: Task, games: Path, data
 
 
 # ---------------------------------------------------------------------------------------------- episodes
+
+
+@pytest.mark.parametrize("actions", [False, True])
+def test_both_keep_the_contract(games: Path, actions: bool) -> None:
+    options: dict[str, Any] = {"actions": actions, "cache_dir": games, "families": ["keys/hazel", "route/amber"]}
+    assert check_env(partial(wm.WaymarksSimulator, **options)) == ()
+    assert check_env(partial(wm.WaymarksEnv, **options), tiny_tasks()) == ()
 
 
 @pytest.mark.parametrize("kind", ws.KINDS)

@@ -153,7 +153,8 @@ def cached_game(description: Mapping[str, Any], build: Callable[[Path], None], f
     except OSError as error:
         raise EnvError(f"cannot write the game cache {folder} ({error}); set TRAILNOTES_CACHE to a folder") from error
     try:
-        with Path(os.devnull).open("w") as sink, contextlib.redirect_stdout(sink):
+        with Path(os.devnull).open("w") as sink, contextlib.redirect_stdout(sink), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # some generators play the game, see `Story`
             build(aside / path.name)
         for suffix in (".json", ".z8"):  # the game last: its presence says that both are there
             (aside / path.name).with_suffix(suffix).replace(path.with_suffix(suffix))
