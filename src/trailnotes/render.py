@@ -34,4 +34,4 @@ def _block(label: str, text: str) -> str:
     wrapped = [
         part for line in text.strip().splitlines() or [""] for part in textwrap.wrap(line, WIDTH - len(label)) or [""]
     ]
-    return "\n".join([label + wrapped[0], *(indent + part for part in wrapped[1:])])
+    return "\n".join(line.rstrip() for line in [label + wrapped[0], *(indent + part for part in wrapped[1:])])

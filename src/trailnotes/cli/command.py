@@ -33,14 +33,20 @@ class Argument:
     options: dict[str, Any]
 
     @property
-    def shown(self) -> str:
-        """As it appears on a usage line."""
-        name, action = self.names[0], self.options.get("action")
+    def word(self) -> str:
+        """As the reader types it, with its value."""
+        name, metavar = self.names[0], self.options.get("metavar", "")
         if not name.startswith("-"):
-            many = {"+": f"{name} ...", "*": f"[{name} ...]", "?": f"[{name}]"}
-            return many.get(self.options.get("nargs", ""), name)
-        word = name if action else f"{name} {self.options.get('metavar', name.strip('-').upper())}"
-        return word if self.options.get("required") else f"[{word}]"
+            return str(metavar or name)
+        return f"{name} {metavar}".strip()
+
+    @property
+    def usage(self) -> str:
+        """As it appears on a usage line."""
+        many = {"+": " ...", "*": " ..."}.get(self.options.get("nargs", ""), "")
+        positional = not self.names[0].startswith("-")
+        needed = self.options.get("nargs") not in {"*", "?"} if positional else self.options.get("required")
+        return f"{self.word}{many}" if needed else f"[{self.word}{many}]"
 
 
 @dataclass(frozen=True)
@@ -147,8 +153,8 @@ def _parser(make: Callable[..., argparse.ArgumentParser], *names: str, **options
 
 
 def _section(command: Command) -> str:
-    usage = " ".join(["trailnotes", command.name, *(item.shown for item in command.arguments)])
-    rows = [f"| `{', '.join(item.names)}` | {item.help} |" for item in command.arguments]
+    usage = " ".join(["trailnotes", command.name, *(item.usage for item in command.arguments)])
+    rows = [f"| `{item.word}` | {item.help} |" for item in command.arguments]
     table = ["| argument | meaning |\n|---|---|\n" + "\n".join(rows)] if rows else []
     settings = " [--section.key VALUE ...]" if command.settings else ""
     parts = [

@@ -1,0 +1,86 @@
+"""Imports point down only; a light start stays light; files stay small."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import trailnotes
+
+SRC = Path(trailnotes.__file__).parent
+# Top to bottom. Modules of one line do not know each other.
+LAYERS = """
+__main__
+cli
+demo
+diagnose evaluate viewer
+training
+dryrun
+algorithms
+warmstart
+run
+learner
+export metrics optimizer
+rollout samples demonstrations
+tasks
+prompts envs policies memory credit losses checkpoint logprobs smallmodel stats
+render logs
+configio console jsonl records
+presets
+config
+files
+types errors
+"""
+RANKS = {name: rank for rank, line in enumerate(LAYERS.split("\n")) for name in line.split()}
+
+
+def imports_of(path: Path) -> set[str]:
+    """Every import in the file, wherever it stands, as the module below trailnotes."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path}: relative import"
+            names |= (
+                {f"trailnotes.{a.name}" for a in node.names} if node.module == "trailnotes" else {node.module or ""}
+            )
+    return {name.split(".")[1] for name in names if name.startswith("trailnotes.")} & set(RANKS)
+
+
+@pytest.mark.parametrize("path", sorted(SRC.rglob("*.py")), ids=lambda path: str(path.relative_to(SRC)))
+def test_imports_point_down_and_files_are_small(path: Path) -> None:
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 500
+    own = path.relative_to(SRC).with_suffix("").parts[0]
+    if own == "__init__":  # names the public ones, lazily
+        return
+    assert own in RANKS, f"say in LAYERS where {own} belongs"
+    wrong = {name for name in imports_of(path) if name != own and RANKS[name] <= RANKS[own]}
+    assert not wrong, f"{own} must not import {wrong}"
+
+
+HEAVY = ("torch", "transformers", "textworld", "numpy", "pydantic", "rich", "peft", "matplotlib", "tensorboard")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import trailnotes; trailnotes.__all__; dir(trailnotes)",
+        "import trailnotes.types, trailnotes.errors, trailnotes.cli",
+        "import trailnotes.cli as c\ntry: c.main(['--help'])\nexcept SystemExit: pass",
+        "import trailnotes.cli as c\ntry: c.main(['train', '--help'])\nexcept SystemExit: pass",
+    ],
+)
+def test_a_start_loads_nothing_heavy(code: str) -> None:
+    check = f"\nimport sys; heavy = set({HEAVY!r}) & set(sys.modules); assert not heavy, heavy"
+    subprocess.run([sys.executable, "-c", code + check], check=True, stdout=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize("module", ["envs", "configio", "logs", "memory", "tasks", "prompts", "credit"])
+def test_what_the_base_install_needs_is_free_of_torch(module: str) -> None:
+    code = f"import sys, trailnotes.{module}; assert not {{'torch', 'transformers', 'textworld'}} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
