@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from trailnotes.errors import RunError
+from trailnotes.files import write_text_atomic
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -184,12 +185,8 @@ def atomic_directory(path: Path) -> Iterator[Path]:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write `value` as JSON, atomically."""
-    aside = path.with_name(f".{path.name}.new")
-    aside.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    _flush(aside)
-    aside.replace(path)
-    _flush(path.parent)
+    """Write `value` as JSON, atomically. Raises ValueError on a number that JSON has no word for."""
+    write_text_atomic(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
 
 
 def rng_state() -> dict[str, Any]:

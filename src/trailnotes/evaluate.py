@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -158,9 +158,7 @@ def evaluate(
     if use_memory and subject.memory is None:
         raise ConfigError(f"{model_or_run} has no memory to act with: give a run directory of empo2, or drop --memory")
     episodes = asyncio.run(_play(config, subject, use_memory=use_memory))
-    result = panel_result(
-        episodes, config, algorithm=subject.name, memory=use_memory, env_steps=subject.env_steps
-    )
+    result = panel_result(episodes, config, algorithm=subject.name, memory=use_memory, env_steps=subject.env_steps)
     if out is not None:
         write_table([result], out)
         write_episodes(episodes, out / "episodes.jsonl")
@@ -293,5 +291,3 @@ def rollout(config: Config, model_or_run: Path | str | None = None, *, out: Path
 def replace_eval(config: Config, **changes: Any) -> Config:
     """The config with other settings of the panel."""
     return config.model_copy(update={"eval": config.eval.model_copy(update=changes)})
-
-

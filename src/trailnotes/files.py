@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import tempfile
 from pathlib import Path
@@ -26,3 +27,9 @@ def write_bytes_atomic(path: Path, data: bytes) -> None:
 def write_text_atomic(path: Path, text: str) -> None:
     """`write_bytes_atomic` of UTF-8 text."""
     write_bytes_atomic(path, text.encode())
+
+
+def free_name(path: Path) -> Path:
+    """`path` with the first number from 1 before its suffix that no file has yet: ``a.jsonl`` -> ``a.1.jsonl``."""
+    candidates = (path.with_name(f"{path.stem}.{number}{path.suffix}") for number in itertools.count(1))
+    return next(candidate for candidate in candidates if not candidate.exists())

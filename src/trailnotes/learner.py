@@ -66,13 +66,7 @@ class Learner:
         if loss.kl and reference is not None:
             self._score_reference = TokenScorer(reference.requires_grad_(False), temperature, optim.logprob_chunk)
         self._optimizer = MasterAdamW(model, optim)
-        # Dropout would keep the ratio from starting at 1, so it is on only inside adapters that were given one, and
-        # where transformers asks for the training mode before it recomputes activations.
-        self._trains_in_training_mode = any(
-            getattr(module, "gradient_checkpointing", False)
-            or ("lora_dropout" in name and isinstance(module, nn.Dropout))
-            for name, module in model.named_modules()
-        )
+        self._training_mode = _needs_training_mode(model)
 
     @property
     def device(self) -> torch.device:
@@ -109,7 +103,7 @@ class Learner:
         reference = self._reference_logprobs(rows)
         seconds_reference = time.perf_counter() - started
         rng = np.random.default_rng(seed)
-        with evaluating(self.model, training=self._trains_in_training_mode):
+        with evaluating(self.model, training=self._training_mode):
             for _ in range(self.optim.epochs):
                 for chosen in minibatches(rows, self.optim.minibatch, rng):
                     self._step([rows[i] for i in chosen], [reference[i] for i in chosen] if reference else [], metrics)
@@ -215,3 +209,15 @@ class Learner:
             raise NonFiniteError(f"{what} (no dump: the learner was given no dump_dir)")
         path = dump_batch(self.dump_dir / f"nonfinite-{self.steps + 1:06d}", samples, numbers)
         raise NonFiniteError(f"{what}; the batch is in {path}")
+
+
+def _needs_training_mode(model: nn.Module) -> bool:
+    """Whether to update in training mode.
+
+    Dropout would keep the ratio from starting at 1, so it is on only inside adapters that were given one, and where
+    transformers asks for the training mode before it recomputes activations.
+    """
+    return any(
+        getattr(module, "gradient_checkpointing", False) or (isinstance(module, nn.Dropout) and "lora_dropout" in name)
+        for name, module in model.named_modules()
+    )

@@ -213,7 +213,7 @@ class Conversation:
         cap = self._memory.max_tip_tokens
         text = truncate(quoted(tip.text), cap, self._count_tokens)
         if self._rollout.style == "terse":
-            return f'- "{text}" {tip.score:g} / {tip.max_score:g}' if self._memory.show_score else f'- "{text}"'
+            return f'- " {text} " {tip.score:g} / {tip.max_score:g}' if self._memory.show_score else f'- " {text} "'
         facts = []
         if action := quoted(tip.action):
             facts.append(f'action taken: "{truncate(action, cap, self._count_tokens)}"')

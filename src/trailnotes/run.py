@@ -6,7 +6,6 @@ resumed at an iteration goes on exactly as it would have.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import random
@@ -15,6 +14,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors.numpy import load_file as load_numpy
+from safetensors.numpy import save_file as save_numpy
+from safetensors.torch import load_file as load_torch
+from safetensors.torch import save_file as save_torch
 
 from trailnotes import checkpoint
 from trailnotes.credit import novelty_bonus
@@ -23,7 +26,7 @@ from trailnotes.memory import open_memory
 from trailnotes.memory.embed import make_embedder
 from trailnotes.memory.novelty import StateCounter
 from trailnotes.policies.hf import HFPolicy, load_model
-from trailnotes.rollout import rollout_metrics, run_groups, write_tips
+from trailnotes.rollout import Note, note_metrics, rollout_metrics, run_groups, write_tips
 from trailnotes.tasks import batch_of, panel, tasks_of
 
 if TYPE_CHECKING:
@@ -42,6 +45,9 @@ def derive_seed(*parts: object) -> int:
     return int.from_bytes(digest, "big") >> 1
 
 
+SPENT = ("env_steps", "episodes", "tokens_generated", "tokens_trained", "seconds")
+
+
 @dataclass
 class Counters:
     """What a run has spent so far; saved with every checkpoint."""
@@ -52,8 +58,8 @@ class Counters:
     tokens_generated: int = 0  # actions and tips
     tokens_trained: int = 0  # trained positions, times passes
     seconds: float = 0.0
-    best_validation: float = float("-inf")
-    best_iteration: int = -1
+    best_validation: float | None = None
+    best_iteration: int = 0
 
 
 class Run:
@@ -77,7 +83,12 @@ class Run:
         )
         reference = load_model(config.model)[0] if config.loss.kl and not config.model.lora.enabled else None
         self.learner = Learner(
-            model, config.optim, config.loss, temperature=config.rollout.temperature, reference=reference
+            model,
+            config.optim,
+            config.loss,
+            temperature=config.rollout.temperature,
+            reference=reference,
+            dump_dir=directory.path / "dumps",
         )
         uses_memory = config.algorithm.name != "grpo"
         self.memory = open_memory(directory.memory_path, config.memory) if uses_memory else None
@@ -85,9 +96,12 @@ class Run:
         self.tasks = tasks_of(config, config.train.split)
         self.count = Counters()
         self.stop_requested = False
+        self.saved: Path | None = None  # the newest checkpoint of this run
         self._started = time.monotonic()
         self._iteration_started = self._started
         self._timings: dict[str, float] = {}
+        self._metrics: dict[str, float] = {}
+        self._errors: list[Trajectory] = []
 
     # -- what a method's loop reads
 
@@ -117,23 +131,26 @@ class Run:
                 self.memory,
                 self.config,
                 seed=derive_seed(self.config.run.seed, self.count.iteration, "rollout"),
-                on_error=self.directory.append_trajectory_error(self.count.iteration),
+                on_error=self._errors.append,
             )
 
     async def write_tips(self, groups: Sequence[TrajectoryGroup]) -> None:
         """Have the policy write one note an episode, and store them in task order."""
         assert self.memory is not None
+        notes: list[Note] = []
         with self._timed("write_tips"):
-            tips, tokens = await write_tips(
+            tips, num_tokens = await write_tips(
                 self.policy,
                 groups,
                 self.config,
                 seed=derive_seed(self.config.run.seed, self.count.iteration, "tips"),
                 step=self.count.iteration,
+                on_note=notes.append,
             )
         with self._timed("store_tips"):
             self.memory.add(tips)
-        self.count.tokens_generated += tokens
+        self.count.tokens_generated += num_tokens
+        self._metrics |= {f"notes/{name}": value for name, value in note_metrics(notes).items()}
 
     def add_novelty(self, groups: Sequence[TrajectoryGroup]) -> list[TrajectoryGroup]:
         """The groups with `reward_intrinsic` of every step filled in; counters move in task order."""
@@ -154,9 +171,7 @@ class Run:
             for step in trajectory.steps
         ]
         steps = zip(trajectory.steps, counts, strict=True)
-        return replace(
-            trajectory, steps=tuple(replace(step, reward_intrinsic=novelty_bonus([n])) for step, n in steps)
-        )
+        return replace(trajectory, steps=tuple(replace(step, reward_intrinsic=novelty_bonus([n])) for step, n in steps))
 
     def update(self, samples: Sequence[Sample]) -> dict[str, float]:
         """One pass of the learner over the batch; the engine's caches are void afterwards."""
@@ -169,32 +184,28 @@ class Run:
 
     async def end_iteration(self, groups: Sequence[TrajectoryGroup], metrics: dict[str, float]) -> None:
         """Count, log, validate and save; after this the iteration has happened."""
-        rolled = rollout_metrics(groups)
         count, iteration = self.count, self.count.iteration
         trajectories = [t for group in groups for t in group.trajectories]
-        count.env_steps += sum(len(t.steps) for t in trajectories)
+        count.env_steps += sum(len(t.steps) for t in [*trajectories, *self._errors])
         count.episodes += len(trajectories)
         count.tokens_generated += sum(t.num_tokens for t in trajectories)
         count.tokens_trained += int(metrics.get("tokens_trained", 0))
-        self.directory.append_trajectories(iteration, trajectories)
         count.iteration += 1
-        due = self.config.train.eval_every and count.iteration % self.config.train.eval_every == 0
-        validation = await self.validate() if due else {}
+        self.directory.append_trajectories(iteration, [*trajectories, *self._errors])
+        self._metrics |= {f"rollout/{k}": v for k, v in rollout_metrics(groups, self._errors).items()}
+        self._metrics |= {f"update/{k}": v for k, v in metrics.items()}
+        if self.memory is not None:
+            self._metrics |= {f"memory/{k}": v for k, v in self.memory.stats().items()}
+        if self.config.train.eval_every and count.iteration % self.config.train.eval_every == 0:
+            self._metrics |= await self.validate()
         count.seconds += time.monotonic() - self._iteration_started
         self._iteration_started = time.monotonic()
-        memory = {f"memory/{k}": v for k, v in self.memory.stats().items()} if self.memory is not None else {}
-        line = {
-            "iteration": iteration,
-            **{k: v for k, v in asdict(count).items() if k not in {"iteration", "best_validation", "best_iteration"}},
-            **{f"rollout/{k}": v for k, v in rolled.items()},
-            **{f"update/{k}": v for k, v in metrics.items()},
-            **{f"seconds/{k}": v for k, v in self._timings.items()},
-            **validation,
-            **memory,
-        }
-        self._timings = {}
-        self.directory.append_metrics(line)
-        self.progress.update(line)
+        spent = {key: getattr(count, key) for key in SPENT}
+        timings = {f"seconds/{k}": v for k, v in self._timings.items()}
+        modes = "+".join(sorted({t.mode for t in trajectories}))
+        self.directory.append_metrics({"iteration": iteration, "mode": modes, **spent, **self._metrics, **timings})
+        self.progress.update({"iteration": iteration, "mode": modes, **spent, **self._metrics})
+        self._timings, self._metrics, self._errors = {}, {}, []
         if count.iteration % self.config.train.save_every == 0 or self.finished:
             self.save()
 
@@ -206,41 +217,42 @@ class Run:
         success = sum(t.success for t in episodes) / max(1, len(episodes))
         value = sum(t.episode_return for t in episodes) / max(1, len(episodes))
         score = success if self.config.eval.metric == "success" else value
-        if score > self.count.best_validation:
+        if self.count.best_validation is None or score > self.count.best_validation:
             self.count.best_validation, self.count.best_iteration = score, self.count.iteration
         return {"validation/success": success, "validation/return": value}
 
     # -- saving and resuming
 
     def save(self) -> None:
-        """Write a checkpoint; whole or not at all."""
-        with self._timed("save"):
-            is_best = self.count.best_iteration == self.count.iteration
-            checkpoint.save(
-                self.directory.checkpoints,
-                self.count.iteration,
-                self._write_state,
-                meta=asdict(self.count),
-                best=is_best,
-            )
-            checkpoint.prune(self.directory.checkpoints, keep_last=self.config.train.keep_last)
+        """Write a checkpoint, whole or not at all, and delete those that are no longer kept."""
+        root, count = self.directory.checkpoints, self.count
+        path = checkpoint.save(root, count.iteration, self._write_state, meta=asdict(count))
+        if count.best_validation is not None and count.best_iteration == count.iteration:
+            checkpoint.mark_best(root, path, count.best_validation)
+        checkpoint.prune(root, keep_last=self.config.train.keep_last)
+        self.saved = path
 
     def _write_state(self, path: Path) -> None:
+        """All that a resumed run needs. Random states are not among it: they follow from seed and iteration."""
         self.learner.export(path / "model", self.tokenizer)
-        checkpoint.write_state(path / "learner", self.learner.state_dict())
-        checkpoint.write_state(path / "novelty", self.counter.state_dict())
+        tensors, rest = self.learner.state_dict()
+        save_torch(tensors, path / "learner.safetensors")
+        checkpoint.write_json(path / "learner.json", rest)
+        novelty = self.counter.state_dict()
+        save_numpy({"vectors": novelty.pop("vectors")}, path / "novelty.safetensors")
+        checkpoint.write_json(path / "novelty.json", novelty)
         if self.memory is not None:
             self.memory.snapshot(path / "memory.db")
 
     def load(self, path: Path) -> None:
-        """Take up the state of a checkpoint directory."""
-        meta = json.loads((path / "meta.json").read_text())
-        self.count = Counters(**meta)
-        self.learner.load_state_dict(checkpoint.read_state(path / "learner"))
-        self.counter.load_state_dict(checkpoint.read_state(path / "novelty"))
-        if self.memory is not None:
-            self.memory.restore(path / "memory.db")
+        """Take up the state of a checkpoint directory, but for the memory, which is rewound with care (training.py)."""
+        self.count = Counters(**checkpoint.load_meta(path))
+        self.learner.load_state_dict(load_torch(path / "learner.safetensors"), _read_json(path / "learner.json"))
+        vectors = load_numpy(path / "novelty.safetensors")
+        self.counter.load_state_dict({**_read_json(path / "novelty.json"), **vectors})
         self.policy.weights_changed()
+        self.policy.version = self.count.iteration
+        self.saved = path
 
     def close(self) -> None:
         """Close what must be closed; the pool and the lock belong to whoever opened them."""
@@ -285,6 +297,6 @@ async def play_panel(
     return [trajectory for group in groups for trajectory in group.trajectories]
 
 
-def run_async(coroutine: Any) -> Any:
-    """Run a coroutine to its end from synchronous code."""
-    return asyncio.run(coroutine)
+def _read_json(path: Path) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return value

@@ -5,6 +5,7 @@ Both are saved as an ordinary Hugging Face directory that `from_pretrained` load
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -23,37 +24,33 @@ CHAT_TEMPLATE = (
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int = 1024) -> Any:
-    """A byte-level BPE: any text can be encoded, and a frequent word is one token, wherever it stands.
+    """A Qwen2 tokenizer with a vocabulary of its own: byte-level, so any text can be encoded.
 
-    A word after a line break or a quotation mark gets the same leading blank, hence the same token, as one after a
-    space; so decoding adds a blank there. Fine for words, wrong for code or poems.
+    Every word gets a leading blank, so a frequent word is one token wherever it stands, and decoding puts a blank
+    before it. Fine for words, wrong for code or poems.
     """
-    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
+    from tokenizers import pre_tokenizers, trainers
+    from transformers import Qwen2Tokenizer
 
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.normalizer = normalizers.Sequence(
-        [normalizers.Replace(Regex(rf"{mark}(?=\S)"), f"{mark} ") for mark in ("\n", '"')]
-    )
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
-    tokenizer.decoder = decoders.ByteLevel()
     special = [PAD, END, *(f"<|{role}|>" for role in ROLES)]
+    settings = {"add_prefix_space": True, "pad_token": PAD, "eos_token": END, "unk_token": PAD}
+    backend = Qwen2Tokenizer(**settings).backend_tokenizer
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         special_tokens=special,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(texts, trainer)
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        eos_token=END,
-        pad_token=PAD,
-        additional_special_tokens=special[2:],
-        clean_up_tokenization_spaces=False,
+    backend.train_from_iterator(texts, trainer)
+    learnt = json.loads(backend.to_str())["model"]
+    tokenizer = Qwen2Tokenizer(
+        vocab=learnt["vocab"],
+        merges=[tuple(pair) for pair in learnt["merges"]],
+        extra_special_tokens=special[2:],
+        **settings,
     )
-    fast.chat_template = CHAT_TEMPLATE
-    return fast
+    tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer
 
 
 def build_model(tokenizer: Any, config: WarmstartConfig, max_tokens: int) -> Any:

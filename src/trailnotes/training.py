@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 from trailnotes import checkpoint
 from trailnotes.algorithms import ALGORITHMS
-from trailnotes.configio import to_toml
 from trailnotes.envs.workers import EnvPool
+from trailnotes.files import free_name
 from trailnotes.logs import Progress, RunDir
+from trailnotes.memory.portable import rewind
 from trailnotes.run import Run
 
 if TYPE_CHECKING:
@@ -61,26 +62,34 @@ async def _train(config: Config, directory: RunDir) -> Path:
         try:
             with _stop_on_signal(run):
                 await ALGORITHMS[config.algorithm.name](run)
-            if run.count.iteration != run.saved_iteration:
+            if run.saved is None or checkpoint.load_meta(run.saved)["iteration"] != run.count.iteration:
                 run.save()
         finally:
             run.close()
         if run.stop_requested:
             progress.note(f"stopped after iteration {run.count.iteration}; go on with the same command")
-        return directory.checkpoints / checkpoint.name_of(run.saved_iteration) / "model"
+        assert run.saved is not None
+        return run.saved / "model"
 
 
 def open_run(config: Config, directory: RunDir, pool: EnvPool, progress: Progress) -> Run:
-    """A run at its last valid checkpoint, or at its start."""
+    """A run at its last whole checkpoint, or at its start.
+
+    Lines and tips that came after it are set aside in files of their own: not lost, and not counted.
+    """
+    saved = checkpoint.latest(directory.checkpoints)
+    done = int(checkpoint.load_meta(saved)["iteration"]) if saved else 0
+    resumed = directory.has_history
+    kept = directory.set_aside_after(done) if resumed else []
     run = Run(config, directory, pool, progress)
-    found = checkpoint.latest(directory.checkpoints)
-    if found is not None:
-        progress.note(f"resuming from {found.name}")
-        directory.set_aside_after(found.step)
-        run.load(found.path)
-    elif directory.has_history:
-        directory.set_aside_after(0)
-        run.forget_memory()
+    if resumed and run.memory is not None:
+        aside = free_name(directory.path / f"tips.after-{done:06d}.jsonl")
+        if rewind(run.memory, saved / "memory.db" if saved else None, aside):
+            kept.append(aside)
+    if saved is not None:
+        run.load(saved)
+    if resumed:
+        progress.note(f"going on after iteration {done}" + "".join(f"; set aside {path.name}" for path in kept))
     return run
 
 

@@ -15,8 +15,9 @@ from trailnotes import smallmodel
 from trailnotes.demonstrations import DEMONSTRATORS, Demonstration, from_jsonl
 from trailnotes.errors import ConfigError
 from trailnotes.files import write_text_atomic
+from trailnotes.logprobs import TokenScorer
 from trailnotes.policies.chat import ChatFormat
-
+from trailnotes.policies.hf import device_of, load_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -42,12 +43,11 @@ def warmstart(config: Config, out: Path, *, progress: Callable[[dict[str, float]
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
     if config.model.path:
-        from trailnotes.policies.hf import load_model
-
         model, tokenizer = load_model(config.model)
     else:
         tokenizer = smallmodel.train_tokenizer(_texts(config), config.warmstart.vocab_size)
         model = smallmodel.build_model(tokenizer, config.warmstart, config.rollout.max_context_tokens)
+        model.to(device_of(config.model.device))
     chat = ChatFormat(tokenizer)
     rows = _rows(config, chat, config.run.seed)
     losses = _fit(model, rows, config, progress)
@@ -114,18 +114,17 @@ def batches(rows: Iterator[Row], size: int, rng: random.Random, window: int = 16
         yield from cut
 
 
-def collate(rows: Sequence[Row], pad: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Right-padded (B, T) ids, attention mask, and labels with -100 where nothing is imitated."""
-    length = max(len(ids) for ids, _ in rows)
-    ids = torch.tensor([row + [pad] * (length - len(row)) for row, _ in rows])
-    attention = torch.tensor([[1] * len(row) + [0] * (length - len(row)) for row, _ in rows])
-    taught = torch.tensor([mask + [0] * (length - len(mask)) for _, mask in rows])
-    return ids, attention, ids.masked_fill(taught == 0, -100)
+def collate(rows: Sequence[Row], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """(B, T) token ids, padded on the right, and the (B, T) mask of what is imitated."""
+    ids = [torch.tensor(ids) for ids, _ in rows]
+    masks = [torch.tensor(mask, dtype=torch.bool) for _, mask in rows]
+    padded = [torch.nn.utils.rnn.pad_sequence(part, batch_first=True).to(device) for part in (ids, masks)]
+    return padded[0], padded[1]
 
 
 def learning_rate(step: int, total: int, peak: float) -> float:
-    """Linear warm-up over 5 % of the steps, then a cosine to a tenth of the peak."""
-    warmup = max(1, total // 20)
+    """Linear warm-up over 2 % of the steps, then a cosine to a tenth of the peak."""
+    warmup = max(1, total // 50)
     if step < warmup:
         return peak * (step + 1) / warmup
     return peak * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, total - warmup))))
@@ -139,11 +138,12 @@ def _fit(
     device = next(model.parameters()).device
     optimizer = torch.optim.AdamW(model.parameters(), lr=warm.lr, weight_decay=0.01, betas=(0.9, 0.95))
     losses = []
+    score = TokenScorer(model)
     model.train()
     source = batches(rows, warm.batch_size, random.Random(config.run.seed))
     for step, batch in zip(range(warm.steps), source, strict=False):
-        ids, attention, labels = (t.to(device) for t in collate(batch, model.config.pad_token_id or 0))
-        loss = model(input_ids=ids, attention_mask=attention, labels=labels).loss
+        ids, mask = collate(batch, device)
+        loss = -score(ids, mask)[0].sum() / mask.sum()
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

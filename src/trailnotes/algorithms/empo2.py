@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trailnotes.credit import episode_return, group_relative
-from trailnotes.samples import build_samples, with_behavior_logprobs
+from trailnotes.samples import build_samples, with_behavior
 
 if TYPE_CHECKING:
     import random
@@ -60,6 +60,6 @@ async def empo2(run: Run) -> None:
         # A trajectory's mode says whether its row keeps the tips; the denominator stays that of the prompt acted on...
         samples = build_samples(groups, advantages, rows=run.config.optim.rows)
         if algorithm.old_logprobs == "tip_free":  # ...unless the old policy is asked without tips too (4.2)
-            samples = with_behavior_logprobs(samples, run.learner.logprobs(samples))
+            samples = with_behavior(samples, run.learner.logprobs(samples))
         metrics = run.update(samples)
         await run.end_iteration(groups, metrics)
