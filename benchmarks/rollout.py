@@ -1,0 +1,216 @@
+"""Tokens per second of a rollout: the KV cache kept for the whole episode, against `model.generate` afresh each turn.
+
+Both sides play the same 20-turn episodes in a batch of 16, with the same random model, observations, number of
+sampled tokens and encoding of the conversation. The opponent is a fair one: it decodes the whole batch together,
+left-padded, with its own KV cache inside each turn.
+
+    python benchmarks/rollout.py --json rollout.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import statistics
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from trailnotes.policies.hf import HFPolicy
+from trailnotes.types import Message, Sampling
+
+FLOOR = 2.0
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+SPECIAL = ["<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What both sides do."""
+
+    hidden_size: int = 384
+    num_layers: int = 6
+    vocab_size: int = 4096
+    batch: int = 16
+    turns: int = 20
+    observation_tokens: int = 30
+    action_tokens: int = 8
+    repeats: int = 3
+
+
+QUICK = Workload(hidden_size=128, num_layers=3, repeats=1)
+
+
+def make_tokenizer(vocab_size: int) -> PreTrainedTokenizerFast:
+    """One token for each word `w0`, `w1`, ..."""
+    words = SPECIAL + [f"w{index}" for index in range(vocab_size - len(SPECIAL))]
+    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<|pad|>"))  # noqa: S106
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token=SPECIAL[0], eos_token=SPECIAL[1], additional_special_tokens=SPECIAL[2:]
+    )
+    fast.chat_template = CHAT_TEMPLATE
+    return fast
+
+
+def make_model(load: Workload) -> Any:
+    """A random Qwen2 that never stops early, on either side."""
+    config = Qwen2Config(
+        vocab_size=load.vocab_size,
+        hidden_size=load.hidden_size,
+        intermediate_size=4 * load.hidden_size,
+        num_hidden_layers=load.num_layers,
+        num_attention_heads=load.hidden_size // 64,
+        num_key_value_heads=load.hidden_size // 64,
+        max_position_embeddings=4096,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=0,
+        tie_word_embeddings=True,
+    )
+    return Qwen2ForCausalLM(config).eval()
+
+
+def observations(load: Workload) -> list[list[str]]:
+    """Texts by turn and episode; lengths vary by a third around the mean."""
+    rng, words = random.Random(0), load.vocab_size - len(SPECIAL)
+    third = load.observation_tokens // 3
+    return [
+        [
+            " ".join(f"w{rng.randrange(words)}" for _ in range(load.observation_tokens + rng.randint(-third, third)))
+            for _ in range(load.batch)
+        ]
+        for _ in range(load.turns)
+    ]
+
+
+def play_ours(policy: HFPolicy, texts: list[list[str]], load: Workload) -> list[Message]:
+    """All episodes with the cache kept; returns the first conversation."""
+
+    async def episode(index: int) -> list[Message]:
+        name = f"episode-{index:02d}"
+        policy.open_episode(name)
+        messages: list[Message] = []
+        for turn, row in enumerate(texts):
+            messages.append(Message("user", row[index]))
+            sampling = Sampling(max_tokens=load.action_tokens, seed=1000 * index + turn)
+            completion = await policy.generate(messages, sampling, name)
+            assert len(completion.token_ids) == load.action_tokens
+            messages.append(Message("assistant", completion.text, completion.token_ids))
+        policy.close_episode(name)
+        return messages
+
+    async def run() -> list[list[Message]]:
+        return await asyncio.gather(*(episode(index) for index in range(load.batch)))
+
+    return asyncio.run(run())[0]
+
+
+def play_generate(policy: HFPolicy, texts: list[list[str]], load: Workload) -> list[Message]:
+    """All episodes by `model.generate` on the whole conversations, turn by turn."""
+    talks: list[list[Message]] = [[] for _ in range(load.batch)]
+    for row in texts:
+        for talk, text in zip(talks, row, strict=True):
+            talk.append(Message("user", text))
+        prompts = [policy.encode(talk) for talk in talks]
+        width = max(map(len, prompts))
+        ids = torch.tensor([[0] * (width - len(prompt)) + list(prompt) for prompt in prompts])
+        mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+        output = policy.model.generate(
+            input_ids=ids,
+            attention_mask=mask,
+            do_sample=True,
+            temperature=1.0,
+            top_k=0,
+            max_new_tokens=load.action_tokens,
+        )
+        sampled = output[:, width:].tolist()
+        for talk, tokens in zip(talks, sampled, strict=True):
+            assert len(tokens) == load.action_tokens
+            text = policy.tokenizer.decode(tokens, skip_special_tokens=True)
+            talk.append(Message("assistant", text, tuple(tokens)))
+    return talks[0]
+
+
+def measure(load: Workload) -> dict[str, Any]:
+    """Interleaved repeats of both sides, and their medians."""
+    torch.manual_seed(0)
+    policy = HFPolicy(make_model(load), make_tokenizer(load.vocab_size))
+    policy.engine.end_ids = frozenset()
+    texts = observations(load)
+    sides = {"model.generate each turn": play_generate, "trailnotes": play_ours}
+    for play in sides.values():  # warm-up
+        play(policy, texts[:2], load)
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(load.repeats):
+        for name, play in sides.items():
+            start = time.perf_counter()
+            play(policy, texts, load)
+            seconds[name].append(time.perf_counter() - start)
+    tokens = load.batch * load.turns * load.action_tokens
+    rows = [
+        {
+            "side": name,
+            "seconds": statistics.median(times),
+            "tokens_per_second": tokens / statistics.median(times),
+            "episodes_per_second": load.batch / statistics.median(times),
+        }
+        for name, times in seconds.items()
+    ]
+    parameters = sum(parameter.numel() for parameter in policy.model.parameters())
+    return {
+        "ratio": rows[1]["tokens_per_second"] / rows[0]["tokens_per_second"],
+        "floor": FLOOR,
+        "rows": rows,
+        "seconds": seconds,
+        "parameters": parameters,
+        "threads": torch.get_num_threads(),
+        "workload": vars(load),
+    }
+
+
+def report(result: dict[str, Any]) -> None:
+    """Print the table."""
+    load = result["workload"]
+    table = Table(
+        title=f"{load['batch']} episodes of {load['turns']} turns, {load['action_tokens']} sampled tokens a turn, "
+        f"{result['parameters'] / 1e6:.1f}M parameters, {result['threads']} threads"
+    )
+    for column in ("rollout", "seconds", "tokens/s", "episodes/s"):
+        table.add_column(column, justify="left" if column == "rollout" else "right")
+    for row in result["rows"]:
+        rates = (row["tokens_per_second"], row["episodes_per_second"])
+        table.add_row(row["side"], f"{row['seconds']:.2f}", f"{rates[0]:.1f}", f"{rates[1]:.2f}")
+    console = Console()
+    console.print(table)
+    console.print(f"ratio {result['ratio']:.2f} (floor {result['floor']:g})")
+
+
+def main() -> None:
+    """Parse the arguments, measure, print, and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result here")
+    parser.add_argument("--quick", action="store_true", help="a smaller model, once: seconds instead of minutes")
+    parser.add_argument("--threads", type=int, default=1, help="torch threads")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    result = measure(QUICK if arguments.quick else Workload())
+    report(result)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
