@@ -40,7 +40,10 @@ class Checkpoint:
 
 
 def save(root: Path, step: int, writer: Callable[[Path], None], meta: Mapping[str, Any] | None = None) -> Path:
-    """Write the checkpoint of `step`; one of the same step is replaced.
+    """Write the checkpoint of `step`.
+
+    One of the same step is replaced (a damaged one, after going back past it); a kill just between the two renames of
+    that would leave neither, but all others.
 
     Args:
         root: the directory of all checkpoints; made if it is missing.
