@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -166,6 +167,17 @@ def test_places_that_cannot_be_written_are_named(tmp_path: Path) -> None:
     (tmp_path / "other" / "run.json").mkdir(parents=True)
     with pytest.raises(RunError, match=r"run\.json"):
         RunDir.open(tmp_path / "other", Config())
+
+
+def test_a_full_disk_at_the_start_is_named_and_frees_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("trailnotes.logs.write_text_atomic", full)
+        with pytest.raises(RunError, match=r"config\.toml \(No space left on device\).*free space"):
+            RunDir.open(tmp_path, Config())
+    RunDir.open(tmp_path, Config()).close()
 
 
 def test_tensorboard_shows_exactly_the_lines(tmp_path: Path) -> None:
