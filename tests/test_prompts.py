@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trailnotes.config import MemoryConfig, RolloutConfig
@@ -28,6 +28,7 @@ from trailnotes.prompts import (
 from trailnotes.types import Completion, Message, Observation, Step, Task, Tip, TokenIds, Trajectory
 
 POLICY = ScriptedPolicy(lambda messages: "")
+relaxed = settings(deadline=None)  # the machine may be busy
 STYLES = ("full", "terse")
 TIP_WORD = "tipmark"  # no observation, instruction or action of these tests holds it
 
@@ -97,6 +98,7 @@ SCRIPTS = st.builds(
 )
 
 
+@relaxed
 @given(SCRIPTS)
 def test_contexts_only_grow_at_their_end_and_keep_the_sampled_ids(script: Script) -> None:
     live = script.begin()
@@ -114,6 +116,7 @@ def test_contexts_only_grow_at_their_end_and_keep_the_sampled_ids(script: Script
             assert (new[-1].content, new[-1].token_ids) == (turn.action, turn.token_ids)
 
 
+@relaxed
 @given(SCRIPTS)
 def test_the_plain_context_is_that_of_an_episode_that_never_saw_a_tip(script: Script) -> None:
     with_tips, without = script.begin(), script.begin()
@@ -132,6 +135,7 @@ def test_the_plain_context_is_that_of_an_episode_that_never_saw_a_tip(script: Sc
     assert with_tips.shown or with_tips.acting == with_tips.plain
 
 
+@relaxed
 @given(SCRIPTS)
 def test_only_text_of_the_environment_or_of_tips_is_ever_cut(script: Script) -> None:
     live = script.begin()
@@ -148,6 +152,7 @@ def test_only_text_of_the_environment_or_of_tips_is_ever_cut(script: Script) -> 
     assert all(CUT not in prompt for prompt in prompts)
 
 
+@relaxed
 @given(SCRIPTS)
 def test_a_tip_is_shown_once_an_episode_unless_repeats_are_asked_for(script: Script) -> None:
     live = script.begin()
@@ -169,7 +174,7 @@ def test_terse_style_word_for_word() -> None:
     live.observe(Observation("hall ."), [tip("go east", 1.0), tip("try north", 0.5)])
     live.act("east", (7,))
     live.observe(Observation("yard ."))
-    first = 'find the coin .\nnotes :\n- "go east" 1 / 1\n- "try north" 0.5 / 1\nhall .'
+    first = 'find the coin .\nnotes :\n- " go east " 1 / 1\n- " try north " 0.5 / 1\nhall .'
     answer = Message("assistant", "east", (7,))
     assert live.acting == [Message("user", first), answer, Message("user", "yard .")]
     assert live.plain == [Message("user", "find the coin .\nhall ."), answer, Message("user", "yard .")]
@@ -191,7 +196,7 @@ def test_full_style_names_task_notes_observation_and_actions() -> None:
 
 def test_scores_are_shown_only_when_asked_for() -> None:
     memory = MemoryConfig(show_score=False)
-    for style, line in (("terse", '- "x"'), ("full", '- "x"')):
+    for style, line in (("terse", '- " x "'), ("full", '- "x"')):
         assert conversation(style, memory).tip_line(tip("x")) == line
     assert conversation("full", memory).tip_line(tip("x", action="look")) == '- "x" (action taken: "look")'
 
@@ -243,6 +248,7 @@ def test_truncate_keeps_what_fits_and_marks_the_cut() -> None:
     assert truncate("abcdefghij", 4, len) == "[...]"  # not even the mark fits: still never silent
 
 
+@relaxed
 @given(st.text(max_size=200), st.integers(6, 60))
 def test_truncate_holds_its_cap_and_keeps_a_prefix(text: str, cap: int) -> None:
     count = POLICY.count_tokens
@@ -262,7 +268,7 @@ def test_caps_apply_to_instruction_observation_actions_and_tips_alike_in_every_m
     live.observe(Observation(long, actions=tuple(long.split())), [tip(long)])
     cut = "w0 w1 w2 w3 [...]"
     assert live.plain[0].content == f"{cut}\n{cut}\nactions : w0 , w1 , [...]"
-    assert live.acting[0].content == f'{cut}\nnotes :\n- "w0 w1 w2 [...]" 1 / 1\n{cut}\nactions : w0 , w1 , [...]'
+    assert live.acting[0].content == f'{cut}\nnotes :\n- " w0 w1 w2 [...] " 1 / 1\n{cut}\nactions : w0 , w1 , [...]'
 
 
 # --- tips
@@ -311,7 +317,7 @@ HOSTILE = [
 @pytest.mark.parametrize("text", HOSTILE)
 @pytest.mark.parametrize("style", STYLES)
 def test_a_hostile_tip_stays_one_quoted_line(style: str, text: str) -> None:
-    memory = MemoryConfig(max_tip_tokens=64)
+    memory = MemoryConfig(max_tip_tokens=96)
     kind, evil = (Conversation(RolloutConfig(style=style), memory, POLICY.count_tokens) for _ in range(2))
     for live, tip_text in ((kind, "harmless"), (evil, text)):
         live.start("Find it.")
@@ -323,14 +329,15 @@ def test_a_hostile_tip_stays_one_quoted_line(style: str, text: str) -> None:
     line = lines[index]
     assert line.startswith('- "')
     assert line.count('"') == expected[index].count('"')
-    assert not set("<>|#`\x00\x1b\u200b\u202e") & set(line)
+    assert not set("<>|#`\x00\x1b\u200b\u202e\uff1c\uff1e\uff5c") & set(line)
     assert "[" not in line.replace("[...]", "")
     assert not re.search(r"(?i)\b(system|user|human|assistant|note|task|observation|actions)\s*:", line)
     assert "they may be wrong" not in line
-    assert POLICY.count_tokens(line) < 250
+    assert POLICY.count_tokens(line) < 300
     assert evil.plain == kind.plain
 
 
+@relaxed
 @given(st.text(st.characters(), max_size=80) | st.sampled_from(HOSTILE))
 def test_quoting_is_one_clean_line_and_changes_nothing_twice(text: str) -> None:
     line = quoted(text)
@@ -403,6 +410,7 @@ def test_the_longest_action_is_still_read() -> None:
     assert parse_action("x" * MAX_ACTION_CHARS, "line").ok
 
 
+@relaxed
 @given(st.text(st.characters(), max_size=100), st.sampled_from(["line", "tags"]))
 def test_parsing_never_raises_and_gives_one_clean_line(text: str, action_format: str) -> None:
     parsed = parse_action(text, action_format)

@@ -285,7 +285,7 @@ def test_tips_are_searched_before_every_action_without_tips_in_the_query() -> No
     assert memory.queries == [("t", "walk right\nplace 0", 3), ("t", "walk right\nplace 1", 3)]
     assert [len(step.tips) for step in done.steps] == [1, 0]  # the second time the context holds it already
     assert done.steps[0].tips == tuple(memory.tips)
-    assert policy.requests[0][1][0].content == 'walk right\nnotes :\n- "secret" 1 / 1\nplace 0'
+    assert policy.requests[0][1][0].content == 'walk right\nnotes :\n- " secret " 1 / 1\nplace 0'
     assert done.mode == "on_policy_tips"
 
 
@@ -351,7 +351,9 @@ def test_tips_that_do_not_fit_are_dropped_before_the_episode_is() -> None:
     assert done.success
     assert [step.tips for step in done.steps] == [(), ()]
     assert all(step.completion.prompt_ids == step.plain_prompt_ids for step in done.steps)
-    roomy = settings(rollout={"max_context_tokens": 31 + 30, "max_action_tokens": 10})  # "notes ..." has 26 more
+    roomy = settings(
+        rollout={"max_context_tokens": 61, "max_action_tokens": 10}
+    )  # tips fit, then the second turn does not
     later = play(ScriptedPolicy(right), roomy, "off_policy", ListMemory("secret"))
     assert [len(step.tips) for step in later.steps] == [1]
     assert later.context_full
@@ -482,10 +484,14 @@ def test_a_policy_that_fails_ends_the_whole_batch_and_leaves_nothing_open() -> N
         return "right"
 
     policy, pool = ScriptedPolicy(script), FakePool(shuffled_pauses())
-    with pytest.raises(PolicyError, match="no more memory"):
-        play_groups(policy, pool)
-    assert pool.out == 0
-    assert not policy.open_episodes
+
+    async def scenario() -> None:
+        with pytest.raises(PolicyError, match="no more memory"):
+            await run_groups(policy, pool, [TASK], [["plain"] * 5], None, SETTINGS, seed=0)
+        assert pool.out == 0  # the others have ended by now, not when the loop does
+        assert not policy.open_episodes
+
+    asyncio.run(scenario())
 
 
 def test_every_task_needs_its_modes() -> None:
