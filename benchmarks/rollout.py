@@ -40,12 +40,12 @@ SPECIAL = ["<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
 class Workload:
     """What both sides do."""
 
-    hidden_size: int = 384
+    hidden_size: int = 320
     num_layers: int = 6
     vocab_size: int = 4096
     batch: int = 16
     turns: int = 20
-    observation_tokens: int = 30
+    observation_tokens: int = 20
     action_tokens: int = 8
     repeats: int = 3
 

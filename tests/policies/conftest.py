@@ -9,10 +9,14 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
     PreTrainedTokenizerFast,
@@ -98,6 +102,12 @@ def make_model(kind: str = "qwen2", positions: int = 256, **options: Any) -> Any
             return LlamaForCausalLM(LlamaConfig(**common | options)).eval()
         case "mistral":
             return MistralForCausalLM(MistralConfig(**common | options)).eval()
+        case "gemma2":
+            return Gemma2ForCausalLM(Gemma2Config(**common | {"head_dim": 8} | options)).eval()
+        case "mamba":
+            return MambaForCausalLM(
+                MambaConfig(vocab_size=size, hidden_size=32, num_hidden_layers=2, state_size=4, initializer_range=0.2)
+            ).eval()
         case "gpt2":
             config = GPT2Config(
                 vocab_size=size,

@@ -379,8 +379,8 @@ def test_one_completion_at_a_time_for_each_episode(model, tokenizer):
         asyncio.run(run())
 
 
-def test_a_sliding_window_recomputes_and_is_right(model_of, tokenizer, caplog):
-    model = model_of("mistral", sliding_window=6)
+def test_a_model_without_attention_recomputes_and_is_right(model_of, tokenizer, caplog):
+    model = model_of("mamba")
     with caplog.at_level(logging.WARNING):
         policy = HFPolicy(model, tokenizer)
     assert isinstance(policy.engine.decoder, RecomputeDecoder)
@@ -390,11 +390,26 @@ def test_a_sliding_window_recomputes_and_is_right(model_of, tokenizer, caplog):
             assert list(completion.logprobs) == pytest.approx(forward(model, completion), abs=1e-5)
 
 
-def test_a_window_wider_than_the_context_is_full_attention(model_of, tokenizer):
-    model = model_of("mistral", sliding_window=256)
+@pytest.mark.parametrize("window", [6, 256])
+@pytest.mark.parametrize("kind", ["mistral", "gemma2"])
+def test_sliding_windows(model_of, tokenizer, kind, window):
+    model = model_of(kind, sliding_window=window)
     policy = HFPolicy(model, tokenizer)
     assert isinstance(policy.engine.decoder, SlotDecoder)
-    completion = one(policy, "dark " * 20, max_tokens=5)
+    assert policy.engine.decoder.network.split == (kind == "mistral")  # Gemma 2 caps its logits after the head
+    for completions in play_all(policy, 5):
+        for completion in completions:
+            assert list(completion.logprobs) == pytest.approx(forward(model, completion), abs=2e-5)
+
+
+def test_a_cache_that_the_model_ignores_is_found_out(model_of, tokenizer, caplog):
+    model = model_of()
+    whole = model.model.forward
+    model.model.forward = lambda **inputs: whole(**inputs | {"position_ids": None})
+    policy = HFPolicy(model, tokenizer)
+    assert isinstance(policy.engine.decoder, RecomputeDecoder)
+    assert "differs from one without" in caplog.text
+    completion = one(policy, max_tokens=5)
     assert list(completion.logprobs) == pytest.approx(forward(model, completion), abs=1e-5)
 
 

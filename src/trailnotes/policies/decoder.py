@@ -1,14 +1,14 @@
 """Forward passes over the live episodes: what is new goes in, the logits of the next token come out.
 
-Two decoders with the same face: `SlotDecoder` keeps the KV cache of every episode, for models whose layers all
-attend to the whole past; `RecomputeDecoder` computes the context again, for all others. `make_decoder` tries the
-first on a few tokens and takes it if its logits are the model's own.
+Two decoders with the same face: `SlotDecoder` keeps the KV cache of every episode, for models whose layers all are
+attention, to the whole past or to a window of it; `RecomputeDecoder` computes the context again, for all others.
+`make_decoder` tries the first on a few tokens and takes it if its logits are the model's own.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,6 +24,8 @@ MAX_TOKENS = 4096  # padded tokens in one forward pass
 MIN_PADDING = 64  # padded tokens that cost less than one more forward pass
 
 Slot = int
+Windows = Mapping[str, int]  # tokens that a kind of layer sees, as transformers names it; 0 = all
+FULL: Windows = {"full_attention": 0}
 Row = tuple[Slot, Sequence[int]]  # an episode's slot and its new tokens, at least one
 
 
@@ -81,10 +83,11 @@ class _Contexts:
 class SlotDecoder(_Contexts):
     """Appends only what is new to the cache that each episode keeps."""
 
-    def __init__(self, network: Network, context_length: int) -> None:
+    def __init__(self, network: Network, context_length: int, windows: Windows = FULL) -> None:
         super().__init__()
         self.network = network
         self.context_length = context_length
+        self.windows = windows
         self.cache = SlotCache()
 
     def release(self, slot: Slot) -> None:
@@ -153,17 +156,25 @@ class SlotDecoder(_Contexts):
         slots = slice(batch[0], batch[-1] + 1) if is_span else torch.tensor(batch, device=device)
         cache.plan = Plan(slots, torch.from_numpy(written).to(device), length)
         position_ids = torch.from_numpy(positions).to(device)
-        hidden = torch.arange(length, device=device) > position_ids[:, None, :, None]  # (B, 1, S, L)
-        dtype = self.network.dtype
-        mask = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, torch.finfo(dtype).min)
+        masks = {kind: self._mask(position_ids, length, window) for kind, window in self.windows.items()}
         return self.network(
             last,
             input_ids=torch.from_numpy(ids).to(device),
-            attention_mask=mask,
+            attention_mask=masks if len(masks) > 1 else next(iter(masks.values())),
             position_ids=position_ids.clamp_(max=self.context_length - 1),  # padding may stand past the end
             past_key_values=cache,
             use_cache=True,
         )
+
+    def _mask(self, position_ids: Tensor, length: int, window: int) -> Tensor:
+        """Additive mask of what each new token sees: itself and the past, up to a window; (B, S) -> (B, 1, S, L)."""
+        columns, own = torch.arange(length, device=position_ids.device), position_ids[:, None, :, None]
+        hidden = columns > own
+        if window:
+            hidden |= columns <= own - window
+        dtype = self.network.dtype
+        mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
+        return mask.masked_fill_(hidden, torch.finfo(dtype).min)
 
 
 class RecomputeDecoder(_Contexts):
@@ -195,39 +206,44 @@ class RecomputeDecoder(_Contexts):
 def make_decoder(model: Any, context_length: int) -> Decoder:
     """The decoder that keeps its cache, if this model allows it."""
     network = Network(model)
-    reason = _obstacle(network, context_length)
-    if reason:
+    try:
+        decoder = SlotDecoder(network, context_length, _windows(model.config, context_length))
+        _check(decoder)
+    except (AttributeError, TypeError, ValueError, RuntimeError, IndexError) as error:
+        reason = f"{type(error).__name__}: {error}"
         logger.warning("no cache is kept between turns, each token recomputes its context: %s", reason)
         return RecomputeDecoder(network)
-    return SlotDecoder(network, context_length)
+    return decoder
 
 
-def _obstacle(network: Network, context_length: int) -> str:
-    """Why a slot cache cannot serve this model; '' if it can."""
-    from transformers.cache_utils import DynamicCache, DynamicLayer
+def _windows(config: Any, context_length: int) -> Windows:
+    """Kinds of attention layers and their windows. Raises `ValueError` for layers of another nature."""
+    from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
-    layers = DynamicCache(config=network.model.config).layers
-    others = sorted(
-        {
-            type(layer).__name__
-            for layer in layers
-            if type(layer) is not DynamicLayer and getattr(layer, "sliding_window", 0) < context_length
-        }
-    )
-    if others:
-        return f"the model has layers without full attention ({', '.join(others)})"
-    ids = network.probe_ids(min(9, context_length))
-    decoder = SlotDecoder(network, context_length)
+    windows: dict[str, int] = {}
+    for layer in DynamicCache(config=config).layers:
+        if type(layer) is DynamicLayer:
+            windows["full_attention"] = 0
+        elif type(layer) is DynamicSlidingWindowLayer:
+            window = layer.sliding_window
+            windows["sliding_attention"] = window if window < context_length else 0
+        else:
+            raise ValueError(f"the model has layers of another kind than attention ({type(layer).__name__})")
+    return windows or FULL
+
+
+def _check(decoder: SlotDecoder) -> None:
+    """Raise `ValueError` if passes over the cache do not give what passes without it give."""
+    network = decoder.network
+    ids = network.probe_ids(min(9, decoder.context_length))
     first, second = decoder.acquire(), decoder.acquire()
-    try:
-        decoder.extend([(first, ids[:2]), (second, ids[1:6])])
-        logits = decoder.extend([(first, ids[2:6]), (second, ids[6:])])
-    except (AttributeError, TypeError, ValueError, RuntimeError, IndexError) as error:
-        return f"{type(error).__name__}: {error}"
+    decoder.extend([(first, ids[:2]), (second, ids[1:6])])
+    logits = decoder.extend([(first, ids[2:6]), (second, ids[6:])])
+    decoder.release(first)
+    decoder.release(second)
     expected = (network.reference(ids[:6]), network.reference(ids[1:]))
     if not all(agree(got, want) for got, want in zip(logits, expected, strict=True)):
-        return "a forward pass over its cache differs from one without"
-    return ""
+        raise ValueError("a forward pass over its cache differs from one without")
 
 
 def _groups(lengths: Sequence[int]) -> list[list[int]]:
