@@ -50,7 +50,8 @@ def from_jsonl(path: Path) -> list[Demonstration]:
             messages = tuple(Message(row["role"], str(row["content"])) for row in rows)
         except (json.JSONDecodeError, KeyError, TypeError) as error:
             raise ConfigError(
-                f'{path}:{number} is no demonstration ({error}); a line is {{"messages": [{{"role": .., "content": ..}}]}}'
+                f"{path}:{number} is no demonstration ({error}); "
+                'a line is {"messages": [{"role": "user", "content": "..."}, ...]}'
             ) from error
         taught = frozenset(i for i, message in enumerate(messages) if message.role == "assistant")
         if not taught:

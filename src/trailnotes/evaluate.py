@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trailnotes import checkpoint
+from trailnotes.config import LoraConfig
 from trailnotes.envs.workers import EnvPool
 from trailnotes.errors import ConfigError, RunError
 from trailnotes.files import write_text_atomic
@@ -115,7 +116,7 @@ def resolve(model_or_run: Path | str) -> Subject:
         found = checkpoint.latest(root)
         if found is None:
             raise RunError(f"{path} holds no finished checkpoint yet; train it first, or wait for the first save")
-        path = found.path
+        path = found
     if (path / "model").is_dir() and (path / "meta.json").is_file():
         meta = checkpoint.load_meta(path)
         memory = path / "memory.db"
@@ -132,7 +133,8 @@ def load_policy(config: Config, subject: Subject) -> HFPolicy:
 
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
-    model, tokenizer = load_model(config.model.model_copy(update={"path": subject.model}))
+    whole = {"path": subject.model, "lora": LoraConfig()}  # adapters are merged into what a checkpoint exports
+    model, tokenizer = load_model(config.model.model_copy(update=whole))
     return HFPolicy(
         model,
         tokenizer,

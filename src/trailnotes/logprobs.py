@@ -122,11 +122,8 @@ class TokenScorer:
         logits = (states if self.whole else self.head(states)).float()
         if self.temperature != 1.0:
             logits = logits / self.temperature
-        normaliser = logits.logsumexp(-1)
-        with torch.no_grad():
-            probabilities = (logits - normaliser[:, None]).exp_()
-            entropies = normaliser - (probabilities * logits.clamp(min=torch.finfo(torch.float32).min)).sum(-1)
-        return logits.gather(-1, targets[:, None]).squeeze(-1) - normaliser, entropies.detach()
+        logprobs, entropies = _LogSoftmaxAt.apply(logits, targets)  # type: ignore[no-untyped-call]
+        return logprobs, entropies
 
     @torch.no_grad()
     def _head_is_enough(self) -> bool:
@@ -141,6 +138,33 @@ class TokenScorer:
         return expected.shape == found.shape and bool(
             (expected - found).abs().max() <= tolerance * expected.abs().max().clamp(min=1.0)
         )
+
+
+class _LogSoftmaxAt(torch.autograd.Function):
+    """log_softmax(logits)[target] and the entropy, with one buffer of the size of the logits in either direction.
+
+    d/dlogits log softmax(logits)[y] = onehot(y) - softmax(logits).
+    """
+
+    @staticmethod
+    def forward(
+        context: Any,
+        logits: Tensor,  # (K, V) float32
+        targets: Tensor,  # (K,)
+    ) -> tuple[Tensor, Tensor]:  # (K,), (K,)
+        normaliser = logits.logsumexp(-1, keepdim=True)
+        context.save_for_backward(logits, targets, normaliser)
+        expected = (logits - normaliser).exp_().mul_(logits).nan_to_num_(nan=0.0)  # 0 * -inf is 0 here
+        entropies = normaliser.squeeze(-1) - expected.sum(-1)
+        context.mark_non_differentiable(entropies)
+        return (logits.gather(-1, targets[:, None]) - normaliser).squeeze(-1), entropies
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        logits, targets, normaliser = context.saved_tensors
+        outer = gradients[0][:, None]
+        inner = (logits - normaliser).exp_().mul_(-outer)
+        return inner.scatter_add_(-1, targets[:, None], outer), None
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trailnotes.types import Sample, Step, TokenIds, Trajectory, TrajectoryGroup
 
@@ -32,7 +33,7 @@ class _Row:
 
 def build_samples(
     groups: Sequence[TrajectoryGroup],
-    advantages: Sequence[Sequence[float]],
+    advantages: Sequence[Sequence[float] | NDArray[np.float64]],
     rows: Literal["auto", "step"] = "auto",
 ) -> list[Sample]:
     """The training rows of all trajectories, in order.

@@ -30,7 +30,6 @@ def train(
     run_dir: Path,
     *,
     allow_change: Sequence[str] = (),
-    dry_run: bool = False,
 ) -> Path:
     """Train `config.algorithm` until it is done, and return the directory of the last model.
 
@@ -41,17 +40,12 @@ def train(
         config: the whole configuration.
         run_dir: directory of the run; made if it does not exist.
         allow_change: keys that may differ from those of the run that is resumed.
-        dry_run: validate everything, estimate time, memory and disk, and write nothing that stays.
 
     Raises:
         ConfigError: a setting that cannot work, before anything is built.
         RunError: the directory is in use, damaged, or belongs to another config.
     """
     config.refuse_training()
-    if dry_run:
-        from trailnotes.dryrun import dry_run as estimate
-
-        return estimate(config, run_dir)
     with RunDir.open(run_dir, config, allow_change=allow_change) as directory:
         return asyncio.run(_train(config, directory))
 

@@ -14,6 +14,7 @@ import torch
 from trailnotes import smallmodel
 from trailnotes.demonstrations import DEMONSTRATORS, Demonstration, from_jsonl
 from trailnotes.errors import ConfigError
+from trailnotes.export import export_model
 from trailnotes.files import write_text_atomic
 from trailnotes.logprobs import TokenScorer
 from trailnotes.policies.chat import ChatFormat
@@ -51,8 +52,7 @@ def warmstart(config: Config, out: Path, *, progress: Callable[[dict[str, float]
     chat = ChatFormat(tokenizer)
     rows = _rows(config, chat, config.run.seed)
     losses = _fit(model, rows, config, progress)
-    model.save_pretrained(out)
-    tokenizer.save_pretrained(out)
+    export_model(model, out, tokenizer)
     record = {"steps": len(losses), "final_loss": sum(losses[-50:]) / len(losses[-50:]), "seed": config.run.seed}
     write_text_atomic(out / "warmstart.json", json.dumps(record, indent=1) + "\n")
     return out
@@ -145,7 +145,7 @@ def _fit(
         ids, mask = collate(batch, device)
         loss = -score(ids, mask)[0].sum() / mask.sum()
         optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, warm.steps, warm.lr)

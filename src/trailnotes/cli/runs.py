@@ -25,12 +25,16 @@ _OTHER_CONFIG = argument(
 
 def _train(args: Namespace) -> None:
     from trailnotes.configio import load_config
+
+    config = load_config(args.config, args.settings)
+    if args.dry_run:
+        from trailnotes.dryrun import dry_run
+
+        print(dry_run(config), end="")
+        return
     from trailnotes.training import train
 
-    result = train(
-        load_config(args.config, args.settings), args.run_dir, allow_change=args.allow_change, dry_run=args.dry_run
-    )
-    print(result if args.dry_run else f"last model: {result}")
+    print(f"last model: {train(config, args.run_dir, allow_change=args.allow_change)}")
 
 
 def _eval(args: Namespace) -> None:

@@ -84,17 +84,16 @@ class TipMemory:
         """
         usable = [clean for tip in tips if (clean := _bounded(tip, self._clock))]
         vectors = self._embed([tip.key for tip in usable])
-        changed = 0
         with self.store.transaction():
-            for tip, vector in zip(usable, vectors, strict=True):
-                changed += self._add(tip, vector)
+            changed = sum(self._add(tip, vector) for tip, vector in zip(usable, vectors, strict=True))
+            for namespace in dict.fromkeys(tip.namespace for tip in usable):
+                self.store.evict(namespace, self.config.capacity)
         return changed
 
     def _add(self, tip: Tip, vector: Floats) -> int:
         tip_id = self.store.find(tip, same_key=self.config.entries == "step")
         if tip_id is None:
             self.store.insert(tip, vector)
-            self.store.evict(tip.namespace, self.config.capacity)
             return 1
         if self.config.duplicates == "reject":
             return 0

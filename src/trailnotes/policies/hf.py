@@ -112,6 +112,7 @@ def load_model(config: ModelConfig) -> tuple[Any, Any]:
     path, is_local = _resolve(config.path)
     device = device_of(config.device)
     common = {"local_files_only": is_local}
+    transformers.utils.logging.disable_progress_bar()  # two bars on one terminal garble each other; ours is of the run
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(path, **common)
         model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, config.dtype), **common)
