@@ -200,10 +200,12 @@ def test_train(fake: Any, config_file: str, capsys: pytest.CaptureFixture[str]) 
     assert main([*words, "--optim.lr", "1e-3"]) == 0
     ((config, run_dir), options) = calls[0]
     assert (config.run.seed, config.optim.lr, run_dir) == (5, 1e-3, Path("runs/a"))
-    assert options == {"allow_change": ["optim", "run.name"], "dry_run": False}
+    assert options == {"allow_change": ["optim", "run.name"]}
     assert capsys.readouterr().out == "last model: runs/a/checkpoints/step-000010/model\n"
-    main([*words, "--dry-run"])
-    assert calls[1][1]["dry_run"] is True
+    estimates = fake("trailnotes.dryrun", "dry_run", "about 5 minutes\n")
+    assert main([*words, "--dry-run"]) == 0
+    assert (len(calls), len(estimates)) == (1, 1)
+    assert capsys.readouterr().out == "about 5 minutes\n"
 
 
 def test_eval_takes_the_settings_of_the_run_unless_told_otherwise(
@@ -212,7 +214,7 @@ def test_eval_takes_the_settings_of_the_run_unless_told_otherwise(
     run = tmp_path / "run"
     run.mkdir()
     (run / "config.toml").write_text("[run]\nseed = 9\n")
-    calls = fake("trailnotes.evaluate", "evaluate", "row", markdown_table=lambda rows: f"table of {rows}\n")
+    calls = fake("trailnotes.evaluation", "evaluate", "row", markdown_table=lambda rows: f"table of {rows}\n")
     assert main(["eval", str(run), "--eval.num_tasks", "4", "--out", str(tmp_path / "out")]) == 0
     ((config, subject), options) = calls[0]
     assert (config.run.seed, config.eval.num_tasks, subject) == (9, 4, str(run))
@@ -225,7 +227,7 @@ def test_eval_takes_the_settings_of_the_run_unless_told_otherwise(
 
 
 def test_adapt(fake: Any, config_file: str, capsys: pytest.CaptureFixture[str]) -> None:
-    calls = fake("trailnotes.evaluate", "adapt", [], markdown_table=lambda rows: "table\n")
+    calls = fake("trailnotes.evaluation", "adapt", [], markdown_table=lambda rows: "table\n")
     assert main(["adapt", "model", "--config", config_file, "--out", "there", "--trials", "3"]) == 0
     options = calls[0][1]
     assert (options["trials"], options["out"]) == (3, Path("there"))
@@ -237,7 +239,7 @@ def test_rollout_prints_the_episodes(fake: Any, config_file: str, capsys: pytest
     said = Completion((1,), (2,), (-0.1,), "go left")
     step = Step(Observation("a hall"), (), said, (1,), "go left", 1.0)
     episode = Trajectory(Task("maze/1", "maze"), (step,), Observation("won"), "terminated", True, 1.0)
-    calls = fake("trailnotes.evaluate", "rollout", [episode])
+    calls = fake("trailnotes.evaluation", "rollout", [episode])
     assert main(["rollout", config_file, "--out", "e.jsonl"]) == 0
     assert calls[0][0][1] is None
     shown = capsys.readouterr().out

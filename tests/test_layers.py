@@ -17,9 +17,9 @@ LAYERS = """
 __main__
 cli
 demo
-diagnose evaluate viewer
+story
+diagnose evaluation viewer dryrun
 training
-dryrun
 algorithms
 warmstart
 run
@@ -27,8 +27,8 @@ learner
 export metrics optimizer
 rollout samples demonstrations
 tasks
-prompts envs policies memory credit losses checkpoint logprobs smallmodel stats
-render logs
+prompts envs policies memory credit losses checkpoint logprobs smallmodel plots
+render stats logs
 configio console jsonl records
 presets
 config

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from trailnotes.config import Config
     from trailnotes.configio import load_config
     from trailnotes.envs import check_env, make_env
-    from trailnotes.evaluate import adapt, evaluate
+    from trailnotes.evaluation import adapt, evaluate
     from trailnotes.memory import open_memory
     from trailnotes.training import train
 
@@ -22,9 +22,9 @@ __all__ = ["Config", "adapt", "check_env", "evaluate", "load_config", "make_env"
 
 _HOMES = {
     "Config": "trailnotes.config",
-    "adapt": "trailnotes.evaluate",
+    "adapt": "trailnotes.evaluation",
     "check_env": "trailnotes.envs",
-    "evaluate": "trailnotes.evaluate",
+    "evaluate": "trailnotes.evaluation",
     "load_config": "trailnotes.configio",
     "make_env": "trailnotes.envs",
     "open_memory": "trailnotes.memory",

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +16,11 @@ from trailnotes import checkpoint
 from trailnotes.configio import load_config
 from trailnotes.console import Bar, clock
 from trailnotes.errors import RunError
-from trailnotes.evaluate import PanelResult, write_table
+from trailnotes.evaluation import PanelResult, write_table
 from trailnotes.files import write_text_atomic
 from trailnotes.jsonl import read_jsonl
 from trailnotes.stats import bootstrap
+from trailnotes.story import Job, before_and_after, draw, print_table
 from trailnotes.tasks import tasks_of
 
 if TYPE_CHECKING:
@@ -31,23 +31,10 @@ METHODS = ("grpo", "empo2")
 INTERVAL = "bootstrap over seeds, then families, then games, 95 %"
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    """One training run of the demo."""
-
-    method: str
-    seed: int
-    directory: Path
-
-    @property
-    def name(self) -> str:
-        """Method and seed: also the name of the run's directory."""
-        return f"{self.method}-{self.seed}"
-
-    def command(self, config: Path, extra: Sequence[str]) -> list[str]:
-        """What a person would type for this run."""
-        settings = ["--algorithm.name", self.method, "--run.seed", str(self.seed), "--run.name", self.name, *extra]
-        return [sys.executable, "-m", "trailnotes", "train", str(config), "--run-dir", str(self.directory), *settings]
+def train_command(job: Job, config: Path, extra: Sequence[str]) -> list[str]:
+    """What a person would type for this run."""
+    settings = ["--algorithm.name", job.method, "--run.seed", str(job.seed), "--run.name", job.name, *extra]
+    return [sys.executable, "-m", "trailnotes", "train", str(config), "--run-dir", str(job.directory), *settings]
 
 
 def demo(
@@ -77,8 +64,6 @@ def demo(
     _train_all(config, config_path, jobs, jobs_at_once, settings)
     rows = _examine(config, jobs, out, trials)
     write_table(rows, out)
-    from trailnotes.story import before_and_after, draw, print_table
-
     draw(config, jobs, rows, out / "curves.png")
     story = before_and_after(jobs, out)
     write_text_atomic(out / "story.txt", story)
@@ -134,7 +119,7 @@ def finished(job: Job, config: Config) -> bool:
 def _start(job: Job, path: Path, settings: Sequence[str]) -> subprocess.Popen[bytes]:
     job.directory.mkdir(parents=True, exist_ok=True)
     with (job.directory / "console.log").open("ab") as log:
-        return subprocess.Popen(job.command(path, settings), stdout=log, stderr=log, stdin=subprocess.DEVNULL)  # noqa: S603
+        return subprocess.Popen(train_command(job, path, settings), stdout=log, stderr=log, stdin=subprocess.DEVNULL)  # noqa: S603
 
 
 def _check(job: Job, status: int) -> None:
@@ -191,7 +176,7 @@ def _count(jobs: Sequence[Job], method: str) -> int:
 
 def _play_once(config: Config, subject: Path | str, seed: int, out: Path, trials: int) -> list[dict[str, Any]]:
     """Play the panel, or take what an earlier start of the demo has played: one small record an episode."""
-    from trailnotes.evaluate import adapt, evaluate
+    from trailnotes.evaluation import adapt, evaluate
 
     config = config.model_copy(update={"run": config.run.model_copy(update={"seed": seed})})
     if trials:

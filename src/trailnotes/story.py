@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trailnotes.jsonl import read_jsonl
@@ -13,11 +15,23 @@ from trailnotes.stats import Interval
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
     from trailnotes.config import Config
-    from trailnotes.demo import Job
-    from trailnotes.evaluate import PanelResult
+    from trailnotes.evaluation import PanelResult
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One training run of the demo."""
+
+    method: str
+    seed: int
+    directory: Path
+
+    @property
+    def name(self) -> str:
+        """Method and seed: also the name of the run's directory."""
+        return f"{self.method}-{self.seed}"
 
 
 def print_table(rows: Sequence[PanelResult], jobs: Sequence[Job]) -> None:

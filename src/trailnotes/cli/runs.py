@@ -38,7 +38,7 @@ def _train(args: Namespace) -> None:
 
 
 def _eval(args: Namespace) -> None:
-    from trailnotes.evaluate import evaluate, markdown_table
+    from trailnotes.evaluation import evaluate, markdown_table
 
     config = _config_of(args.subject, args.config, args.settings)
     print(markdown_table([evaluate(config, args.subject, memory=args.memory, out=args.out)]), end="")
@@ -46,7 +46,7 @@ def _eval(args: Namespace) -> None:
 
 
 def _adapt(args: Namespace) -> None:
-    from trailnotes.evaluate import adapt, markdown_table
+    from trailnotes.evaluation import adapt, markdown_table
 
     config = _config_of(args.subject, args.config, args.settings)
     results = adapt(
@@ -61,7 +61,7 @@ def _adapt(args: Namespace) -> None:
 
 
 def _rollout(args: Namespace) -> None:
-    from trailnotes.evaluate import rollout
+    from trailnotes.evaluation import rollout
     from trailnotes.render import render_episode
 
     config = _config_of(args.model, args.config, args.settings)
