@@ -1,0 +1,152 @@
+"""Peak memory of log-probabilities with their gradient, at a vocabulary of 152k: all logits at once, or in chunks.
+
+Naive is what one writes first: the model's logits of every token, log_softmax, gather. Ours takes the hidden states of
+the trained positions and turns them into logits a chunk at a time, forwards and again backwards. Each side runs in a
+process of its own; peak is the growth of its resident memory over what it held before the first forward pass.
+
+    python benchmarks/logprobs.py --json logprobs.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from trailnotes.config import OptimConfig
+from trailnotes.logprobs import TokenScorer
+
+FLOOR = 4.0
+VOCABULARY = 151_936
+TOLERANCE = 1e-5
+DEFAULT_CHUNK = OptimConfig().logprob_chunk
+
+
+def make_model() -> Any:
+    """A random Qwen2 of one thin layer: nearly all of its memory is the vocabulary's."""
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        tie_word_embeddings=True,
+    )
+    return Qwen2ForCausalLM(config).eval()
+
+
+def make_batch(tokens: int, trained: float) -> tuple[Tensor, Tensor]:
+    """(B, 256) random ids and a mask of which a share `trained` is on, in runs of 8."""
+    generator = torch.Generator().manual_seed(1)
+    shape = (tokens // 256, 256)
+    runs = torch.rand((shape[0], 32), generator=generator) < trained
+    mask = runs.repeat_interleave(8, 1)
+    mask[:, 0] = False
+    return torch.randint(VOCABULARY, shape, generator=generator), mask
+
+
+def naive(model: Any, token_ids: Tensor, mask: Tensor) -> Tensor:
+    """All logits, log_softmax, gather."""
+    logits = model(input_ids=token_ids[:, :-1], use_cache=False).logits
+    logprobs = logits.float().log_softmax(-1).gather(-1, token_ids[:, 1:, None]).squeeze(-1)
+    return logprobs[mask[:, 1:]]
+
+
+def run_side(chunk: int, tokens: int, trained: float) -> dict[str, Any]:
+    """One side in this process; `chunk` 0 is the naive one."""
+    torch.set_num_threads(1)
+    model, (token_ids, mask) = make_model(), make_batch(tokens, trained)
+    score = TokenScorer(model, chunk=chunk) if chunk else None
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    start = time.perf_counter()
+    logprobs = score(token_ids, mask)[0][mask] if score else naive(model, token_ids, mask)
+    logprobs.mean().backward()
+    seconds = time.perf_counter() - start
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    gradient = model.get_output_embeddings().weight.grad
+    return {
+        "chunk": chunk,
+        "seconds": seconds,
+        "peak_mb": peak / 1024,
+        "trained": int(mask.sum()),
+        "logprobs": logprobs.tolist(),
+        "gradient_norm": float(gradient.norm()),
+    }
+
+
+def measure(tokens: int, trained: float) -> dict[str, Any]:
+    """Every side in a process of its own, and whether they agree."""
+    sides = []
+    for chunk in (0, 1024, DEFAULT_CHUNK, 64):
+        if any(side["chunk"] == chunk for side in sides):
+            continue
+        command = [sys.executable, __file__, "--side", str(chunk), "--tokens", str(tokens), "--trained", str(trained)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        sides.append(json.loads(done.stdout.splitlines()[-1]))
+    reference = sides[0]["logprobs"]
+    for side in sides:
+        pairs = zip(side.pop("logprobs"), reference, strict=True)
+        side["largest_difference"] = max(abs(mine - theirs) for mine, theirs in pairs)
+        side["ratio"] = sides[0]["peak_mb"] / side["peak_mb"]
+    (default,) = (side for side in sides if side["chunk"] == DEFAULT_CHUNK)
+    return {
+        "ratio": default["ratio"],
+        "floor": FLOOR,
+        "equal": max(side["largest_difference"] for side in sides) <= TOLERANCE,
+        "rows": sides,
+        "tokens": tokens,
+        "vocabulary": VOCABULARY,
+    }
+
+
+def report(result: dict[str, Any]) -> None:
+    """Print the table."""
+    trained = result["rows"][0]["trained"]
+    table = Table(
+        title=f"{result['tokens']} tokens, {trained} of them trained, a vocabulary of {result['vocabulary']}, float32"
+    )
+    for column in ("log-probabilities", "peak MB", "times less", "seconds", "largest difference"):
+        table.add_column(column, justify="left" if column == "log-probabilities" else "right")
+    for row in result["rows"]:
+        default = " (default)" if row["chunk"] == DEFAULT_CHUNK else ""
+        name = f"chunks of {row['chunk']}{default}" if row["chunk"] else "naive"
+        numbers = (f"{row['peak_mb']:.0f}", f"{row['ratio']:.1f}", f"{row['seconds']:.1f}")
+        table.add_row(name, *numbers, f"{row['largest_difference']:.1e}")
+    console = Console()
+    console.print(table)
+    console.print(f"ratio {result['ratio']:.2f} (floor {result['floor']:g}), equal to {TOLERANCE:g}: {result['equal']}")
+
+
+def main() -> None:
+    """Parse the arguments, measure, print, and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result here")
+    parser.add_argument("--quick", action="store_true", help="half the tokens")
+    parser.add_argument("--tokens", type=int, default=2048, help="tokens of the batch, a multiple of 256")
+    parser.add_argument("--trained", type=float, default=1 / 3, help="share of the tokens that is trained")
+    parser.add_argument("--side", type=int, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.side is not None:
+        sys.stdout.write(json.dumps(run_side(arguments.side, arguments.tokens, arguments.trained)) + "\n")
+        return
+    result = measure(1024 if arguments.quick else arguments.tokens, arguments.trained)
+    report(result)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,183 @@
+"""Tokens that an update must compute for episodes of 20 turns: one row a step, or one row an episode.
+
+Both cuts of the same episodes hold the same trained tokens under the same contexts; a row for each step computes the
+history again at every turn. Time is of one update (forward, backward, step); peak is the growth of resident memory.
+Each side runs in a process of its own, with the same budget of tokens in a micro-batch.
+
+    python benchmarks/rows.py --json rows.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import resource
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from trailnotes.config import LossConfig, OptimConfig
+from trailnotes.learner import Learner
+from trailnotes.samples import build_samples
+from trailnotes.types import Completion, Observation, Sample, Step, Task, TokenIds, Trajectory, TrajectoryGroup
+
+FLOOR = 10.0
+TOLERANCE = 1e-5
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What both sides learn from."""
+
+    hidden_size: int = 128
+    num_layers: int = 4
+    vocab_size: int = 2048
+    episodes: int = 4
+    turns: int = 20
+    instruction_tokens: int = 100
+    observation_tokens: int = 70
+    action_tokens: int = 15
+
+
+QUICK = Workload(hidden_size=64, num_layers=2, episodes=2)
+
+
+def make_model(load: Workload) -> Any:
+    """A random Qwen2."""
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=load.vocab_size,
+        hidden_size=load.hidden_size,
+        intermediate_size=4 * load.hidden_size,
+        num_hidden_layers=load.num_layers,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=8192,
+        tie_word_embeddings=True,
+    )
+    return Qwen2ForCausalLM(config).eval()
+
+
+def make_group(load: Workload) -> TrajectoryGroup:
+    """Episodes of random tokens whose lengths vary by a third around the mean."""
+    rng, task = random.Random(0), Task("task", "numbers")
+
+    def some(mean: int) -> TokenIds:
+        return tuple(rng.randrange(load.vocab_size) for _ in range(mean + rng.randint(-mean // 3, mean // 3)))
+
+    trajectories = []
+    for member in range(load.episodes):
+        prompt, steps = some(load.instruction_tokens), []
+        for _ in range(load.turns):
+            prompt += some(load.observation_tokens)
+            action = some(load.action_tokens)
+            completion = Completion(prompt, action, (-7.0,) * len(action), "")
+            steps.append(Step(Observation(""), (), completion, prompt, "", 0.0))
+            prompt += action
+        trajectories.append(Trajectory(task, tuple(steps), Observation(""), "truncated", False, 0.0, member=member))
+    return TrajectoryGroup(task, tuple(trajectories))
+
+
+def make_samples(load: Workload, side: str) -> list[Sample]:
+    """The rows of one side."""
+    advantages = [[(-1.0) ** member for member in range(load.episodes)]]
+    return build_samples([make_group(load)], advantages, rows="step" if side == "step" else "auto")
+
+
+def run_side(side: str, load: Workload) -> dict[str, Any]:
+    """One side in this process."""
+    torch.set_num_threads(1)
+    samples = make_samples(load, side)
+    learner = Learner(make_model(load), OptimConfig(minibatch=0), LossConfig())
+    found = learner.logprobs(samples)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    start = time.perf_counter()
+    metrics = learner.update([replace(s, behavior_logprobs=p) for s, p in zip(samples, found, strict=True)])
+    seconds = time.perf_counter() - start
+    return {
+        "side": side,
+        "rows": len(samples),
+        "tokens": sum(len(sample.token_ids) for sample in samples),
+        "trained": int(metrics["tokens_trained"]),
+        "seconds": seconds,
+        "peak_mb": (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024,
+        "gradient_norm": metrics["grad_norm"],
+        "logprobs": [
+            p for s, row in zip(samples, found, strict=True) for p, m in zip(row, s.loss_mask, strict=True) if m
+        ],
+    }
+
+
+def measure(load: Workload, quick: bool) -> dict[str, Any]:
+    """Both sides, each in a process of its own."""
+    step, auto = (
+        json.loads(
+            subprocess.run(
+                [sys.executable, __file__, "--side", side, *(["--quick"] if quick else [])],
+                capture_output=True,
+                text=True,
+                check=True,
+            ).stdout.splitlines()[-1]
+        )
+        for side in ("step", "auto")
+    )
+    pairs = zip(step.pop("logprobs"), auto.pop("logprobs"), strict=True)
+    difference = max(abs(mine - theirs) for mine, theirs in pairs)
+    return {
+        "ratio": step["tokens"] / auto["tokens"],
+        "floor": FLOOR,
+        "time_ratio": step["seconds"] / auto["seconds"],
+        "memory_ratio": step["peak_mb"] / auto["peak_mb"],
+        "largest_difference": difference,
+        "equal": difference <= TOLERANCE,
+        "rows": [step, auto],
+        "workload": vars(load),
+    }
+
+
+def report(result: dict[str, Any]) -> None:
+    """Print the table."""
+    load = result["workload"]
+    table = Table(title=f"{load['episodes']} episodes of {load['turns']} turns, one update")
+    for column in ("rows", "number", "tokens", "trained", "seconds", "peak MB"):
+        table.add_column(column, justify="left" if column == "rows" else "right")
+    for row in result["rows"]:
+        counts = (f"{row[name]:,}" for name in ("rows", "tokens", "trained"))
+        table.add_row(row["side"], *counts, f"{row['seconds']:.1f}", f"{row['peak_mb']:.0f}")
+    console = Console()
+    console.print(table)
+    console.print(
+        f"ratio of tokens {result['ratio']:.2f} (floor {result['floor']:g}), of time {result['time_ratio']:.1f}, "
+        f"of peak memory {result['memory_ratio']:.1f}; largest difference of a log-probability "
+        f"{result['largest_difference']:.1e}, equal to {TOLERANCE:g}: {result['equal']}"
+    )
+
+
+def main() -> None:
+    """Parse the arguments, measure, print, and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result here")
+    parser.add_argument("--quick", action="store_true", help="a smaller model and fewer episodes")
+    parser.add_argument("--side", choices=("step", "auto"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    load = QUICK if arguments.quick else Workload()
+    if arguments.side:
+        sys.stdout.write(json.dumps(run_side(arguments.side, load)) + "\n")
+        return
+    result = measure(load, arguments.quick)
+    report(result)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
