@@ -1,0 +1,271 @@
+"""What the memory costs: the share of a rollout's seconds that go into finding tips and storing them.
+
+Every episode acts with tips: the memory, a file on disk with 1,000 tips for each task, is searched before each action.
+After the rollout each episode's tip is stored, at the memory's limit, so that the oldest goes. Writing the tips is the
+policy's work and is printed apart. The model, the observations and the tips are random words.
+
+    python benchmarks/memory_overhead.py --json memory_overhead.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import statistics
+import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from trailnotes.config import Config
+from trailnotes.memory import TipMemory, open_memory
+from trailnotes.policies.hf import HFPolicy
+from trailnotes.rollout import run_groups, write_tips
+from trailnotes.types import Observation, Task, Tip
+
+FLOOR = 0.03  # at most
+SPECIAL = ["<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is played."""
+
+    hidden_size: int = 256
+    num_layers: int = 6
+    vocab_size: int = 2048
+    num_tasks: int = 2
+    group_size: int = 8
+    turns: int = 20
+    tips: int = 1000  # in each namespace
+    action_tokens: int = 8
+    write_tokens: int = 32
+    repeats: int = 3
+
+
+QUICK = Workload(group_size=4, turns=8, repeats=1)
+
+
+class WordEnv:
+    """Rooms of random words, the same for each task; it never ends by itself."""
+
+    def __init__(self, words: int, turns: int) -> None:
+        self._words, self._turns = words, turns
+
+    async def reset(self, task: Task) -> Observation:
+        """The first room."""
+        self._rng, self._turn = random.Random(task.seed), 0
+        return Observation(room(self._rng, self._words), instruction="find the way out")
+
+    async def step(self, action: str) -> Observation:
+        """The next room, whatever the action."""
+        self._turn += 1
+        return Observation(room(self._rng, self._words), reward=0.1 * len(action), truncated=self._turn >= self._turns)
+
+
+class WordPool:
+    """Lends a fresh environment to every episode."""
+
+    def __init__(self, words: int, turns: int) -> None:
+        self._options = words, turns
+
+    @asynccontextmanager
+    async def lease(self) -> AsyncIterator[WordEnv]:
+        """As `EnvPool.lease`."""
+        yield WordEnv(*self._options)
+
+
+class TimedMemory:
+    """A memory that counts calls and seconds of searching and storing, embedding included."""
+
+    def __init__(self, memory: TipMemory) -> None:
+        self._memory = memory
+        self.seconds: Counter[str] = Counter()
+        self.calls: Counter[str] = Counter()
+        self.found = 0
+
+    def search(self, namespace: str, query: str, top_k: int) -> list[Tip]:
+        """As `Memory.search`."""
+        start = time.perf_counter()
+        tips = self._memory.search(namespace, query, top_k)
+        self._count("search", start)
+        self.found += len(tips)
+        return tips
+
+    def add(self, tips: Sequence[Tip]) -> int:
+        """As `Memory.add`."""
+        start = time.perf_counter()
+        changed = self._memory.add(tips)
+        self._count("store", start)
+        return changed
+
+    def _count(self, name: str, start: float) -> None:
+        self.seconds[name] += time.perf_counter() - start
+        self.calls[name] += 1
+
+
+def room(rng: random.Random, words: int) -> str:
+    """About thirty words, two thirds of them in every room, as game texts are."""
+    common = " ".join(f"w{index}" for index in range(20))
+    return f"{common} " + " ".join(f"w{rng.randrange(words)}" for _ in range(10))
+
+
+def make_policy(load: Workload) -> HFPolicy:
+    """A random Qwen2 over one token for each word."""
+    words = SPECIAL + [f"w{index}" for index in range(load.vocab_size - len(SPECIAL))]
+    core = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token=SPECIAL[0]))
+    core.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=core, pad_token=SPECIAL[0], eos_token=SPECIAL[1], additional_special_tokens=SPECIAL[2:]
+    )
+    tokenizer.chat_template = CHAT_TEMPLATE
+    torch.manual_seed(0)
+    heads = load.hidden_size // 64
+    config = Qwen2Config(
+        vocab_size=load.vocab_size,
+        hidden_size=load.hidden_size,
+        intermediate_size=4 * load.hidden_size,
+        num_hidden_layers=load.num_layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        max_position_embeddings=8192,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=0,
+        tie_word_embeddings=True,
+    )
+    policy = HFPolicy(Qwen2ForCausalLM(config).eval(), tokenizer, name="random")
+    policy.engine.end_ids = frozenset()  # every action has the same length
+    return policy
+
+
+def fill(memory: TipMemory, tasks: Sequence[Task], load: Workload) -> None:
+    """Bring every namespace to its limit with keys that look like the rooms."""
+    rng, words = random.Random(1), load.vocab_size - len(SPECIAL)
+    for task in tasks:
+        texts = [" ".join(f"w{rng.randrange(words)}" for _ in range(12)) for _ in range(load.tips)]
+        keys = [f"find the way out\n{room(rng, words)}" for _ in texts]
+        memory.add([Tip(task.id, text, key, rng.random()) for text, key in zip(texts, keys, strict=True)])
+
+
+async def play(policy: HFPolicy, memory: TipMemory, load: Workload, seed: int) -> dict[str, float]:
+    """One rollout, its tips written and stored; where the seconds went."""
+    timed, words = TimedMemory(memory), load.vocab_size - len(SPECIAL)
+    tasks = [Task(f"task-{index}", "words", index) for index in range(load.num_tasks)]
+    config = make_config(load)
+    start = time.perf_counter()
+    modes = [["on_policy_tips"] * load.group_size] * load.num_tasks
+    groups = await run_groups(policy, WordPool(words, load.turns), tasks, modes, timed, config, seed=seed)
+    rollout = time.perf_counter() - start
+    tips, _ = await write_tips(policy, groups, config, seed=seed, step=seed)
+    writing = time.perf_counter() - start - rollout
+    added = timed.add(tips)
+    assert added == load.num_tasks * load.group_size == len(tips)
+    assert timed.found > timed.calls["search"], "tips must be found, or the search has nothing to do"
+    assert memory.stats()["tips"] == load.num_tasks * load.tips
+    return {
+        "rollout": rollout,
+        "search": timed.seconds["search"],
+        "store": timed.seconds["store"],
+        "write_tips": writing,
+        "searches": timed.calls["search"],
+        "share": (timed.seconds["search"] + timed.seconds["store"]) / (rollout + timed.seconds["store"]),
+    }
+
+
+def make_config(load: Workload) -> Config:
+    """The default memory, with short actions and notes."""
+    return Config.model_validate(
+        {
+            "rollout": {
+                "max_steps": load.turns,
+                "max_action_tokens": load.action_tokens,
+                "max_context_tokens": 8192,
+                "system_prompt": "",
+            },
+            "memory": {"capacity": load.tips, "max_write_tokens": load.write_tokens},
+        }
+    )
+
+
+def measure(load: Workload) -> dict[str, Any]:
+    """The median of some rollouts, after a short one that warms up."""
+    policy = make_policy(load)
+    tasks = [Task(f"task-{index}", "words", index) for index in range(load.num_tasks)]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        open_memory(Path(folder) / "memory.db", make_config(load).memory) as memory,
+    ):
+        fill(memory, tasks, load)
+        asyncio.run(play(policy, memory, replace(load, turns=2), seed=0))  # warm-up
+        runs = [asyncio.run(play(policy, memory, load, seed)) for seed in range(1, load.repeats + 1)]
+    return {
+        "ratio": statistics.median(run["share"] for run in runs),
+        "floor": FLOOR,
+        "runs": runs,
+        "parameters": sum(parameter.numel() for parameter in policy.model.parameters()),
+        "threads": torch.get_num_threads(),
+        "workload": vars(load),
+    }
+
+
+def report(result: dict[str, Any]) -> None:
+    """Print the table."""
+    load = result["workload"]
+    median = {name: statistics.median(run[name] for run in result["runs"]) for name in result["runs"][0]}
+    episodes = load["num_tasks"] * load["group_size"]
+    whole = median["rollout"] + median["store"]
+    table = Table(
+        title=f"{episodes} episodes of {load['turns']} turns, {load['tips']} tips a task, "
+        f"{result['parameters'] / 1e6:.1f}M parameters, {result['threads']} threads"
+    )
+    for column in ("part", "seconds", "share", "each"):
+        table.add_column(column, justify="left" if column == "part" else "right")
+    each = {
+        "search": f"{1e3 * median['search'] / median['searches']:.2f} ms a search",
+        "store": f"{1e3 * median['store'] / episodes:.2f} ms a tip",
+        "write_tips": f"{1e3 * median['write_tips'] / episodes:.0f} ms a tip",
+    }
+    names = {"search": "retrieval", "store": "storing", "rollout": "rollout, retrieval included"}
+    for part in ("search", "store", "rollout", "write_tips"):
+        share = "" if part == "write_tips" else f"{100 * median[part] / whole:.2f} %"
+        label = names.get(part, "writing tips (not counted)")
+        table.add_row(label, f"{median[part]:.3f}", share, each.get(part, ""))
+    console = Console()
+    console.print(table)
+    console.print(f"ratio {result['ratio']:.4f} (at most {result['floor']:g})")
+
+
+def main() -> None:
+    """Parse the arguments, measure, print, and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result here")
+    parser.add_argument("--quick", action="store_true", help="fewer and shorter episodes, once")
+    parser.add_argument("--threads", type=int, default=0, help="torch threads; 0 leaves torch's default")
+    arguments = parser.parse_args()
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    result = measure(QUICK if arguments.quick else Workload())
+    report(result)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
