@@ -117,7 +117,7 @@ class Ours:
     def __init__(self, model: Any, tokenizer: Any, load: Workload) -> None:
         self.load, self.prompts = load, make_prompts(load)
         self.policy = HFPolicy(model, tokenizer)
-        optim = OptimConfig(lr=load.lr, minibatch=0, microbatch_tokens=1 << 20)
+        optim = OptimConfig(lr=load.lr, minibatch=0, microbatch_tokens=2048)
         self.learner = Learner(model, optim, LossConfig())
         self.count = 0
 

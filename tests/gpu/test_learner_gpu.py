@@ -1,0 +1,60 @@
+"""The learner on a GPU: the same update as on the CPU, up to the arithmetic of either."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from tiny import episode, group, tiny_model, with_logprobs
+from trailnotes.config import LossConfig, OptimConfig
+from trailnotes.learner import Learner
+from trailnotes.samples import build_samples
+from trailnotes.types import Sample
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+
+
+def rows() -> list[Sample]:
+    episodes = [episode(random.Random(i), 1 + i % 3, "off_policy" if i % 2 else "plain") for i in range(6)]
+    return with_logprobs(build_samples([group(*episodes)], [[(-1.0) ** i for i in range(6)]]), 1)
+
+
+def learner(device: str, dtype: torch.dtype = torch.float32) -> Learner:
+    optim = OptimConfig(lr=1e-4, epochs=2, minibatch=3, microbatch_tokens=30, logprob_chunk=4)
+    loss = LossConfig(kl=0.1, mask_logprob=-4.0)
+    return Learner(tiny_model(0, dtype).to(device), optim, loss, reference=tiny_model(1, dtype).to(device))
+
+
+def test_the_update_is_the_cpus() -> None:
+    cpu, gpu = learner("cpu"), learner("cuda")
+    expected, found = cpu.update(rows(), seed=1), gpu.update(rows(), seed=1)
+    for name in set(expected) - {"seconds", "seconds_reference"}:
+        assert found[name] == pytest.approx(expected[name], rel=1e-3, abs=1e-5), name
+    for mine, theirs in zip(gpu.logprobs(rows()), cpu.logprobs(rows()), strict=True):
+        assert mine == pytest.approx(theirs, abs=1e-3)
+
+
+def test_a_state_moves_between_devices() -> None:
+    gpu, cpu = learner("cuda"), learner("cpu")
+    gpu.update(rows())
+    cpu.load_state_dict(*gpu.state_dict())
+    for mine, theirs in zip(cpu.logprobs(rows()), gpu.logprobs(rows()), strict=True):
+        assert mine == pytest.approx(theirs, abs=1e-4)
+
+
+def test_bfloat16_goes_on_bit_for_bit() -> None:
+    alone, first = learner("cuda", torch.bfloat16), learner("cuda", torch.bfloat16)
+    for subject in (alone, first):
+        subject.update(rows(), seed=1)
+    resumed = learner("cuda", torch.bfloat16)
+    resumed.load_state_dict(*first.state_dict())
+    for subject in (alone, resumed):
+        metrics = subject.update(rows(), seed=2)
+        assert metrics["grad_norm"] > 0
+    for mine, theirs in zip(resumed.model.parameters(), alone.model.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-3, rtol=1e-2)
