@@ -47,6 +47,7 @@ def make_trainer(directory: Path, **settings: Any) -> Any:
         use_cpu=True,
         bf16=False,
         gradient_checkpointing=False,
+        use_bias_correction_kl=False,  # the plain k3 of the GRPO paper
         report_to=[],
         save_strategy="no",
         disable_tqdm=True,
