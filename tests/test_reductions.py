@@ -1,0 +1,73 @@
+"""Where two settings must come to the same update, on whole runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tinyrun import distance, episodes, equal_weights, metrics, tiny_config, tip_rows, train_in_process, weights
+
+
+def trained(start: Path, directory: Path, **sections: dict[str, Any]) -> Path:
+    train_in_process(tiny_config(start, **sections), directory)
+    return directory
+
+
+@pytest.mark.parametrize("unit", ["iteration", "trajectory"])
+@pytest.mark.parametrize("old", ["acting", "tip_free"])
+def test_empo2_without_memory_mode_is_grpo(start_model: Path, tmp_path: Path, unit: str, old: str) -> None:
+    options = {"p_memory": 0.0, "mode_unit": unit, "old_logprobs": old}
+    empo2 = trained(start_model, tmp_path / "empo2", algorithm={"name": "empo2", **options})
+    grpo = trained(start_model, tmp_path / "grpo", algorithm={"name": "grpo", **options})
+    assert equal_weights(empo2, grpo)
+    assert distance(empo2, start_model) > 1e-3, "nothing was learned: the test shows nothing"
+    assert tip_rows(empo2), "tips are written all the same"
+    assert [e["steps"] for e in episodes(empo2)] == [e["steps"] for e in episodes(grpo)]
+    assert len(metrics(empo2)) == 3
+
+
+@pytest.mark.parametrize("mode", ["off_policy", "on_policy_tips"])
+def test_tips_modes_on_an_empty_memory_are_plain(start_model: Path, tmp_path: Path, mode: str) -> None:
+    algorithm = {"p_memory": 1.0, "q_off_policy": float(mode == "off_policy"), "mode_unit": "iteration"}
+    nothing = trained(start_model, tmp_path / "nothing", algorithm=algorithm, memory={"top_k": 0})
+    grpo = trained(start_model, tmp_path / "grpo", algorithm={"name": "grpo"})
+    assert {e["mode"] for e in episodes(nothing)} == {mode}
+    assert equal_weights(nothing, grpo)
+
+
+def test_rows_of_episodes_teach_what_rows_of_steps_teach(start_model: Path, tmp_path: Path) -> None:
+    auto, step = (
+        trained(
+            start_model,
+            tmp_path / rows,
+            optim={"rows": rows, "epochs": 1, "lr": 1e-3},
+            train={"iterations": 2},
+            algorithm={"p_memory": 0.5},
+        )
+        for rows in ("auto", "step")
+    )
+    assert metrics(auto)[1]["rollout/tips_per_step"] > 0
+    assert metrics(auto)[0]["update/rows"] < metrics(step)[0]["update/rows"]
+    assert metrics(auto)[0]["update/grad_norm"] == pytest.approx(metrics(step)[0]["update/grad_norm"], rel=1e-5)
+    assert distance(auto, step) < 1e-5
+    assert distance(auto, start_model) > 1e-4
+
+
+def test_micro_batches_do_not_change_the_update(start_model: Path, tmp_path: Path) -> None:
+    def one_iteration(tokens: int) -> Path:
+        optim = {"microbatch_tokens": tokens, "epochs": 1, "lr": 1e-3}
+        return trained(start_model, tmp_path / str(tokens), optim=optim, train={"iterations": 1})
+
+    alone, few, all_at_once = (one_iteration(tokens) for tokens in (1, 100, 100_000))
+    assert distance(alone, all_at_once) < 1e-5
+    assert distance(few, all_at_once) < 1e-5
+    assert distance(alone, start_model) > 1e-4
+
+
+def test_the_threads_of_the_test_learn_at_all(start_model: Path, tmp_path: Path) -> None:
+    """Guards the others: two seeds must not come to the same weights."""
+    one, other = (trained(start_model, tmp_path / str(s), run={"seed": s}, train={"iterations": 1}) for s in (0, 1))
+    assert weights(one).keys() == weights(start_model).keys()
+    assert not equal_weights(one, other)

@@ -1,0 +1,122 @@
+"""Training runs of seconds: a random model in simulated Waymarks that pay for words instead of for winning.
+
+A model of random weights wins no game, so all returns would be equal and nothing would be learned. Here the CRC of an
+action is its worth, and the same for everybody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import zlib
+from collections.abc import Iterable, Mapping
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from small import small_config
+from trailnotes.algorithms import ALGORITHMS
+from trailnotes.config import Config
+from trailnotes.console import Progress
+from trailnotes.envs.waymarks import WaymarksSimulator
+from trailnotes.envs.workers import EnvPool
+from trailnotes.jsonl import read_jsonl
+from trailnotes.logs import RunDir
+from trailnotes.run import Run
+from trailnotes.training import open_run
+from trailnotes.types import Observation
+
+TIMINGS = ("seconds", "update/seconds", "update/seconds_reference")
+
+
+class Paid(WaymarksSimulator):
+    """Waymarks with a reward of 0, 1/4, 1/2 or 3/4 for each action."""
+
+    def step(self, action: str) -> Observation:
+        return replace(super().step(action), reward=zlib.crc32(action.encode()) % 4 / 4)
+
+
+def tiny_config(model: Path, **sections: dict[str, Any]) -> Config:
+    """Three iterations of EMPO2 with mixed groups; sections are laid over it."""
+    own: dict[str, dict[str, Any]] = {
+        "model": {"path": str(model)},
+        "env": {"name": "tinyrun:Paid", "options": {"families": ["keys/granite"], "max_steps": 2}},
+        "rollout": {"num_tasks": 5},  # the whole split, so that every task has tips from the second iteration on
+        "memory": {"threshold": -1.0},
+        "loss": {"kl": 0.05},
+        "optim": {"lr": 1e-2, "epochs": 2},
+        "train": {"iterations": 3, "max_env_steps": 0},
+    }
+    return small_config(**{name: own.get(name, {}) | sections.get(name, {}) for name in own | sections})
+
+
+def train_in_process(config: Config, directory: Path, method: str = "") -> Run:
+    """What `train` does, but the finished run comes back, closed."""
+
+    async def body() -> Run:
+        with RunDir.open(directory, config) as opened, EnvPool(config.env) as pool, Progress(config, opened) as bar:
+            run = open_run(config, opened, pool, bar)
+            try:
+                await ALGORITHMS[method or config.algorithm.name](run)
+            finally:
+                run.close()
+            return run
+
+    return asyncio.run(body())
+
+
+def weights(path: Path) -> dict[str, torch.Tensor]:
+    """All weights of the last checkpoint of a run directory, or of a model directory."""
+    if (path / "checkpoints").is_dir():
+        path = max((path / "checkpoints").glob("step-*")) / "model"
+    return load_file(path / "model.safetensors")
+
+
+def equal_weights(a: Path, b: Path) -> bool:
+    """Bit for bit."""
+    left, right = weights(a), weights(b)
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+def distance(a: Path, b: Path) -> float:
+    """Largest difference between two weights."""
+    left, right = weights(a), weights(b)
+    return max(float((left[name] - right[name]).abs().max()) for name in left)
+
+
+def metrics(path: Path, leave_out: Iterable[str] = ()) -> list[dict[str, Any]]:
+    """The lines of a run, but for what its clock said."""
+    return [
+        {k: v for k, v in line.items() if k not in {*TIMINGS, *leave_out} and not k.startswith("seconds/")}
+        for line in read_jsonl(path / "metrics.jsonl")
+    ]
+
+
+def episodes(path: Path) -> list[dict[str, Any]]:
+    return list(read_jsonl(path / "trajectories.jsonl"))
+
+
+def tip_rows(path: Path) -> list[tuple[Any, ...]]:
+    """All columns of all tips, vectors included, but for the time of writing."""
+    with closing(sqlite3.connect(path / "memory.db")) as connection:
+        cursor = connection.execute("SELECT * FROM tips ORDER BY id")
+        names = [column[0] for column in cursor.description]
+        rows = [dict(zip(names, row, strict=True)) for row in cursor]
+    return [tuple(value for name, value in row.items() if name != "created") for row in rows]
+
+
+def differences(a: Path, b: Path) -> dict[str, bool]:
+    """Which parts of two runs differ; all must be False for equal runs."""
+    pairs: Mapping[str, tuple[Any, Any]] = {
+        "metrics": (metrics(a), metrics(b)),
+        "episodes": (episodes(a), episodes(b)),
+        "tips": (tip_rows(a), tip_rows(b)),
+    }
+    return {"weights": not equal_weights(a, b)} | {name: left != right for name, (left, right) in pairs.items()}
+
+
+SAME = dict.fromkeys(("weights", "metrics", "episodes", "tips"), False)
