@@ -60,6 +60,8 @@ async def empo2(run: Run) -> None:
         # A trajectory's mode says whether its row keeps the tips; the denominator stays that of the prompt acted on...
         samples = build_samples(groups, advantages, rows=run.config.optim.rows)
         if algorithm.old_logprobs == "tip_free":  # ...unless the old policy is asked without tips too (4.2)
-            samples = with_behavior(samples, run.learner.logprobs(samples))
+            off_policy = [sample for sample in samples if sample.off_policy]
+            tip_free = iter(with_behavior(off_policy, run.learner.logprobs(off_policy)))
+            samples = [next(tip_free) if sample.off_policy else sample for sample in samples]
         metrics = run.update(samples)
         await run.end_iteration(groups, metrics)
