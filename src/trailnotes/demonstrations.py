@@ -39,16 +39,21 @@ def from_jsonl(path: Path) -> list[Demonstration]:
     """Conversations of a JSONL file, ``{"messages": [{"role", "content"}, ...]}`` a line; all assistant turns teach.
 
     Raises:
-        ConfigError: a line that is not such an object, by its number.
+        ConfigError: there is no such file, or a line is no conversation, by its number.
     """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise ConfigError(f"warmstart.demonstrations = {str(path)!r} cannot be read ({error.strerror})") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"warmstart.demonstrations = {str(path)!r} is no UTF-8 text: {error.reason}") from error
     demonstrations = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
-            rows = json.loads(line)["messages"]
-            messages = tuple(Message(row["role"], str(row["content"])) for row in rows)
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            messages = _conversation(json.loads(line)["messages"])
+        except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(
                 f"{path}:{number} is no demonstration ({error}); "
                 'a line is {"messages": [{"role": "user", "content": "..."}, ...]}'
@@ -62,8 +67,23 @@ def from_jsonl(path: Path) -> list[Demonstration]:
     return demonstrations
 
 
+def _conversation(rows: Any) -> tuple[Message, ...]:
+    """The messages, checked: an optional system prompt, then user and assistant in turn."""
+    for row in rows:
+        if not isinstance(row["content"], str):
+            raise TypeError(f"a content is {type(row['content']).__name__}, not text")
+    roles = [row["role"] for row in rows]
+    head = int(roles[:1] == ["system"])
+    for i, role in enumerate(roles[head:]):
+        if role != (expected := ("user", "assistant")[i % 2]):
+            raise ValueError(f"turn {head + i + 1} is of {role!r} where {expected!r} is due")
+    return tuple(Message(row["role"], row["content"]) for row in rows)
+
+
 class WaymarksDemonstrator:
-    """Endless fresh demonstrations of all Waymarks families, the panels' rules left out.
+    """Endless fresh demonstrations of all Waymarks families.
+
+    A family's rule of the panels is never drawn for it: not for a game, not as a guess, not as a wrong tip.
 
     Args:
         config: prompts, memory and the shares of `config.warmstart`.
@@ -87,10 +107,13 @@ class WaymarksDemonstrator:
         """A game of a family name drawn at random, under a fresh rule that no panel has."""
         kind = self.rng.choice(ws.KINDS)
         family = self.rng.choice(ws.FAMILY_NAMES[kind])
-        while True:
-            rule = ws.random_rule(kind, self.rng)
-            if (kind, family, rule) not in self.forbidden:
-                return ws.make_spec(kind, family, rule, self.rng.getrandbits(40))
+        return ws.make_spec(kind, family, self.draw_rule(kind, family), self.rng.getrandbits(40))
+
+    def draw_rule(self, kind: ws.Kind, family: str) -> ws.Rule:
+        """A rule for `family` that no panel gives it."""
+        while (kind, family, rule := ws.random_rule(kind, self.rng)) in self.forbidden:
+            pass
+        return rule
 
     def episode(self) -> list[Demonstration]:
         """One episode's demonstrations: a row to act, and where it acted on tips, a tip-free row to write."""
@@ -119,23 +142,26 @@ class WaymarksDemonstrator:
         """Without knowledge: read the archive, or try a way drawn at random."""
         if self.rng.random() < self.config.warmstart.read:
             return ws.archive_actions(spec)
-        guess = ws.make_spec(spec.kind, spec.family, ws.random_rule(spec.kind, self.rng), 0)
-        return ws.gold_actions(guess)
+        guess = self.draw_rule(spec.kind, spec.family)
+        return ws.gold_actions(ws.make_spec(spec.kind, spec.family, guess, 0))
 
     def tips_for(self, spec: ws.GameSpec, *, knowing: bool) -> tuple[Tip, ...]:
-        """Tips as a memory would show them: the right one first if `knowing`, then wrong ones, then empty ones."""
-        room = self.rng.randint(1, self.config.warmstart.num_tips) if self.config.warmstart.num_tips else 0
-        texts = [NOTHING_FOUND]
-        if knowing:
-            wrong = self.rng.randint(0, max(0, room - 1)) if self.rng.random() < 0.3 else 0
-            texts = [rule_note(spec.rule), *(rule_note(ws.random_rule(spec.kind, self.rng)) for _ in range(wrong))]
-            if len(texts) < room and self.rng.random() < 0.8:
-                texts.append(NOTHING_FOUND)
-        best = float(knowing and self.rng.random() < 0.5)
-        scores = [best, *(0.0 for _ in texts[1:])]
-        return tuple(
-            Tip(spec.family, text, key="", score=score) for text, score in zip(texts[:room], scores, strict=False)
-        )
+        """Tips in the order of a memory: by score, then as it happens; of several rules the right one comes first.
+
+        The empty note is written after every failure, so among tips of equal score it may stand anywhere.
+        """
+        if not self.config.warmstart.num_tips:
+            return ()
+        nothing = Tip(spec.family, NOTHING_FOUND, key="", score=0.0)
+        if not knowing:
+            return (nothing,)
+        right = Tip(spec.family, rule_note(spec.rule), key="", score=float(self.rng.random() < 0.5))
+        num_wrong = self.rng.randint(1, 2) if self.rng.random() < 0.3 else 0
+        wrong = [rule_note(self.draw_rule(spec.kind, spec.family)) for _ in range(num_wrong)]
+        tips = [right, *(Tip(spec.family, text, key="", score=0.0) for text in wrong)]
+        if self.rng.random() < 0.7 and self.config.warmstart.num_tips > 1:  # or the right one might be cut below
+            tips.insert(self.rng.randint(int(right.score), len(tips)), nothing)
+        return tuple(tips[: self.config.warmstart.num_tips])
 
     def play(
         self, spec: ws.GameSpec, tips: tuple[Tip, ...], actions: tuple[str, ...]

@@ -1,0 +1,74 @@
+"""Whole commands in small: settings for simulated Waymarks, and a start model that knows its words and nothing else."""
+
+from __future__ import annotations
+
+import random
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from trailnotes.config import Config
+from trailnotes.demonstrations import WaymarksDemonstrator
+
+FAMILIES = ["route/amber", "keys/granite"]
+SETTINGS: dict[str, dict[str, Any]] = {
+    "run": {"threads": 1},
+    "model": {"device": "cpu"},
+    "env": {
+        "name": "waymarks-simulator",
+        "num_workers": 0,
+        "options": {"families": FAMILIES, "max_steps": 2},
+    },
+    "rollout": {
+        "style": "terse",
+        "num_tasks": 2,
+        "group_size": 4,
+        "max_steps": 2,
+        "max_action_tokens": 4,
+        "max_context_tokens": 256,
+        "max_observation_tokens": 64,
+    },
+    "memory": {"top_k": 4, "threshold": -1.0, "max_tip_tokens": 24, "max_write_tokens": 6},
+    "algorithm": {"name": "empo2", "p_memory": 0.25, "q_off_policy": 1.0, "mode_unit": "trajectory"},
+    "optim": {"lr": 1e-3, "minibatch": 0},
+    "train": {"iterations": 100, "max_env_steps": 24, "save_every": 1},
+    "eval": {"num_tasks": 4},
+    "warmstart": {
+        "hidden_size": 16,
+        "num_layers": 1,
+        "num_heads": 2,
+        "steps": 8,
+        "batch_size": 8,
+        "lr": 1e-2,
+        "vocab_size": 420,
+    },
+}
+
+
+def small_config(**sections: dict[str, Any]) -> Config:
+    """`SETTINGS` with other values here and there: ``small_config(eval={"num_samples": 2})``."""
+    names = SETTINGS | sections
+    return Config(**{name: SETTINGS.get(name, {}) | sections.get(name, {}) for name in names})
+
+
+def demonstration_texts(num: int, seed: int = 0) -> list[str]:
+    """Every turn of `num` demonstrations."""
+    demonstrator = WaymarksDemonstrator(small_config(), lambda text: len(text.split()), seed)
+    return [message.content for demo in islice(demonstrator, num) for message in demo.messages]
+
+
+def save_start_model(path: Path) -> Path:
+    """A tiny Qwen2 of random weights that prefers whole words, and its tokenizer."""
+    import torch
+
+    from trailnotes.export import export_model
+    from trailnotes.smallmodel import build_model, train_tokenizer
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    config = small_config()
+    texts = demonstration_texts(300)
+    random.Random(0).shuffle(texts)
+    tokenizer = train_tokenizer(texts, config.warmstart.vocab_size)
+    export_model(build_model(tokenizer, config.warmstart, config.rollout.max_context_tokens), path, tokenizer)
+    return path
