@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from trailnotes.config import Config
 
 Row = tuple[list[int], list[int]]  # token ids, loss mask
+PATIENCE = 1000  # demonstrations in a row that may be too long before the search for one that fits ends
 
 
 def warmstart(config: Config, out: Path, *, progress: Callable[[dict[str, float]], None] | None = None) -> Path:
@@ -36,10 +37,12 @@ def warmstart(config: Config, out: Path, *, progress: Callable[[dict[str, float]
     `warmstart.demonstrations` names.
 
     Raises:
-        ConfigError: the environment has no scripted episodes, or the file holds none.
+        ConfigError: `out` is taken, the environment has no scripted episodes, the file holds none, or none fits
+            `rollout.max_context_tokens`.
     """
-    if (out / "config.json").exists():
-        raise ConfigError(f"{out} already holds a model; choose another --out, or remove it")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"{out} is there already; choose another --out, or remove it")
+    next(_demonstrations(config, _count_words, config.run.seed))  # what is wrong with them shows before any work
     torch.manual_seed(config.run.seed)
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
@@ -99,9 +102,14 @@ def encode(demonstration: Demonstration, chat: ChatFormat) -> Row:
 
 
 def _rows(config: Config, chat: ChatFormat, seed: int) -> Iterator[Row]:
+    """The demonstrations that fit the context, as rows."""
+    limit, too_long = config.rollout.max_context_tokens, 0
     for demonstration in _demonstrations(config, chat.count_tokens, seed):
         ids, mask = encode(demonstration, chat)
-        if len(ids) <= config.rollout.max_context_tokens:
+        too_long = too_long + 1 if len(ids) > limit else 0
+        if too_long == PATIENCE:
+            raise ConfigError(f"no demonstration fits rollout.max_context_tokens = {limit}: raise it, or shorten them")
+        if not too_long:
             yield ids, mask
 
 
