@@ -1,0 +1,236 @@
+"""What the pages say is so: links lead somewhere, examples run, every metric and every key is explained."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import trailnotes
+from test_layers import LAYERS
+from trailnotes.cli import TABLE
+from trailnotes.cli.command import parse
+from trailnotes.config import Config
+from trailnotes.configio import config_fields, load_config, show
+from trailnotes.types import MODES, Observation, Task
+
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
+SECTIONS = "run|model|env|rollout|memory|algorithm|loss|optim|train|eval|warmstart"
+OPTIONS_OF_ENV = "env.options."
+
+
+def words(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+def blocks(path: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", words(path), re.DOTALL | re.MULTILINE)
+
+
+def named(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def anchors(path: Path) -> set[str]:
+    """The anchors that GitHub makes of the headings."""
+    headings = re.findall(
+        r"^#+ (.*)$", re.sub(r"^```.*?^```", "", words(path), flags=re.DOTALL | re.MULTILINE), re.MULTILINE
+    )
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+# -- pages
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_relative_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", words(page)):
+        if target.startswith(("http://", "https://")):
+            continue
+        name, _, anchor = target.partition("#")
+        file = page.parent / name if name else page
+        assert file.exists(), f"{named(page)} links to {target}: there is no such file"
+        assert not anchor or anchor in anchors(file), f"{named(page)} links to {target}: there is no such heading"
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if p.name != "cli.md"], ids=named)
+def test_prose_fits_120_columns(page: Path) -> None:
+    assert not [line for line in words(page).splitlines() if len(line) > 120 and not line.startswith("|")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_keys_named_in_pages_exist(page: Path) -> None:
+    sections = {name.rpartition(".")[0] for name in config_fields()}
+    for name in re.findall(rf"`((?:{SECTIONS})(?:\.[a-z_]+)+)(?: = [^`]*)?`", words(page)):
+        if not name.startswith(OPTIONS_OF_ENV) and not name.endswith((".py", ".db")):
+            assert name in config_fields() or name in sections or _is_code(name), f"{named(page)} names {name}"
+
+
+def _is_code(name: str) -> bool:
+    """`rollout.run_groups`, `tasks.batch_of`: a module of ours and what it holds."""
+    module, _, attribute = name.partition(".")
+    file = Path(trailnotes.__file__).parent / f"{module}.py"
+    return (
+        file.is_file() and re.search(rf"^(?:async )?(?:def|class) {attribute}\b", words(file), re.MULTILINE) is not None
+    )
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_commands_in_pages_can_be_read(page: Path) -> None:
+    for block in blocks(page, ""):
+        for line in block.replace("\\\n", " ").splitlines():
+            if not line.startswith("trailnotes ") or "CONFIG" in line or "[" in line or "DIR" in line or "RUN" in line:
+                continue
+            args = parse(TABLE, shlex.split(line, comments=True)[1:])
+            config = getattr(args, "config", None)
+            load_config(ROOT / config if config and (ROOT / config).is_file() else None, args.settings)
+
+
+def test_readme_names_what_a_stranger_needs() -> None:
+    text = words(README)
+    assert "git make gcc python3-dev python3-venv" in text
+    assert "make demo" in text
+    assert "make test" in text
+    assert (
+        len([line for line in text.splitlines() if "TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu" in line]) == 1
+    )
+    (example,) = blocks(README, "python")
+    assert len([line for line in example.splitlines() if line.strip()]) <= 20
+
+
+# -- keys and lines
+
+
+def test_config_show_explains_every_key() -> None:
+    text, section, shown = show(Config()), "", set()
+    for line in text.splitlines():
+        if heading := re.fullmatch(r"\[([\w.]+)\]", line):
+            section = f"{heading[1]}."
+        elif setting := re.fullmatch(r"(\w+) = .*? # (.+) \| default", line):
+            shown.add(section + setting[1])
+    assert shown == set(config_fields())
+
+
+@pytest.mark.parametrize("key", [k for k in config_fields() if k.split(".")[0] in {"algorithm", "memory", "loss"}])
+def test_the_page_of_empo2_has_every_option(key: str) -> None:
+    assert f"| `{key}` |" in words(ROOT / "docs/algorithms/empo2.md")
+
+
+@pytest.mark.parametrize("method", ["empo2", "grpo"])
+def test_pages_of_methods_quote_the_right_lines(method: str) -> None:
+    source = words(Path(trailnotes.__file__).parent / "algorithms" / f"{method}.py").splitlines()
+    rows = re.findall(r"^\| (\d+) \| `([^`]+)` \|", words(ROOT / f"docs/algorithms/{method}.md"), re.MULTILINE)
+    assert len(rows) >= 6
+    for number, code in rows:
+        assert code in source[int(number) - 1], f"line {number} is {source[int(number) - 1].strip()}"
+
+
+def test_design_has_the_layers_and_files_that_are() -> None:
+    text = words(ROOT / "docs/design.md")
+    assert LAYERS.strip() in text
+    package = Path(trailnotes.__file__).parent
+    entries = {
+        p.name if p.is_file() else f"{p.name}/" for p in package.iterdir() if not p.name.startswith(("_", "py."))
+    }
+    assert not {name for name in entries if f"`{name}`" not in text}
+
+
+def test_design_quotes_the_method_as_it_is() -> None:
+    (quoted,) = blocks(ROOT / "docs/design.md", "python")
+    source = words(Path(trailnotes.__file__).parent / "algorithms" / "empo2.py")
+    assert "".join(quoted.split()) in "".join(source.split())
+
+
+# -- examples and metrics
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what the examples need of a clone."""
+    folder = tmp_path_factory.mktemp("clone")
+    for name in ("configs", "models"):
+        (folder / name).symlink_to(ROOT / name)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def test_the_example_of_the_readme_runs(
+    clone: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(clone)
+    (example,) = blocks(README, "python")
+    exec(compile(example, str(README), "exec"), {})
+    said = capsys.readouterr().out.splitlines()
+    assert [line.partition(" [")[0].rpartition(" ")[0] for line in said if line.startswith("trial")] == [
+        f"trial {trial}" for trial in range(4)
+    ]
+    assert any(line.startswith("without notes ") for line in said)
+    assert any("namespace='waymarks/route/amber/test-0'" in line for line in said)
+    assert len(words(clone / "runs/readme/empo2/metrics.jsonl").splitlines()) == 3
+
+
+def test_the_examples_of_extending_run(
+    clone: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(clone)
+    own = [block for block in blocks(ROOT / "docs/extending.md", "python") if "asyncio" in block or "embedder" in block]
+    assert len(own) == 4
+    names: dict[str, Any] = {}
+    for block in own:
+        exec(compile(block, "extending.md", "exec"), names)
+    stats, shown, *_ = capsys.readouterr().out.splitlines()
+    assert json.loads(stats.replace("'", '"'))["support"] == 4  # two tasks, twice
+    assert shown == "['west']"
+    assert len(words(clone / "runs/rloo/metrics.jsonl").splitlines()) == 1
+
+
+class Verbosity:
+    """Pays for long actions, so that the members of a group differ."""
+
+    @staticmethod
+    def tasks(split: str) -> list[Task]:
+        return [Task(f"{split}-{i}", "test_docs:Verbosity", i, split) for i in range(2)]
+
+    def reset(self, task: Task) -> Observation:
+        return Observation("say something.", instruction=task.id)
+
+    def step(self, action: str) -> Observation:
+        return Observation("thank you.", reward=float(len(action)), terminated=True, success=len(action) > 10)
+
+    def close(self) -> None:
+        pass
+
+
+def explained() -> set[str]:
+    return set(re.findall(r"^\| `([\w/]+)` \|", words(ROOT / "docs/metrics.md"), re.MULTILINE))
+
+
+def test_every_metric_that_is_written_is_explained_and_the_other_way_round(
+    clone: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(clone)
+    settings = (
+        "--env.name test_docs:Verbosity --env.num_workers 0 --model.path models/waymarks-start --train.iterations 2 "
+        "--train.eval_every 1 --rollout.num_tasks 2 --rollout.group_size 4 --rollout.style terse "
+        "--rollout.max_action_tokens 8 --rollout.max_context_tokens 512 --algorithm.p_memory 0.5 "
+        "--algorithm.q_off_policy 0.5 --algorithm.intrinsic states --loss.kl 0.05 --memory.max_write_tokens 8"
+    )
+    trailnotes.train(load_config(None, settings.split()), clone / "runs/metrics")
+    lines = [json.loads(line) for line in words(clone / "runs/metrics/metrics.jsonl").splitlines()]
+    written = {re.sub(rf"/(?:{'|'.join(MODES)})$", "/MODE", name) for line in lines for name in line}
+    assert written == explained()
+    assert any(line["update/optimiser_steps"] for line in lines)  # the tables speak of updates that happened
