@@ -176,11 +176,11 @@ def test_the_example_of_the_readme_runs(
     exec(compile(example, str(README), "exec"), {})
     said = capsys.readouterr().out.splitlines()
     assert [line.partition(" [")[0].rpartition(" ")[0] for line in said if line.startswith("trial")] == [
-        f"trial {trial}" for trial in range(4)
+        f"trial {trial}" for trial in range(3)
     ]
     assert any(line.startswith("without notes ") for line in said)
     assert any("namespace='waymarks/route/amber/test-0'" in line for line in said)
-    assert len(words(clone / "runs/readme/empo2/metrics.jsonl").splitlines()) == 3
+    assert len(words(clone / "runs/readme/empo2/metrics.jsonl").splitlines()) == 2
 
 
 def test_the_examples_of_extending_run(
