@@ -35,8 +35,8 @@ def games(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def tiny_tasks() -> list[Task]:
     """One route and one keys game: all that this module compiles, besides one twin of each."""
-    route = ws.make_spec("route", "amber", ("north", "east", "north", "west", "south", "south"), ROUTE_SEED)
-    keys = ws.make_spec("keys", "hazel", ("jade", "onyx", "ruby"), KEYS_SEED)
+    route = ws.make_spec("route", "amber", ("north", "east", "north", "west", "south", "south", "west"), ROUTE_SEED)
+    keys = ws.make_spec("keys", "hazel", ("jade", "onyx", "ruby", "pearl"), KEYS_SEED)
     return [wm.task_of(route, "route/amber/tiny"), wm.task_of(keys, "keys/hazel/tiny")]
 
 
@@ -73,7 +73,7 @@ def test_tasks_never_change() -> None:
     tasks = [task for split in wm.NUM_VARIATIONS for task in wm.WaymarksEnv.tasks(split)]
     words = json.dumps([[t.id, t.env, t.seed, t.split, dict(t.options)] for t in tasks])
     assert tasks[0].id == "waymarks/route/amber/train-0"
-    assert hashlib.sha256(words.encode()).hexdigest()[:16] == "4a6850e97a33e915"
+    assert hashlib.sha256(words.encode()).hexdigest()[:16] == "09bf84119b81e956"
     assert wm.WaymarksSimulator.tasks("test", actions=True) == wm.make_tasks("test")
 
 
@@ -112,12 +112,15 @@ def test_random_rules_reach_every_rule_about_equally() -> None:
 @pytest.mark.parametrize(
     ("kind", "rule"),
     [
-        ("route", "west east north north north north"),  # starts into the archive
-        ("route", "north south north north north north"),  # straight back
-        ("route", "north north north"),
-        ("route", "north north north north north up"),
-        ("keys", "ruby ruby opal"),
-        ("keys", "ruby opal gold"),
+        ("route", "west north north north north north north"),  # starts into the archive
+        ("route", "north south south south south south south"),  # straight back
+        ("route", "north north north north north north"),  # one too few
+        ("route", "north north north north north north north north"),
+        ("route", "north north north north north north up"),
+        ("keys", "ruby ruby opal jade"),
+        ("keys", "ruby opal jade"),
+        ("keys", "ruby opal jade onyx pearl"),
+        ("keys", "ruby opal jade gold"),
     ],
 )
 def test_impossible_rules_are_refused(kind: ws.Kind, rule: str) -> None:
@@ -154,9 +157,9 @@ def all_rules(kind: ws.Kind) -> list[ws.Rule]:
     return found
 
 
-def test_a_guesser_wins_at_most_one_of_500_episodes() -> None:
-    assert len(all_rules("route")) == 3**6 == 729
-    assert len(all_rules("keys")) == 9 * 8 * 7 == 504
+def test_a_guesser_wins_at_most_one_of_2000_episodes() -> None:
+    assert len(all_rules("route")) == 3**7 == 2187
+    assert len(all_rules("keys")) == 9 * 8 * 7 * 6 == 3024
 
 
 def random_success(spec: ws.GameSpec) -> float:
@@ -177,11 +180,17 @@ def random_success(spec: ws.GameSpec) -> float:
 
 
 @pytest.mark.parametrize("task", tiny_tasks(), ids=lambda task: task.options["kind"])
-def test_a_random_explorer_wins_at_most_one_of_500_episodes(task: Task) -> None:
+def test_chances_of_a_random_explorer(task: Task) -> None:
     spec = wm.spec_of(task)
-    assert 0 < random_success(spec) <= 1 / 500
-    if spec.kind == "keys":  # 3, 2, 1 right ones of 28, 19, 10 admissible actions
-        assert random_success(spec) == pytest.approx(3 / 28 * 2 / 19 * 1 / 10)
+    by_hand = {
+        # 1 right action of 4 at each of 7 junctions; 2 spare steps allow one detour: back (1/4) to the junction before
+        # and onward again (1/4), from each junction but the first, behind which lies the archive
+        "route": (1 + 6 / 4**2) / 4**7,
+        # 4, 3, 2, 1 right actions of 37, 28, 19, 10: every gem in every locked box, and the archive
+        "keys": 4 / 37 * 3 / 28 * 2 / 19 * 1 / 10,
+    }
+    assert random_success(spec) == pytest.approx(by_hand[spec.kind])
+    assert round(1 / random_success(spec)) == {"route": 11916, "keys": 8202}[spec.kind]
 
 
 # ---------------------------------------------------------------------------------------------- players
@@ -220,24 +229,31 @@ def test_what_is_seen_word_for_word(games: Path) -> None:
     assert seen[0].instruction == "find the way through the amber maze"
     assert [o.text for o in seen] == ROUTE_TEXTS
     assert seen[-1].terminated
-    seen = play(env, keys, ["unlock trunk with onyx", "unlock trunk with jade", "unlock chest with opal"])
+    seen = play(env, keys, KEYS_ACTIONS)
     assert seen[0].instruction == "unlock the boxes of the hazel vault"
     assert [o.text for o in seen] == KEYS_TEXTS
     assert (seen[-1].terminated, seen[-1].truncated) == (False, True)
 
 
 ROUTE_TEXTS = [
-    "kitchen. exits east north south, archive west. a desk.",
-    "lounge. exits east north west.",
+    "kitchen. exits south north east, archive west. a barrel.",
+    "lounge. exits north east west.",
     "you can't go that way.",
-    "kitchen. exits east north south, archive west. a desk.",
-    "lounge. exits east north west.",
-    "library. a dead end.",
+    "kitchen. exits south north east, archive west. a barrel.",
+    "lounge. exits north east west.",
+    "tower. a dead end.",
 ]
+KEYS_ACTIONS = [
+    f"unlock {pair}" for pair in ("trunk with onyx", "trunk with jade", "coffer with pearl", "chest with opal")
+]
+KEYS_START = (
+    "you hold beryl opal jade onyx ruby agate topaz garnet pearl. boxes coffer crate chest trunk. archive west."
+)
 KEYS_TEXTS = [
-    "mill. you hold beryl opal jade onyx ruby agate topaz garnet pearl. boxes trunk chest crate. archive west. a desk.",
+    f"mill. {KEYS_START} a desk.",
     "you unlock the trunk.",
     "that's unlocked at the moment.",
+    "you unlock the coffer.",
     "that doesn't seem to fit the lock.",
 ]
 
@@ -264,6 +280,7 @@ NOSY = """
     |tw-print max_score|tw-trace-actions|tw-print player id|open chest|open trunk|unlock chest|lock chest with ruby
     |examine chest|examine trunk|examine crate|examine ruby|search chest|score|version|objects|places|nouns|full
     |test me|showme chest|tree|rules|think|examine me|read note|undo|save|verify|pronouns|north with ruby|unlock
+    |open coffer|unlock coffer|examine coffer
 """
 
 
@@ -271,7 +288,7 @@ def test_only_the_archive_depends_on_the_rule(games: Path) -> None:
     """Two games that differ in the rule alone answer every nosy line alike; lines go raw to the interpreter."""
     for task in tiny_tasks():
         spec = wm.spec_of(task)
-        other = tuple(reversed(spec.rule)) if spec.kind == "keys" else ("north", "west", *spec.rule[2:3], *["east"] * 3)
+        other = tuple(reversed(spec.rule)) if spec.kind == "keys" else ("north", "west", *spec.rule[2:3], *["east"] * 4)
         twin = ws.make_spec(spec.kind, spec.family, other, spec.seed)
         stories = [open_story(wm.compiled_game(s, games)) for s in (spec, twin)]
         for line in map(str.strip, NOSY.split("|")):
@@ -378,7 +395,7 @@ def test_the_budget_ends_an_episode_and_no_step_follows(kind: ws.Kind) -> None:
 
 def test_winning_with_the_last_step_of_the_budget_is_no_truncation() -> None:
     task = tiny_tasks()[1]
-    last = play(wm.WaymarksSimulator(max_steps=3), task, ws.gold_actions(wm.spec_of(task)))[-1]
+    last = play(wm.WaymarksSimulator(max_steps=len(ws.BOXES)), task, ws.gold_actions(wm.spec_of(task)))[-1]
     assert (last.terminated, last.truncated, last.actions) == (True, False, None)
 
 
@@ -400,7 +417,7 @@ def test_admissible_actions_do_something() -> None:
     route, keys = (wm.spec_of(task) for task in tiny_tasks())
     assert sim.admissible(sim.first_scene(route)) == ("east", "north", "south", "west")
     scene = sim.next_scene(sim.first_scene(keys), ws.gold_actions(keys)[0])
-    assert len(sim.admissible(scene)) == 1 + 2 * 9
+    assert len(sim.admissible(scene)) == 1 + 3 * 9
     assert not any("chest" in action for action in sim.admissible(scene))
 
 

@@ -109,7 +109,7 @@ class _Waymarks:
             families: read by `tasks` only.
             dataset_seed: read by `tasks` only.
             actions: offer the admissible actions with each observation.
-            max_steps: instead of the kind's own budget (route 8, keys 3).
+            max_steps: instead of the kind's own budget (route 9, keys 4).
             cache_dir: folder of compiled games.
         """
         if max_steps is not None and max_steps < 1:

@@ -57,7 +57,7 @@ class Scene:
 
     spec: GameSpec
     text: str
-    junction: int = 0  # route: 0..5
+    junction: int = 0  # route: counted from 0
     unlocked: frozenset[str] = frozenset()  # keys: boxes
     won: bool = False
     lost: bool = False

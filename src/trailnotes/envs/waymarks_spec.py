@@ -26,8 +26,8 @@ FAMILY_NAMES: dict[Kind, tuple[str, ...]] = {
 }
 DIRECTIONS = ("north", "east", "south", "west")
 OPPOSITE = {"north": "south", "south": "north", "east": "west", "west": "east"}
-ROUTE_LENGTH = 6
-BOXES = ("chest", "trunk", "crate")
+ROUTE_LENGTH = 7
+BOXES = ("chest", "trunk", "crate", "coffer")
 GEMS = ("ruby", "opal", "jade", "pearl", "onyx", "topaz", "garnet", "agate", "beryl")
 MAX_STEPS: dict[Kind, int] = {"route": ROUTE_LENGTH + 2, "keys": len(BOXES)}
 ROOMS = (
@@ -81,8 +81,8 @@ class GameSpec:
 
     kind: Kind
     family: str
-    rule: Rule  # route: six directions; keys: the gem that opens each of `BOXES`, in that order
-    rooms: tuple[str, ...]  # route: six junctions, the end, then twelve nooks; keys: the one room
+    rule: Rule  # route: the directions; keys: the gem that opens each of `BOXES`, in that order
+    rooms: tuple[str, ...]  # route: the junctions, the end, then two nooks for each; keys: the one room
     furniture: tuple[str, ...]  # what stands in each junction (route) or in the room (keys); "" for nothing
     listing: tuple[str, ...]  # order of words in descriptions: the directions, or the boxes and then the gems
     seed: int  # of the variation; it drew `rooms`, `furniture` and `listing`
@@ -124,7 +124,7 @@ def check_rule(kind: Kind, rule: Rule) -> Rule:
 
 
 def random_rule(kind: Kind, rng: random.Random) -> Rule:
-    """A rule drawn uniformly: one of 3^6 = 729 routes, or of 9 * 8 * 7 = 504 assignments."""
+    """A rule drawn uniformly: one of 3^7 = 2187 routes, or of 9 * 8 * 7 * 6 = 3024 assignments."""
     if kind == "keys":
         return tuple(rng.sample(GEMS, len(BOXES)))
     rule: list[str] = []
@@ -185,7 +185,7 @@ def room_text(name: str, description: str) -> str:
 
 
 def junction_description(spec: GameSpec, index: int) -> str:
-    """Junction `index` (0..5) of a route game; the way back is not named."""
+    """Junction `index` of a route game; the way back is not named."""
     back = OPPOSITE[spec.rule[index - 1]] if index else ARCHIVE_DIRECTION
     exits = " ".join(word for word in spec.listing if word != back)
     archive = f", {ARCHIVE} {ARCHIVE_DIRECTION}" if index == 0 else ""
