@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,13 +13,18 @@ from typing import TYPE_CHECKING, Any
 from trailnotes import checkpoint
 from trailnotes.config import LoraConfig
 from trailnotes.envs.workers import EnvPool
-from trailnotes.errors import ConfigError, RunError
+from trailnotes.errors import ConfigError, MissingExtraError, RunError
 from trailnotes.files import write_text_atomic
+from trailnotes.jsonl import read_jsonl
+from trailnotes.logs import run_config
 from trailnotes.memory import open_memory
+from trailnotes.plots import trial_curve
+from trailnotes.records import trajectory_from_json, trajectory_to_json
 from trailnotes.rollout import write_tips
 from trailnotes.run import derive_seed, play_panel
 from trailnotes.stats import Interval, bootstrap, wilson
 from trailnotes.tasks import panel, tasks_of
+from trailnotes.types import TrajectoryGroup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,6 +33,8 @@ if TYPE_CHECKING:
     from trailnotes.memory.tips import TipMemory
     from trailnotes.policies.hf import HFPolicy
     from trailnotes.types import Task, Trajectory
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,20 +118,32 @@ class Subject:
 
 
 def resolve(model_or_run: Path | str) -> Subject:
-    """A run directory (its last valid checkpoint), a checkpoint of one, or any model that transformers can load."""
+    """A run directory (its last whole checkpoint), a checkpoint of one, or any model that transformers can load.
+
+    Raises:
+        RunError: the run has no checkpoint yet, or a damaged one.
+    """
     path = Path(model_or_run)
     root = path / "checkpoints"
     if root.is_dir():
         found = checkpoint.latest(root)
         if found is None:
             raise RunError(f"{path} holds no finished checkpoint yet; train it first, or wait for the first save")
-        path = found
-    if (path / "model").is_dir() and (path / "meta.json").is_file():
-        meta = checkpoint.load_meta(path)
-        memory = path / "memory.db"
-        algorithm = "empo2" if memory.is_file() else "grpo"
-        return Subject(str(path / "model"), algorithm, memory if memory.is_file() else None, int(meta["env_steps"]))
+        return _checkpointed(found)
+    if (path / "model").is_dir() and (path / checkpoint.META).is_file():
+        if problems := checkpoint.verify(path):
+            raise RunError(f"{path} is damaged ({problems[0]}); name another checkpoint, or the run directory")
+        return _checkpointed(path)
     return Subject(str(model_or_run), "start")
+
+
+def _checkpointed(path: Path) -> Subject:
+    run_dir, memory = path.parent.parent, path / "memory.db"
+    has_memory = memory.is_file()
+    known = (run_dir / "config.toml").is_file()
+    name = run_config(run_dir).algorithm.name if known else "empo2" if has_memory else "grpo"
+    env_steps = int(checkpoint.load_meta(path)["env_steps"])
+    return Subject(str(path / "model"), name, memory if has_memory else None, env_steps)
 
 
 def load_policy(config: Config, subject: Subject) -> HFPolicy:
@@ -153,28 +174,51 @@ def evaluate(
         config: panel, sampling and environment.
         model_or_run: run directory, checkpoint, model directory or hub name.
         memory: act with the run's memory; None takes `config.eval.memory`.
-        out: directory for `table.json`, `table.md` and `episodes.jsonl`; None writes nothing.
+        out: directory for `table.json`, `table.md`, `panel.json` and `episodes.jsonl`; None writes nothing.
+
+    Raises:
+        ConfigError: memory is asked for where there is none, or nothing could be played.
     """
-    subject = resolve(model_or_run)
     use_memory = config.eval.memory if memory is None else memory
-    if use_memory and subject.memory is None:
-        raise ConfigError(f"{model_or_run} has no memory to act with: give a run directory of empo2, or drop --memory")
-    episodes = asyncio.run(_play(config, subject, use_memory=use_memory))
+    subject, episodes = play_subject(config, model_or_run, use_memory=use_memory)
     result = panel_result(episodes, config, algorithm=subject.name, memory=use_memory, env_steps=subject.env_steps)
     if out is not None:
         write_table([result], out)
+        write_text_atomic(out / "panel.json", json.dumps(panel_record(config, subject.model), indent=1) + "\n")
         write_episodes(episodes, out / "episodes.jsonl")
     return result
 
 
-async def _play(config: Config, subject: Subject, *, use_memory: bool) -> list[Trajectory]:
-    tasks = panel(tasks_of(config, config.eval.split), config.eval.num_tasks)
+def play_subject(
+    config: Config, model_or_run: Path | str, *, use_memory: bool = False
+) -> tuple[Subject, list[Trajectory]]:
+    """Who was examined, and the episodes of the panel in the order of its tasks."""
+    subject = resolve(model_or_run)
+    if use_memory and subject.memory is None:
+        raise ConfigError(f"{model_or_run} has no memory to act with: give a run directory of empo2, or drop --memory")
     policy = load_policy(config, subject)
-    memory = open_memory(None, config.memory) if use_memory else None
-    if memory is not None and subject.memory is not None:
+
+    async def play(memory: TipMemory | None) -> list[Trajectory]:
+        with EnvPool(config.env) as pool:
+            return await play_panel(policy, pool, panel_of(config), config, memory=memory, seed=config.run.seed)
+
+    if not use_memory or subject.memory is None:
+        return subject, asyncio.run(play(None))
+    with closing(open_memory(None, config.memory)) as memory:
         memory.restore(subject.memory)
-    with EnvPool(config.env) as pool:
-        return await play_panel(policy, pool, tasks, config, memory=memory, seed=config.run.seed)
+        return subject, asyncio.run(play(memory))
+
+
+def panel_of(config: Config) -> list[Task]:
+    """The tasks of the panel: always the same."""
+    return panel(tasks_of(config, config.eval.split), config.eval.num_tasks)
+
+
+def panel_record(config: Config, model: str) -> dict[str, Any]:
+    """What a panel's numbers depend on, for the record: who plays which tasks, how often, how drawn."""
+    chosen = {name: getattr(config.eval, name) for name in ("split", "num_samples", "temperature")}
+    tasks = [task.id for task in panel_of(config)]
+    return {"model": model, "seed": config.run.seed, "env": config.env.name, **chosen, "tasks": tasks}
 
 
 def write_table(rows: Sequence[PanelResult], out: Path) -> None:
@@ -197,8 +241,6 @@ def markdown_table(rows: Sequence[PanelResult]) -> str:
 
 def write_episodes(episodes: Sequence[Trajectory], path: Path) -> None:
     """Whole episodes, one JSON object a line, as in `trajectories.jsonl` of a run."""
-    from trailnotes.logs import trajectory_to_json
-
     lines = [json.dumps(trajectory_to_json(t), ensure_ascii=False) for t in episodes]
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text_atomic(path, "\n".join(lines) + "\n")
@@ -215,20 +257,27 @@ def adapt(
     out: Path,
     progress: Callable[[int, PanelResult], None] | None = None,
 ) -> list[PanelResult]:
-    """Trial 0 without memory, then `trials` trials that act with memory and write tips; no weight changes.
+    """Trial 0 without memory, then `trials` trials that act with memory; each trial writes tips; no weight changes.
 
-    Every tip is kept in `out/memory.db`, and every trial in `out/adapt.json`; the same command on the same directory
-    goes on after the last finished trial. Source: EMPO2, section 6 (out-of-distribution adaptation).
+    Every tip is kept in `out/memory.db`, every trial in `out/adapt.json` and the curve in `out/adapt.png` (where
+    matplotlib is installed). The same command on the same directory goes on after the last finished trial, and plays
+    no episode twice. Source: EMPO2, section 6 (out-of-distribution adaptation).
+
+    Raises:
+        RunError: `out` holds another adaptation, or a damaged one.
     """
     subject = resolve(model_or_run)
     num_trials = config.eval.trials if trials is None else trials
-    out.mkdir(parents=True, exist_ok=True)
-    policy = load_policy(config, subject)
-    memory = open_memory(out / "memory.db", config.memory)
-    try:
-        return asyncio.run(_adapt(config, subject, policy, memory, num_trials, out, progress))
-    finally:
-        memory.close()
+    diary = Diary.open(out / "adapt.json", panel_record(config, subject.model))
+    if len(diary.trials) <= num_trials:
+        policy = load_policy(config, subject)
+        with closing(open_memory(out / "memory.db", config.memory)) as memory:
+            asyncio.run(
+                _adapt(config, subject, policy, memory, range(len(diary.trials), num_trials + 1), diary, progress)
+            )
+    done = diary.trials[: num_trials + 1]
+    _draw(done, out / "adapt.png")
+    return done
 
 
 async def _adapt(
@@ -236,45 +285,78 @@ async def _adapt(
     subject: Subject,
     policy: HFPolicy,
     memory: TipMemory,
-    num_trials: int,
-    out: Path,
+    trials: range,
+    diary: Diary,
     progress: Callable[[int, PanelResult], None] | None,
-) -> list[PanelResult]:
-    tasks = panel(tasks_of(config, config.eval.split), config.eval.num_tasks)
-    done = read_trials(out / "adapt.json")
+) -> None:
+    """Each trial in three steps, each of which stays done: episodes, tips, the line in the diary."""
     with EnvPool(config.env) as pool:
-        for trial in range(len(done), num_trials + 1):
+        for trial in trials:
             seed = derive_seed(config.run.seed, "adapt", trial)
-            shown = memory if trial else None
-            episodes = await play_panel(policy, pool, tasks, config, memory=shown, seed=seed)
+            file = diary.path.with_name(f"trial-{trial:02d}.jsonl")
+            if not file.exists():
+                shown = memory if trial else None
+                write_episodes(await play_panel(policy, pool, panel_of(config), config, memory=shown, seed=seed), file)
+            episodes = [trajectory_from_json(record) for record in read_jsonl(file)]
             result = panel_result(
                 episodes, config, algorithm=subject.name, memory=bool(trial), env_steps=subject.env_steps
             )
-            if trial < num_trials:  # what the last trial learned nobody would read
-                tips, _ = await write_tips(policy, _groups(episodes), config, seed=seed, step=trial)
-                memory.add(tips)
-            done.append(result)
-            write_text_atomic(out / "adapt.json", json.dumps({"trials": [asdict(r) for r in done]}, indent=1) + "\n")
-            write_episodes(episodes, out / f"trial-{trial:02d}.jsonl")
+            if not any(not tip.imported for tip in memory.store.tips(after=diary.sequence)):
+                groups = [TrajectoryGroup(episode.task, (episode,)) for episode in episodes]
+                memory.add((await write_tips(policy, groups, config, seed=seed, step=trial)).tips)
+            diary.add(result, memory.store.sequence)
             if progress is not None:
                 progress(trial, result)
-    return done
 
 
-def read_trials(path: Path) -> list[PanelResult]:
-    """The finished trials of an earlier, interrupted adaptation."""
-    if not path.is_file():
-        return []
+@dataclass(slots=True)
+class Diary:
+    """`adapt.json`: what is examined, the finished trials, and how far the memory was after the last of them."""
+
+    path: Path
+    about: dict[str, Any]
+    trials: list[PanelResult]
+    sequence: int  # `TipStore.sequence`; tips that came later belong to a trial that was interrupted
+
+    @classmethod
+    def open(cls, path: Path, about: dict[str, Any]) -> Diary:
+        """Begin one, or take one up that is about the same."""
+        if not path.is_file():
+            diary = cls(path, about, [], 0)
+            diary.save()
+            return diary
+        try:
+            record = json.loads(path.read_text(encoding="utf-8"))
+            diary = cls(
+                path, record["about"], [PanelResult(**row) for row in record["trials"]], int(record["sequence"])
+            )
+            changed = [name for name in about if diary.about.get(name) != about[name]]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise RunError(f"{path} is damaged ({error}); move it away to start the adaptation afresh") from error
+        if changed:
+            raise RunError(f"{path.parent} holds an adaptation with another {', '.join(changed)}; choose another --out")
+        return diary
+
+    def add(self, result: PanelResult, sequence: int) -> None:
+        """A trial is over."""
+        self.trials.append(result)
+        self.sequence = sequence
+        self.save()
+
+    def save(self) -> None:
+        """Write it down, whole or not at all."""
+        record = {"about": self.about, "sequence": self.sequence, "trials": [asdict(row) for row in self.trials]}
+        write_text_atomic(self.path, json.dumps(record, indent=1) + "\n")
+
+
+def _draw(results: Sequence[PanelResult], path: Path) -> None:
+    """The curve of an adaptation."""
+    intervals = [Interval(row.mean, row.ci_low, row.ci_high) for row in results]
+    title = f"{results[0].algorithm} on {results[0].panel} ({results[0].num_tasks} tasks)\n{results[-1].interval}"
     try:
-        return [PanelResult(**row) for row in json.loads(path.read_text())["trials"]]
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise RunError(f"{path} is damaged ({error}); move it away to start the adaptation afresh") from error
-
-
-def _groups(episodes: Sequence[Trajectory]) -> list[Any]:
-    from trailnotes.types import TrajectoryGroup
-
-    return [TrajectoryGroup(t.task, (t,)) for t in episodes]
+        trial_curve(intervals, path, ylabel=results[0].metric, title=title)
+    except MissingExtraError as error:
+        logger.warning("no %s: %s", path.name, error)
 
 
 # -- a few episodes to read
@@ -283,8 +365,7 @@ def _groups(episodes: Sequence[Trajectory]) -> list[Any]:
 def rollout(config: Config, model_or_run: Path | str | None = None, *, out: Path | None = None) -> list[Trajectory]:
     """Play `rollout.num_tasks` tasks of the training split once each, to be read; optionally written as JSONL."""
     config = replace_eval(config, split=config.train.split, num_tasks=config.rollout.num_tasks)
-    subject = resolve(model_or_run or config.model.path)
-    episodes: list[Trajectory] = asyncio.run(_play(config, subject, use_memory=False))
+    _, episodes = play_subject(config, model_or_run or config.model.path)
     if out is not None:
         write_episodes(episodes, out)
     return episodes
