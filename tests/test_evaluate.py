@@ -17,7 +17,9 @@ from trailnotes.cli import main
 from trailnotes.config import Config
 from trailnotes.errors import ConfigError, MissingExtraError, RunError
 from trailnotes.evaluation import (
+    COUNTS,
     PanelResult,
+    Subject,
     adapt,
     evaluate,
     family_of,
@@ -27,6 +29,7 @@ from trailnotes.evaluation import (
     panel_result,
     resolve,
     rollout,
+    spending,
     write_table,
 )
 from trailnotes.jsonl import read_jsonl
@@ -96,7 +99,7 @@ def test_a_family_is_the_task_without_its_last_part() -> None:
 
 def test_a_panel_that_nobody_played_is_an_error() -> None:
     with pytest.raises(ConfigError, match="no episode of split 'test' could be played"):
-        panel_result([], small_config(), algorithm="grpo", memory=False, env_steps=0)
+        panel_result([], small_config(), Subject("m", "grpo"), memory=False)
 
 
 def test_tables_hold_every_field_and_the_name_of_the_interval(tmp_path: Path) -> None:
@@ -119,9 +122,11 @@ def test_a_run_is_its_last_checkpoint_with_memory_and_spending(run_dir: Path) ->
     of_run = resolve(run_dir)
     assert of_run == resolve(last)
     assert (of_run.model, of_run.memory, of_run.name) == (str(last / "model"), last / "memory.db", "empo2")
-    assert of_run.env_steps == lines(run_dir / "metrics.jsonl")[-1]["env_steps"] > 0
+    last_line = lines(run_dir / "metrics.jsonl")[-1]
+    assert of_run.spent["env_steps"] == last_line["env_steps"] > 0
+    assert spending(of_run.spent) == {name: last_line[name] for name in (*COUNTS, "seconds")}
     earlier = resolve(str(run_dir / "checkpoints" / "step-000001"))
-    assert 0 < earlier.env_steps < of_run.env_steps
+    assert 0 < earlier.spent["env_steps"] < of_run.spent["env_steps"]
     assert resolve(last / "model").name == "start"
     assert resolve("some/hub-name").model == "some/hub-name"
 
@@ -200,6 +205,7 @@ def test_eval_on_the_command_line(run_dir: Path, tmp_path: Path, capsys: pytest.
     assert main(words) == 0
     assert "| empo2 | with | test (2) | success |" in capsys.readouterr().out
     (row,) = json.loads((tmp_path / "table.json").read_text())["rows"]
+    assert row["env_steps"] > 0
     assert row.keys() == {field.name for field in fields(PanelResult)}
 
 

@@ -5,36 +5,72 @@ Every stage leaves its result in the directory, so a demo that was interrupted g
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trailnotes import checkpoint
-from trailnotes.configio import load_config
+from trailnotes.configio import diff, load_config
 from trailnotes.console import Bar, clock
-from trailnotes.errors import RunError
-from trailnotes.evaluation import PanelResult, write_table
+from trailnotes.errors import ConfigError, RunError
+from trailnotes.evaluation import (
+    COUNTS,
+    PanelResult,
+    adapt,
+    family_of,
+    play_subject,
+    spending,
+    value_of,
+    write_episodes,
+    write_table,
+)
 from trailnotes.files import write_text_atomic
 from trailnotes.jsonl import read_jsonl
+from trailnotes.logs import run_config
+from trailnotes.records import trajectory_from_json
 from trailnotes.stats import bootstrap
-from trailnotes.story import Job, before_and_after, draw, print_table
+from trailnotes.story import before_and_after, draw, last_line, print_table
 from trailnotes.tasks import tasks_of
 
 if TYPE_CHECKING:
     from trailnotes.config import Config
+    from trailnotes.types import Trajectory
 
 CONFIG = Path("configs/demo.toml")
 METHODS = ("grpo", "empo2")
-INTERVAL = "bootstrap over seeds, then families, then games, 95 %"
+POLL = 0.5  # seconds between two looks at the running processes
+PATIENCE = 120.0  # seconds that a process asked to stop may take for its iteration
+TOLERANCE = 0.02  # share by which the environment steps of the methods may differ without a word about it
 
 
-def train_command(job: Job, config: Path, extra: Sequence[str]) -> list[str]:
-    """What a person would type for this run."""
-    settings = ["--algorithm.name", job.method, "--run.seed", str(job.seed), "--run.name", job.name, *extra]
-    return [sys.executable, "-m", "trailnotes", "train", str(config), "--run-dir", str(job.directory), *settings]
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One training run of the demo."""
+
+    method: str
+    seed: int
+    directory: Path
+
+    @property
+    def name(self) -> str:
+        """Method and seed: also the name of the run's directory."""
+        return f"{self.method}-{self.seed}"
+
+    def settings(self, extra: Sequence[str]) -> list[str]:
+        """All that differs between the runs, and what every run was given."""
+        return ["--algorithm.name", self.method, "--run.seed", str(self.seed), "--run.name", self.name, *extra]
+
+    def command(self, config: Path, extra: Sequence[str]) -> list[str]:
+        """What a person would type for this run."""
+        words = ["train", str(config), "--run-dir", str(self.directory), *self.settings(extra)]
+        return [sys.executable, "-m", "trailnotes", *words]
 
 
 def demo(
@@ -55,22 +91,51 @@ def demo(
         trials: k, trials with memory of the last row.
         jobs_at_once: training processes side by side.
         settings: further ``--section.key value`` overrides for every run.
+
+    Raises:
+        ConfigError: a setting that cannot work.
+        RunError: a training process failed, or `out` holds a demo of other settings.
     """
     started = time.monotonic()
     config = load_config(config_path, settings)
+    if not config.train.max_env_steps:
+        raise ConfigError("the methods of a demo get the same number of environment steps: set train.max_env_steps")
     jobs = [Job(method, seed, out / f"{method}-{seed}") for seed in range(seeds) for method in METHODS]
+    _refuse_other_settings(out, jobs, config_path, settings)
     print(f"{len(jobs)} runs of {config.train.max_env_steps:,} environment steps each, in {out}", flush=True)
     _compile(config)
-    _train_all(config, config_path, jobs, jobs_at_once, settings)
+    with _ended_by_signals():
+        _train_all(config, jobs, jobs_at_once, lambda job: job.command(config_path, settings))
     rows = _examine(config, jobs, out, trials)
     write_table(rows, out)
     draw(config, jobs, rows, out / "curves.png")
     story = before_and_after(jobs, out)
     write_text_atomic(out / "story.txt", story)
     print(story)
-    print_table(rows, jobs)
+    print_table(rows)
+    for line in unequal_steps(rows):
+        print(line)
     print(f"\n{out / 'curves.png'}  {out / 'table.json'}  {out / 'story.txt'}   ({clock(time.monotonic() - started)})")
     return rows
+
+
+def _refuse_other_settings(out: Path, jobs: Sequence[Job], path: Path, settings: Sequence[str]) -> None:
+    """Results of two kinds of demo must not meet in one table."""
+    for job in jobs:
+        if (job.directory / "config.toml").is_file():
+            changed = diff(run_config(job.directory), load_config(path, job.settings(settings)))
+            if changed:
+                raise RunError(f"{out} holds a demo with another {', '.join(changed)}: remove it, or choose another "
+                               "--out")  # fmt: skip
+
+
+def unequal_steps(rows: Sequence[PanelResult]) -> list[str]:
+    """A warning where the methods did not train for the same number of environment steps."""
+    steps = {row.algorithm: row.env_steps for row in rows if row.env_steps}
+    if not steps or max(steps.values()) - min(steps.values()) <= TOLERANCE * max(steps.values()):
+        return []
+    counts = ", ".join(f"{name} {count:,}" for name, count in steps.items())
+    return [f"Note: environment steps differ by more than {TOLERANCE:.0%} ({counts}); the comparison is not even."]
 
 
 def _compile(config: Config) -> None:
@@ -85,29 +150,28 @@ def _compile(config: Config) -> None:
         compile_all(tasks, num_workers=2, progress=lambda done, _: bar.update(done))
 
 
-def _train_all(config: Config, path: Path, jobs: Sequence[Job], at_once: int, settings: Sequence[str]) -> None:
-    """Train the jobs, a few side by side; a run that is done already ends at once."""
+# -- training processes
+
+
+def _train_all(config: Config, jobs: Sequence[Job], at_once: int, command: Callable[[Job], Sequence[str]]) -> None:
+    """Train the jobs, a few side by side, those that are not done already. However this ends, no process is left."""
     waiting = [job for job in jobs if not finished(job, config)]
     running: dict[Job, subprocess.Popen[bytes]] = {}
-    total = config.train.max_env_steps * len(jobs)
     try:
-        with Bar(total, "training") as bar:
+        with Bar(config.train.max_env_steps * len(jobs), "training") as bar:
             while waiting or running:
                 while waiting and len(running) < at_once:
                     job = waiting.pop(0)
-                    running[job] = _start(job, path, settings)
+                    running[job] = _start(job, command(job))
                 for job, process in list(running.items()):
                     if process.poll() is not None:
                         del running[job]
                         _check(job, process.returncode)
                 _show(bar, jobs, list(running))
-                time.sleep(0.5)
+                time.sleep(POLL)
             _show(bar, jobs, [])
     finally:
-        for process in running.values():
-            process.terminate()
-        for process in running.values():
-            process.wait()
+        _end(list(running.values()))
 
 
 def finished(job: Job, config: Config) -> bool:
@@ -116,10 +180,49 @@ def finished(job: Job, config: Config) -> bool:
     return saved is not None and int(checkpoint.load_meta(saved)["env_steps"]) >= config.train.max_env_steps
 
 
-def _start(job: Job, path: Path, settings: Sequence[str]) -> subprocess.Popen[bytes]:
+def _start(job: Job, command: Sequence[str]) -> subprocess.Popen[bytes]:
+    """In a process group of its own: Ctrl-C reaches the demo alone, which then asks each run once to stop."""
     job.directory.mkdir(parents=True, exist_ok=True)
     with (job.directory / "console.log").open("ab") as log:
-        return subprocess.Popen(train_command(job, path, settings), stdout=log, stderr=log, stdin=subprocess.DEVNULL)  # noqa: S603
+        return subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, process_group=0)  # noqa: S603
+
+
+def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Ask to stop, which finishes the iteration and saves; whoever interrupts again, or waits too long, kills."""
+    alive = [process for process in processes if process.poll() is None]
+    if alive:
+        print("stopping after the iterations under way; interrupt again to stop at once", flush=True)
+    for process in alive:
+        process.terminate()
+    try:
+        deadline = time.monotonic() + PATIENCE
+        for process in alive:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline - time.monotonic()))
+    finally:
+        for process in alive:
+            process.kill()  # does nothing to one that has ended
+            process.wait()
+    if alive:
+        print("stopped; the same command goes on from here", flush=True)
+
+
+@contextlib.contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Termination and a closed terminal end the demo as Ctrl-C does, so that its processes are ended, too."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _check(job: Job, status: int) -> None:
@@ -130,16 +233,8 @@ def _check(job: Job, status: int) -> None:
                        "the same command goes on from its last checkpoint")  # fmt: skip
 
 
-def last_line(job: Job) -> dict[str, Any]:
-    """The newest line of a run's metrics, {} before the first."""
-    line: dict[str, Any] = {}
-    for line in read_jsonl(job.directory / "metrics.jsonl"):  # noqa: B007 - the last one is wanted
-        pass
-    return line
-
-
 def _show(bar: Bar, jobs: Sequence[Job], running: Sequence[Job]) -> None:
-    lines = {job: last_line(job) for job in jobs}
+    lines = {job: last_line(job.directory) for job in jobs}
     facts = {job.name: lines[job].get("rollout/success/plain", 0.0) for job in running}
     bar.update(sum(line.get("env_steps", 0) for line in lines.values()), facts)
 
@@ -149,56 +244,63 @@ def _show(bar: Bar, jobs: Sequence[Job], running: Sequence[Job]) -> None:
 
 def _examine(config: Config, jobs: Sequence[Job], out: Path, trials: int) -> list[PanelResult]:
     """The rows of the table: start, GRPO, EMPO2 without notes; EMPO2 with notes after `trials` trials."""
-    steps = {m: int(sum(last_line(j)["env_steps"] for j in jobs if j.method == m) / _count(jobs, m)) for m in METHODS}
-    seeds = _count(jobs, METHODS[0])
-    with Bar(seeds + len(jobs) + seeds, "unseen games") as bar:
-        done = iter(range(1, 1000))
-
-        def played(name: str, subject: Path | str, seed: int, with_trials: int = 0) -> list[dict[str, Any]]:
-            episodes = _play_once(config, subject, seed, out / "panels" / name, with_trials)
-            bar.update(next(done))
-            return episodes
-
-        start = [played(f"start-{seed}", config.model.path, seed) for seed in range(seeds)]
-        plain = {m: [played(j.name, j.directory, j.seed) for j in jobs if j.method == m] for m in METHODS}
-        noted = [played(f"{j.name}-notes", j.directory, j.seed, trials) for j in jobs if j.method == "empo2"]
+    grpo, empo2 = ([job for job in jobs if job.method == method] for method in METHODS)
+    start = [Job("start", job.seed, Path(config.model.path)) for job in empo2]
+    with Bar(len(start) + len(jobs) + len(empo2), "unseen games") as bar:
+        plain = {}
+        for done, job in enumerate([*start, *jobs], 1):
+            plain[job] = _play(config, job, out / "panels" / job.name)
+            bar.update(done)
+        noted = {}
+        for done, job in enumerate(empo2, len(plain) + 1):
+            noted[job] = _play_with_notes(config, job, out / "panels" / f"{job.name}-notes", trials)
+            bar.update(done)
     return [
-        row_of(start, config, "start", memory=False, env_steps=0),
-        row_of(plain["grpo"], config, "grpo", memory=False, env_steps=steps["grpo"]),
-        row_of(plain["empo2"], config, "empo2", memory=False, env_steps=steps["empo2"]),
-        row_of(noted, config, "empo2", memory=True, env_steps=steps["empo2"]),
+        row_of(start, plain, config, memory=False),
+        row_of(grpo, plain, config, memory=False),
+        row_of(empo2, plain, config, memory=False),
+        row_of(empo2, noted, config, memory=True),
     ]
 
 
-def _count(jobs: Sequence[Job], method: str) -> int:
-    return sum(job.method == method for job in jobs)
+def _play(config: Config, job: Job, out: Path) -> list[Trajectory]:
+    """The panel as the last checkpoint plays it without notes, or what an earlier start of the demo has played."""
+    file = out / "episodes.jsonl"
+    if not file.exists():
+        write_episodes(play_subject(_seeded(config, job), job.directory)[1], file)
+    return [trajectory_from_json(record) for record in read_jsonl(file)]
 
 
-def _play_once(config: Config, subject: Path | str, seed: int, out: Path, trials: int) -> list[dict[str, Any]]:
-    """Play the panel, or take what an earlier start of the demo has played: one small record an episode."""
-    from trailnotes.evaluation import adapt, evaluate
-
-    config = config.model_copy(update={"run": config.run.model_copy(update={"seed": seed})})
-    if trials:
-        adapt(config, subject, trials=trials, out=out)
-        episodes = out / f"trial-{trials:02d}.jsonl"
-    else:
-        episodes = out / "episodes.jsonl"
-        if not episodes.exists():
-            evaluate(config, subject, memory=False, out=out)
-    return [{"task": r["task"]["id"], "success": r["success"]} for r in read_jsonl(episodes)]
+def _play_with_notes(config: Config, job: Job, out: Path, trials: int) -> list[Trajectory]:
+    """The last of `trials` trials with notes that the agent took on the panel's own games."""
+    adapt(_seeded(config, job), job.directory, trials=trials, out=out)
+    return [trajectory_from_json(record) for record in read_jsonl(out / f"trial-{trials:02d}.jsonl")]
 
 
-def row_of(
-    runs: Sequence[Sequence[dict[str, Any]]], config: Config, algorithm: str, *, memory: bool, env_steps: int
-) -> PanelResult:
-    """Mean and interval over seeds, families and games of the episodes of each seed."""
-    values = [float(record["success"]) for run in runs for record in run]
-    seeds = [seed for seed, run in enumerate(runs) for _ in run]
-    games = [record["task"] for run in runs for record in run]
-    families = [game.rpartition("/")[0] for game in games]
-    interval = bootstrap(values, [seeds, families, games])
+def _seeded(config: Config, job: Job) -> Config:
+    return config.model_copy(update={"run": config.run.model_copy(update={"seed": job.seed})})
+
+
+def row_of(jobs: Sequence[Job], played: dict[Job, list[Trajectory]], config: Config, *, memory: bool) -> PanelResult:
+    """Mean and interval over seeds, families and games of the episodes of each job, and the mean cost of a run."""
+    episodes = [(job.seed, episode) for job in jobs for episode in played[job]]
+    values = [value_of(episode, config.eval.metric) for _, episode in episodes]
+    games = [episode.task.id for _, episode in episodes]
+    families = [family_of(episode.task) for _, episode in episodes]
+    seeds = [seed for seed, _ in episodes]
+    interval = bootstrap(values, [seeds, families, games], confidence=config.eval.confidence)
+    costs = [last_line(job.directory) for job in jobs]
     return PanelResult(
-        algorithm, memory, config.eval.split, "success", interval.mean, interval.low, interval.high, env_steps,
-        len(runs), len(set(games)), len(values), INTERVAL,
-    )  # fmt: skip
+        algorithm=jobs[0].method,
+        memory=memory,
+        panel=config.eval.split,
+        metric=config.eval.metric,
+        mean=interval.mean,
+        ci_low=interval.low,
+        ci_high=interval.high,
+        seeds=len(jobs),
+        num_tasks=len(set(games)),
+        num_episodes=len(values),
+        interval=f"bootstrap over seeds, then families, then games, {config.eval.confidence:.0%}",
+        **spending({key: sum(cost.get(key, 0) for cost in costs) / len(costs) for key in (*COUNTS, "seconds")}),
+    )

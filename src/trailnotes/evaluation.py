@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,7 @@ from trailnotes.tasks import panel, tasks_of
 from trailnotes.types import TrajectoryGroup
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from trailnotes.config import Config
     from trailnotes.memory.tips import TipMemory
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from trailnotes.types import Task, Trajectory
 
 logger = logging.getLogger(__name__)
+COUNTS = ("env_steps", "tokens_generated", "tokens_trained")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,9 @@ class PanelResult:
     num_tasks: int
     num_episodes: int
     interval: str  # how it was made
+    tokens_generated: int = 0  # by the training: actions and notes
+    tokens_trained: int = 0  # trained positions, times passes
+    seconds: float = 0.0  # of the training
 
     def __str__(self) -> str:
         return f"{self.mean:.2f} [{self.ci_low:.2f}, {self.ci_high:.2f}]"
@@ -84,37 +88,40 @@ def interval_of(episodes: Sequence[Trajectory], config: Config) -> tuple[Interva
     return interval, f"bootstrap over families, then games, {confidence:.0%}"
 
 
-def panel_result(
-    episodes: Sequence[Trajectory], config: Config, *, algorithm: str, memory: bool, env_steps: int
-) -> PanelResult:
-    """The row of a table for `episodes`."""
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """Who is examined: a model directory, and where it comes from a run, that run's memory and what it spent."""
+
+    model: str
+    name: str
+    memory: Path | None = None
+    spent: Mapping[str, float] = field(default_factory=dict)  # the counters of its checkpoint
+
+
+def panel_result(episodes: Sequence[Trajectory], config: Config, subject: Subject, *, memory: bool) -> PanelResult:
+    """The row of a table for the `episodes` of `subject`."""
     if not episodes:
         raise ConfigError(f"no episode of split {config.eval.split!r} could be played; see the log for the reason")
     interval, method = interval_of(episodes, config)
     return PanelResult(
-        algorithm=algorithm,
+        algorithm=subject.name,
         memory=memory,
         panel=config.eval.split,
         metric=config.eval.metric,
         mean=interval.mean,
         ci_low=interval.low,
         ci_high=interval.high,
-        env_steps=env_steps,
         seeds=1,
         num_tasks=len({t.task.id for t in episodes}),
         num_episodes=len(episodes),
         interval=method,
+        **spending(subject.spent),
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Subject:
-    """Who is examined: a model directory, and where it comes from a run, that run's memory and spending."""
-
-    model: str
-    name: str
-    memory: Path | None = None
-    env_steps: int = 0
+def spending(spent: Mapping[str, float]) -> dict[str, Any]:
+    """The cost columns of a row; nothing was spent where nothing is known of it."""
+    return {name: round(spent.get(name, 0)) for name in COUNTS} | {"seconds": float(spent.get("seconds", 0.0))}
 
 
 def resolve(model_or_run: Path | str) -> Subject:
@@ -142,8 +149,7 @@ def _checkpointed(path: Path) -> Subject:
     has_memory = memory.is_file()
     known = (run_dir / "config.toml").is_file()
     name = run_config(run_dir).algorithm.name if known else "empo2" if has_memory else "grpo"
-    env_steps = int(checkpoint.load_meta(path)["env_steps"])
-    return Subject(str(path / "model"), name, memory if has_memory else None, env_steps)
+    return Subject(str(path / "model"), name, memory if has_memory else None, checkpoint.load_meta(path))
 
 
 def load_policy(config: Config, subject: Subject) -> HFPolicy:
@@ -181,7 +187,7 @@ def evaluate(
     """
     use_memory = config.eval.memory if memory is None else memory
     subject, episodes = play_subject(config, model_or_run, use_memory=use_memory)
-    result = panel_result(episodes, config, algorithm=subject.name, memory=use_memory, env_steps=subject.env_steps)
+    result = panel_result(episodes, config, subject, memory=use_memory)
     if out is not None:
         write_table([result], out)
         write_text_atomic(out / "panel.json", json.dumps(panel_record(config, subject.model), indent=1) + "\n")
@@ -298,9 +304,7 @@ async def _adapt(
                 shown = memory if trial else None
                 write_episodes(await play_panel(policy, pool, panel_of(config), config, memory=shown, seed=seed), file)
             episodes = [trajectory_from_json(record) for record in read_jsonl(file)]
-            result = panel_result(
-                episodes, config, algorithm=subject.name, memory=bool(trial), env_steps=subject.env_steps
-            )
+            result = panel_result(episodes, config, subject, memory=bool(trial))
             if not any(not tip.imported for tip in memory.store.tips(after=diary.sequence)):
                 groups = [TrajectoryGroup(episode.task, (episode,)) for episode in episodes]
                 memory.add((await write_tips(policy, groups, config, seed=seed, step=trial)).tips)

@@ -25,7 +25,6 @@ def learning_curves(
     *,
     title: str,
     bars: Mapping[str, Interval] | None = None,
-    start: float | None = None,
 ) -> None:
     """One line and band for each method over its seeds, and beside them the test panel's bars.
 
@@ -34,7 +33,6 @@ def learning_curves(
         path: the PNG.
         title: over the curves.
         bars: label -> mean and interval on the test panel.
-        start: success of the start model, drawn as a dotted line.
     """
     plt = _pyplot()
     figure, (left, right) = plt.subplots(
@@ -45,14 +43,14 @@ def learning_curves(
             continue
         xs, low, mean, high = band([run for run in runs if run])
         colour = COLOURS.get(method, "#444444")
+        seeds = f"{len(runs)} seed{'s' if len(runs) > 1 else ''}"
         left.fill_between(xs, low, high, color=colour, alpha=0.18, linewidth=0)
-        left.plot(xs, mean, color=colour, linewidth=2.2, label=LABELS.get(method, method))
+        left.plot(xs, mean, color=colour, linewidth=2.2, label=f"{LABELS.get(method, method)} (mean of {seeds})")
         for run in runs:
             left.plot(*zip(*run, strict=True), color=colour, linewidth=0.7, alpha=0.5)
-    if start is not None:
-        left.axhline(start, color=COLOURS["start"], linestyle=":", linewidth=1.2, label="start model")
-    left.set(xlabel="environment steps", ylabel="success without notes", ylim=(-0.02, 1.04), title=title)
-    left.legend(frameon=False, loc="upper left")
+    left.set(xlabel="environment steps", ylabel="success", ylim=(-0.02, 1.04), title=title)
+    if left.lines:
+        left.legend(frameon=False, loc="upper left")
     _draw_bars(right, bars or {})
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)
