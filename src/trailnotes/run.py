@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.numpy import load_file as load_numpy
 from safetensors.numpy import save_file as save_numpy
 from safetensors.torch import load_file as load_torch
@@ -21,6 +22,7 @@ from safetensors.torch import save_file as save_torch
 
 from trailnotes import checkpoint
 from trailnotes.credit import novelty_bonus
+from trailnotes.errors import RunError
 from trailnotes.learner import Learner
 from trailnotes.memory import open_memory
 from trailnotes.memory.embed import make_embedder
@@ -206,7 +208,8 @@ class Run:
         self.directory.append_metrics({"iteration": iteration, "mode": modes, **spent, **self._metrics, **timings})
         self.progress.update({"iteration": iteration, "mode": modes, **spent, **self._metrics})
         self._timings, self._metrics, self._errors = {}, {}, []
-        if count.iteration % self.config.train.save_every == 0 or self.finished:
+        best = count.best_iteration == count.iteration
+        if best or count.iteration % self.config.train.save_every == 0 or self.finished:
             self.save()
 
     async def validate(self) -> dict[str, float]:
@@ -224,13 +227,26 @@ class Run:
     # -- saving and resuming
 
     def save(self) -> None:
-        """Write a checkpoint, whole or not at all, and delete those that are no longer kept."""
+        """Write a checkpoint, whole or not at all, and delete those that are no longer kept.
+
+        Raises:
+            RunError: the disk is full or not writable; earlier checkpoints are as they were.
+        """
         root, count = self.directory.checkpoints, self.count
-        path = checkpoint.save(root, count.iteration, self._write_state, meta=asdict(count))
-        if count.best_validation is not None and count.best_iteration == count.iteration:
-            checkpoint.mark_best(root, path, count.best_validation)
-        checkpoint.prune(root, keep_last=self.config.train.keep_last)
-        self.saved = path
+        try:
+            self.saved = checkpoint.save(root, count.iteration, self._write_state, meta=asdict(count))
+            self._mark_best()
+            checkpoint.prune(root, keep_last=self.config.train.keep_last)
+        except (OSError, SafetensorError) as error:
+            raise RunError(
+                f"cannot save iteration {count.iteration} in {root} ({getattr(error, 'strerror', None) or error}): "
+                "free space or fix the permissions"
+            ) from error
+
+    def _mark_best(self) -> None:
+        count = self.count
+        if self.saved is not None and count.best_validation is not None and count.best_iteration == count.iteration:
+            checkpoint.mark_best(self.directory.checkpoints, self.saved, count.best_validation)
 
     def _write_state(self, path: Path) -> None:
         """All that a resumed run needs. Random states are not among it: they follow from seed and iteration."""
@@ -245,14 +261,22 @@ class Run:
             self.memory.snapshot(path / "memory.db")
 
     def load(self, path: Path) -> None:
-        """Take up the state of a checkpoint directory, but for the memory, which is rewound with care (training.py)."""
+        """Take up the state of a checkpoint directory, but for the memory, which is rewound with care (training.py).
+
+        Raises:
+            RunError: it is the state of another model or of another embedder.
+        """
         self.count = Counters(**checkpoint.load_meta(path))
-        self.learner.load_state_dict(load_torch(path / "learner.safetensors"), _read_json(path / "learner.json"))
         vectors = load_numpy(path / "novelty.safetensors")
-        self.counter.load_state_dict({**_read_json(path / "novelty.json"), **vectors})
+        try:
+            self.learner.load_state_dict(load_torch(path / "learner.safetensors"), _read_json(path / "learner.json"))
+            self.counter.load_state_dict({**_read_json(path / "novelty.json"), **vectors})
+        except (ValueError, RuntimeError) as error:  # torch's word for tensors of other shapes is RuntimeError
+            raise RunError(f"{path} does not fit the settings of this start: {error}") from error
         self.policy.weights_changed()
         self.policy.version = self.count.iteration
         self.saved = path
+        self._mark_best()  # a kill may have come between the checkpoint and its mark
 
     def close(self) -> None:
         """Close what must be closed; the pool and the lock belong to whoever opened them."""

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import signal
+import threading
 from typing import TYPE_CHECKING
 
 from trailnotes import checkpoint
 from trailnotes.algorithms import ALGORITHMS
 from trailnotes.envs.workers import EnvPool
+from trailnotes.errors import ConfigError
 from trailnotes.files import free_name
 from trailnotes.logs import Progress, RunDir
 from trailnotes.memory.portable import rewind
+from trailnotes.policies.hf import context_length_of
 from trailnotes.run import Run
+from trailnotes.tasks import tasks_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from trailnotes.config import Config
-
-logger = logging.getLogger(__name__)
 
 
 def train(
@@ -42,10 +43,11 @@ def train(
         allow_change: keys that may differ from those of the run that is resumed.
 
     Raises:
-        ConfigError: a setting that cannot work, before anything is built.
-        RunError: the directory is in use, damaged, or belongs to another config.
+        ConfigError: a setting that cannot work, before anything is built or written.
+        RunError: the directory is in use, damaged, or belongs to another config; or it cannot be written.
+        KeyboardInterrupt: interrupted twice; what the last checkpoint holds is safe.
     """
-    config.refuse_training()
+    _refuse_early(config)
     with RunDir.open(run_dir, config, allow_change=allow_change) as directory:
         return asyncio.run(_train(config, directory))
 
@@ -56,14 +58,32 @@ async def _train(config: Config, directory: RunDir) -> Path:
         try:
             with _stop_on_signal(run):
                 await ALGORITHMS[config.algorithm.name](run)
-            if run.saved is None or checkpoint.load_meta(run.saved)["iteration"] != run.count.iteration:
-                run.save()
+                if run.saved is None or checkpoint.load_meta(run.saved)["iteration"] != run.count.iteration:
+                    run.save()
+        except BaseException:
+            safe = f"{run.saved} is saved, and the same command goes on from there" if run.saved else "nothing is saved"
+            progress.note(f"stopped: {safe}")
+            raise
         finally:
             run.close()
         if run.stop_requested:
             progress.note(f"stopped after iteration {run.count.iteration}; go on with the same command")
         assert run.saved is not None
         return run.saved / "model"
+
+
+def _refuse_early(config: Config) -> None:
+    """Refuse all that can be refused without loading weights, so that a bad setting leaves no directory behind."""
+    config.refuse_training()
+    tasks_of(config, config.train.split)
+    if config.train.eval_every:
+        tasks_of(config, config.train.validation_split)
+    room, wanted = context_length_of(config.model), config.rollout.max_context_tokens
+    if wanted > room:
+        raise ConfigError(
+            f"rollout.max_context_tokens = {wanted}, but the model at model.path holds {room} tokens: "
+            f"set rollout.max_context_tokens to {room} or less"
+        )
 
 
 def open_run(config: Config, directory: RunDir, pool: EnvPool, progress: Progress) -> Run:
@@ -74,14 +94,14 @@ def open_run(config: Config, directory: RunDir, pool: EnvPool, progress: Progres
     saved = checkpoint.latest(directory.checkpoints)
     done = int(checkpoint.load_meta(saved)["iteration"]) if saved else 0
     resumed = directory.has_history
-    kept = directory.set_aside_after(done) if resumed else []
     run = Run(config, directory, pool, progress)
+    if saved is not None:
+        run.load(saved)
+    kept = directory.set_aside_after(done) if resumed else []
     if resumed and run.memory is not None:
         aside = free_name(directory.path / f"tips.after-{done:06d}.jsonl")
         if rewind(run.memory, saved / "memory.db" if saved else None, aside):
             kept.append(aside)
-    if saved is not None:
-        run.load(saved)
     if resumed:
         progress.note(f"going on after iteration {done}" + "".join(f"; set aside {path.name}" for path in kept))
     return run
@@ -89,24 +109,25 @@ def open_run(config: Config, directory: RunDir, pool: EnvPool, progress: Progres
 
 @contextlib.contextmanager
 def _stop_on_signal(run: Run) -> Iterator[None]:
-    """The first SIGINT or SIGTERM asks the run to stop after its iteration; the second one acts as usual."""
-    loop = asyncio.get_running_loop()
+    """The first SIGINT or SIGTERM asks the run to stop after its iteration; the second one stops it at once.
+
+    Plain handlers, not those of the event loop, which does not come round while the learner computes.
+    """
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may handle signals
+        yield
+        return
     signals = (signal.SIGINT, signal.SIGTERM)
 
-    def ask() -> None:
+    def ask(_number: int, _frame: object) -> None:
         run.stop_requested = True
-        run.progress.note("stopping after this iteration; once more to stop at once")
         for number in signals:
-            loop.remove_signal_handler(number)
+            signal.signal(number, signal.default_int_handler)
+        with contextlib.suppress(RuntimeError):  # it came in the middle of a line that is being printed
+            run.progress.note("stopping after this iteration; once more to stop at once")
 
-    try:
-        for number in signals:
-            loop.add_signal_handler(number, ask)
-    except (NotImplementedError, RuntimeError, ValueError):  # not the main thread, or not a Unix: no handler then
-        logger.debug("no signal handlers here; interrupting stops at once")
+    before = {number: signal.signal(number, ask) for number in signals}
     try:
         yield
     finally:
-        for number in signals:
-            with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
-                loop.remove_signal_handler(number)
+        for number, handler in before.items():
+            signal.signal(number, handler)

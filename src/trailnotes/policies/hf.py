@@ -46,7 +46,7 @@ class HFPolicy:
         self.tokenizer = tokenizer
         self.name = name or str(getattr(model.config, "name_or_path", "") or type(model).__name__)
         self.version = 0
-        self.context_length = min(_context_length(model), max_context_tokens or UNLIMITED)
+        self.context_length = min(_context_length(model.config), max_context_tokens or UNLIMITED)
         self.format = ChatFormat(tokenizer)
         self.append_only = self.format.append_only
         _check_vocabulary(model, tokenizer)
@@ -126,6 +126,24 @@ def load_model(config: ModelConfig) -> tuple[Any, Any]:
     return model.to(device).eval(), tokenizer
 
 
+def context_length_of(config: ModelConfig) -> int:
+    """Tokens that the model of `load_model` can hold, found without loading its weights.
+
+    Raises:
+        ConfigError: `model.path` or `model.device` cannot be used.
+        PolicyError: the model's own config does not load.
+    """
+    path, is_local = _resolve(config.path)
+    device_of(config.device)
+    if is_local and not (Path(path) / "config.json").is_file():
+        return UNLIMITED  # adapters: only their base model knows
+    try:
+        return _context_length(transformers.AutoConfig.from_pretrained(path, local_files_only=is_local))
+    except Exception as error:  # the boundary, as in `load_model`
+        line = " ".join(str(error).split())
+        raise PolicyError(f"model.path = {config.path!r} does not load: {line}") from error
+
+
 def _resolve(path: str) -> tuple[str, bool]:
     """Where the model is, and whether that is a directory of this machine."""
     if not path:
@@ -172,8 +190,8 @@ def _with_adapters(model: Any, config: LoraConfig) -> Any:
         raise ConfigError(f"model.lora.target_modules = {targets!r} does not fit this model: {error}") from error
 
 
-def _context_length(model: Any) -> int:
-    text_config = model.config.get_text_config(decoder=True)
+def _context_length(config: Any) -> int:
+    text_config = config.get_text_config(decoder=True)
     return int(getattr(text_config, "max_position_embeddings", None) or UNLIMITED)
 
 
