@@ -7,9 +7,14 @@ action is its worth, and the same for everybody.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import multiprocessing
+import os
+import signal
 import sqlite3
+import sys
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -20,10 +25,12 @@ from safetensors.torch import load_file
 
 from small import small_config
 from trailnotes.algorithms import ALGORITHMS
+from trailnotes.cli import main
 from trailnotes.config import Config
 from trailnotes.console import Progress
 from trailnotes.envs.waymarks import WaymarksSimulator
 from trailnotes.envs.workers import EnvPool
+from trailnotes.errors import EnvError
 from trailnotes.jsonl import read_jsonl
 from trailnotes.logs import RunDir
 from trailnotes.run import Run
@@ -31,6 +38,7 @@ from trailnotes.training import open_run
 from trailnotes.types import Observation
 
 TIMINGS = ("seconds", "update/seconds", "update/seconds_reference")
+TOUCHES = ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate")
 
 
 class Paid(WaymarksSimulator):
@@ -40,10 +48,10 @@ class Paid(WaymarksSimulator):
         return replace(super().step(action), reward=zlib.crc32(action.encode()) % 4 / 4)
 
 
-def tiny_config(model: Path, **sections: dict[str, Any]) -> Config:
+def tiny_config(start: Path, **sections: dict[str, Any]) -> Config:
     """Three iterations of EMPO2 with mixed groups; sections are laid over it."""
     own: dict[str, dict[str, Any]] = {
-        "model": {"path": str(model)},
+        "model": {"path": str(start)},
         "env": {"name": "tinyrun:Paid", "options": {"families": ["keys/granite"], "max_steps": 2}},
         "rollout": {"num_tasks": 5},  # the whole split, so that every task has tips from the second iteration on
         "memory": {"threshold": -1.0},
@@ -120,3 +128,55 @@ def differences(a: Path, b: Path) -> dict[str, bool]:
 
 
 SAME = dict.fromkeys(("weights", "metrics", "episodes", "tips"), False)
+
+
+class Broken(Paid):
+    """Fails at its first step, always."""
+
+    def step(self, action: str) -> Observation:
+        raise EnvError("broken")
+
+
+class Mortal(Paid):
+    """`Paid` whose process dies in mid-episode, once for each of the files that `grave` does not hold yet."""
+
+    def __init__(self, grave: str, deaths: int = 1, **options: Any) -> None:
+        super().__init__(**options)
+        self._graves = [Path(grave) / str(number) for number in range(deaths)]
+
+    def step(self, action: str) -> Observation:
+        for grave in self._graves:
+            with contextlib.suppress(FileExistsError):
+                grave.touch(exist_ok=False)
+                os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(action)
+
+
+def command(words: Sequence[str], touched: Path, fatal: int, number: int = signal.SIGKILL) -> None:
+    """The command line in a process of its own, which sends itself a signal at its `fatal`-th touch of `touched`.
+
+    A touch opens for writing, renames or removes something below that directory; `fatal` 0 never comes.
+    """
+    left = fatal
+
+    def watch(event: str, arguments: tuple[Any, ...]) -> None:
+        nonlocal left
+        reading = event == "open" and not arguments[2] & (os.O_WRONLY | os.O_RDWR)
+        if event in TOUCHES and not reading and str(arguments[0]).startswith(str(touched)):
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), number)
+
+    sys.addaudithook(watch)
+    sys.exit(main(words))
+
+
+def run_command(words: Sequence[str], touched: Path, fatal: int = 0, number: int = signal.SIGKILL) -> int:
+    """Exit code of `command`, negative for the signal that ended it."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["trailnotes.training", "tinyrun"])
+    process = context.Process(target=command, args=(words, touched, fatal, number))
+    process.start()
+    process.join(120)
+    assert process.exitcode is not None, "the command hangs"
+    return process.exitcode
