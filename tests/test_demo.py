@@ -104,9 +104,8 @@ def test_once_more_trains_and_plays_nothing(
     assert demo(out, config_path=path, seeds=1, trials=1, settings=SETTINGS) == rows
     assert (out / "table.json").read_bytes() == before
     said = capsys.readouterr().out
-    print(repr(said))
     assert "start model, without notes" in said
-    assert "tokens generated" in said
+    assert "generated" in said
     assert max(len(line) for line in said.splitlines() if "─" in line) <= 100
 
 
@@ -281,7 +280,7 @@ def test_termination_ends_the_demo_as_ctrl_c_does(number: signal.Signals) -> Non
 
 def test_no_more_than_so_many_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs, most = jobs_in(tmp_path, "a", "b", "c"), []
-    monkeypatch.setattr(module, "_show", lambda bar, jobs, running: most.append(len(running)))
+    monkeypatch.setattr(module, "_show", lambda bar, config, jobs, running: most.append(len(running)))
     run_jobs(jobs, dict.fromkeys("abc", script("import time; time.sleep(.1)")), at_once=2)
     assert max(most) == 2
     assert all((job.directory / "console.log").exists() for job in jobs)

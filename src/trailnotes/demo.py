@@ -167,9 +167,9 @@ def _train_all(config: Config, jobs: Sequence[Job], at_once: int, command: Calla
                     if process.poll() is not None:
                         del running[job]
                         _check(job, process.returncode)
-                _show(bar, jobs, list(running))
+                _show(bar, config, jobs, list(running))
                 time.sleep(POLL)
-            _show(bar, jobs, [])
+            _show(bar, config, jobs, [])
     finally:
         _end(list(running.values()))
 
@@ -233,10 +233,11 @@ def _check(job: Job, status: int) -> None:
                        "the same command goes on from its last checkpoint")  # fmt: skip
 
 
-def _show(bar: Bar, jobs: Sequence[Job], running: Sequence[Job]) -> None:
+def _show(bar: Bar, config: Config, jobs: Sequence[Job], running: Sequence[Job]) -> None:
     lines = {job: last_line(job.directory) for job in jobs}
     facts = {job.name: lines[job].get("rollout/success/plain", 0.0) for job in running}
-    bar.update(sum(line.get("env_steps", 0) for line in lines.values()), facts)
+    most = config.train.max_env_steps  # the last iteration of a run goes beyond
+    bar.update(sum(min(line.get("env_steps", 0), most) for line in lines.values()), facts)
 
 
 # -- the panels

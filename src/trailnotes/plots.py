@@ -48,7 +48,7 @@ def learning_curves(
         left.plot(xs, mean, color=colour, linewidth=2.2, label=f"{LABELS.get(method, method)} (mean of {seeds})")
         for run in runs:
             left.plot(*zip(*run, strict=True), color=colour, linewidth=0.7, alpha=0.5)
-    left.set(xlabel="environment steps", ylabel="success", ylim=(-0.02, 1.04), title=title)
+    left.set(xlabel="environment steps", ylabel="success (band: range over seeds)", ylim=(-0.02, 1.04), title=title)
     if left.lines:
         left.legend(frameon=False, loc="upper left")
     _draw_bars(right, bars or {})
@@ -67,7 +67,10 @@ def trial_curve(results: Sequence[Interval], path: Path, *, ylabel: str, title: 
     xs = np.arange(len(results))
     axes.fill_between(xs, [r.low for r in results], [r.high for r in results], color=COLOURS["empo2"], alpha=0.18)
     axes.plot(xs, [r.mean for r in results], color=COLOURS["empo2"], marker="o", linewidth=2)
-    axes.set(xlabel="trial (0 is without memory)", ylabel=ylabel, title=title, xticks=xs)
+    axes.set(xlabel="trial (0 is without memory)", ylabel=ylabel, xticks=xs)
+    axes.set_title(title, fontsize=10)
+    if all(r.low >= 0 and r.high <= 1 for r in results):  # a share: show all of it
+        axes.set_ylim(-0.02, 1.04)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", alpha=0.25)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -75,7 +78,7 @@ def trial_curve(results: Sequence[Interval], path: Path, *, ylabel: str, title: 
     plt.close(figure)
 
 
-def band(runs: Sequence[Curve], num_points: int = 60) -> tuple[Any, Any, Any, Any]:
+def band(runs: Sequence[Curve], num_points: int = 240) -> tuple[Any, Any, Any, Any]:
     """Mean and range (least and greatest seed) on a common axis, up to where the shortest run ends."""
     first, last = max(run[0][0] for run in runs), min(run[-1][0] for run in runs)
     xs = np.linspace(first, max(first, last), num_points)

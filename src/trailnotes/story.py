@@ -40,8 +40,9 @@ def print_table(rows: Sequence[PanelResult]) -> None:
 
     first = rows[0]
     table = Table(title=f"{first.metric} on {first.num_tasks} unseen games ({first.panel})")
-    for name in ("", "mean", "95 % interval", "env steps", "tokens generated", "tokens trained", "seconds"):
-        table.add_column(name, justify="right" if name else "left")
+    table.add_column("", no_wrap=True)
+    for name in ("mean", "95 % interval", "env steps", "tokens\ngenerated", "tokens\ntrained", "seconds"):
+        table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         costs = (row.env_steps, row.tokens_generated, row.tokens_trained, row.seconds)
         table.add_row(
@@ -53,7 +54,8 @@ def print_table(rows: Sequence[PanelResult]) -> None:
     console = Console(file=sys.stdout, width=max(WIDTH, Console().width))
     console.print(table)
     seeds = f"{first.seeds} seed{'s' if first.seeds != 1 else ''}"
-    console.print(f"Costs: mean of a training run, {seeds}. Intervals: {first.interval}.", highlight=False)
+    console.print(f"Costs: mean of a training run, {seeds}.", highlight=False)
+    console.print(f"Intervals: {first.interval}.", highlight=False)
 
 
 # -- the picture
