@@ -1,23 +1,27 @@
 """`trailnotes diagnose`: follow a run link by link, from the note that is written to the model that needs none.
 
-A chain of six links, each with the number that shows whether it holds and, where it does not, what usually mends it
+A chain of seven links, each with the number that shows whether it holds and, where it does not, what usually mends it
 (docs/algorithms/empo2.md, "why it may not learn"). Read from the run's own files; nothing is played.
 """
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trailnotes.jsonl import read_jsonl
 from trailnotes.logs import run_config
+from trailnotes.types import MODES
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 Line = Mapping[str, Any]
 WINDOW = 0.2  # share of the run that counts as its start and as its end
+RELIANCE = 0.05  # nats a token; below this the model acts as if it had read the note
+WIDTH = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +37,11 @@ class Link:
     def __str__(self) -> str:
         mark = {True: "ok  ", False: "WEAK", None: "  - "}[self.holds]
         numbers = "no data" if self.last is None else f"{_number(self.first)} -> {_number(self.last)}"
-        advice = f"\n       {self.advice}" if self.holds is False else ""
-        return f"{mark} {self.question:<58} {numbers}{advice}"
+        lines = [f"{mark} {self.question:<58} {numbers}"]
+        if self.holds is False:
+            indent = " " * 7
+            lines += textwrap.wrap(self.advice, WIDTH, initial_indent=indent, subsequent_indent=indent)
+        return "\n".join(lines)
 
 
 def diagnose(run_dir: Path) -> str:
@@ -58,17 +65,16 @@ def diagnose(run_dir: Path) -> str:
 
 def links_of(lines: Sequence[Line], episodes: Sequence[Line]) -> list[Link]:
     """The chain of a run, from its metrics and its episodes."""
-    with_tips = [e for e in episodes if e["mode"] != "plain" and e["outcome"] != "error"]
     return [
         _link(
             lines, "usable notes, of those written", lambda m: _share(m, "notes/notes_unusable", "notes/notes"),
             0.8, "the model does not write notes that can be kept: warm-start it on writing, or raise max_write_tokens",
         ),
         _link(
-            lines, "notes shown in a turn with memory", lambda m: m.get("rollout/tips_per_step"), 0.01,
+            lines, "notes shown in a turn with memory", _tips_shown, 0.01,
             "nothing is retrieved: lower memory.threshold (it belongs to the embedder), or look at `trailnotes memory`",
         ),
-        _gain(with_tips, episodes),
+        _gain(episodes),
         _link(
             lines, "rows with an advantage other than zero", _gradient_rows, 0.05,
             'groups whose returns are all equal teach nothing: mix the modes (mode_unit = "trajectory"), raise '
@@ -79,6 +85,7 @@ def links_of(lines: Sequence[Line], episodes: Sequence[Line]) -> list[Link]:
             lambda m: 1 - m["update/masked_fraction"] if m.get("update/tokens_off_policy") else None, 0.5,
             "the tip-free model finds the notes' actions too unlikely: lower loss.mask_logprob, or train more slowly",
         ),
+        _reliance(lines),
         _rise(lines),
     ]  # fmt: skip
 
@@ -90,30 +97,50 @@ def _link(
     return Link(question, first, last, None if last is None else max(first or 0.0, last) >= least, advice)
 
 
-def _gain(with_tips: Sequence[Line], episodes: Sequence[Line]) -> Link:
+def _gain(episodes: Sequence[Line]) -> Link:
     """Are notes followed to any use? Return of episodes that were shown tips, less that of those without."""
     question = "return with notes shown, less return without"
-    last_iteration = max((e.get("iteration", 0) for e in episodes), default=0)
+    played = [e for e in episodes if e["outcome"] != "error"]
+    num_iterations = 1 + max((e["iteration"] for e in played), default=0)
+    fifths = [[e for e in played if e["iteration"] * 5 // num_iterations == i] for i in range(5)]
 
-    def gain(low: float, high: float) -> float | None:
-        chosen = [e for e in episodes if low * last_iteration <= e.get("iteration", 0) <= high * last_iteration]
-        shown = [e["return"] for e in chosen if any(step["tips"] for step in e["steps"])]
-        plain = [e["return"] for e in chosen if e["mode"] == "plain" and e["outcome"] != "error"]
+    def gain(part: Sequence[Line]) -> float | None:
+        shown = [e["return"] for e in part if any(step["tips"] for step in e["steps"])]
+        plain = [e["return"] for e in part if e["mode"] == "plain"]
         return sum(shown) / len(shown) - sum(plain) / len(plain) if shown and plain else None
 
-    values = [gain(i / 5, (i + 1) / 5) for i in range(5)] if with_tips else []
-    known = [value for value in values if value is not None]
+    known = [value for value in map(gain, fifths) if value is not None]
     holds = max(known) > 0 if known else None
     advice = "notes do not help whoever reads them: are they right (trailnotes memory list)? does the model obey them?"
     return Link(question, known[0] if known else None, known[-1] if known else None, holds, advice)
 
 
+def _reliance(lines: Sequence[Line]) -> Link:
+    """Does the tip-free policy come to expect what was done with notes?
+
+    The mean log-probability of off-policy actions with the note less that without it, as the k3 estimate of
+    KL(with the note || without), in nats a token: 0 is a model that needs no note.
+    """
+    values = [m["update/kl_to_behavior_off_policy"] if m.get("update/tokens_off_policy") else None for m in lines]
+    first, last, trend = _trend(values)
+    advice = (
+        "what notes make the model do does not get likelier without them: are there off-policy rows that win "
+        "(algorithm.q_off_policy), and is loss.kl so large that it holds the model where it was?"
+    )
+    holds = None if trend is None or last is None else trend < 0 or last < RELIANCE
+    return Link("reliance on notes: log-probability with less without", first, last, holds, advice)
+
+
 def _rise(lines: Sequence[Line]) -> Link:
     """Does the tip-free policy get better?"""
-    first, last = _ends([line.get("rollout/return/plain") for line in lines])
-    holds = None if first is None or last is None else last > first
+    first, last, trend = _trend([line.get("rollout/return/plain") for line in lines])
     advice = "nothing reaches the tip-free policy: look at the links above, then at optim.lr and optim.epochs"
-    return Link("return without notes", first, last, holds, advice)
+    return Link("return without notes", first, last, None if trend is None else trend > 0, advice)
+
+
+def _tips_shown(line: Line) -> float | None:
+    with_memory = any(f"rollout/return/{mode}" in line for mode in MODES if mode != "plain")
+    return line.get("rollout/tips_per_step") if with_memory else None
 
 
 def _gradient_rows(line: Line) -> float | None:
@@ -132,6 +159,13 @@ def _ends(values: Sequence[float | None]) -> tuple[float | None, float | None]:
         return None, None
     size = max(1, round(WINDOW * len(known)))
     return sum(known[:size]) / size, sum(known[-size:]) / size
+
+
+def _trend(values: Sequence[float | None]) -> tuple[float | None, float | None, float | None]:
+    """`_ends`, and their difference, None while they are one value."""
+    first, last = _ends(values)
+    few = sum(value is not None for value in values) < 2
+    return first, last, None if few or first is None or last is None else last - first
 
 
 def _number(value: float | None) -> str:
