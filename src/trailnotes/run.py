@@ -7,6 +7,7 @@ resumed at an iteration goes on exactly as it would have.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import random
 import time
@@ -168,12 +169,19 @@ class Run:
         """The release counts the tips retrieved, in tips modes only; the paper counts similar states of the task."""
         if kind == "tips" and trajectory.mode == "plain":
             return trajectory
-        counts = [
-            1 + len(step.tips) if kind == "tips" else self.counter.count(trajectory.task.id, step.observation.text)
-            for step in trajectory.steps
-        ]
+        if kind == "tips":
+            counts = [1 + num for num in self._num_retrieved(trajectory)]
+        else:
+            counts = [self.counter.count(trajectory.task.id, step.observation.text) for step in trajectory.steps]
         steps = zip(trajectory.steps, counts, strict=True)
         return replace(trajectory, steps=tuple(replace(step, reward_intrinsic=novelty_bonus([n])) for step, n in steps))
+
+    def _num_retrieved(self, trajectory: Trajectory) -> list[int]:
+        """Tips retrieved at each step, those that an earlier turn shows already among them."""
+        shown = [len(step.tips) for step in trajectory.steps]
+        if self.config.memory.repeat_shown:
+            return shown
+        return [min(num, self.config.memory.top_k) for num in itertools.accumulate(shown)]
 
     def update(self, samples: Sequence[Sample]) -> dict[str, float]:
         """One pass of the learner over the batch; the engine's caches are void afterwards."""
