@@ -55,7 +55,7 @@ def tiny_config(start: Path, **sections: dict[str, Any]) -> Config:
         "env": {"name": "tinyrun:Paid", "options": {"families": ["keys/granite"], "max_steps": 2}},
         "rollout": {"num_tasks": 5},  # the whole split, so that every task has tips from the second iteration on
         "memory": {"threshold": -1.0},
-        "loss": {"kl": 0.05},
+        "loss": {"kl": 0.05, "mask_logprob": -20.0},  # to a random model every token is improbable
         "optim": {"lr": 1e-2, "epochs": 2},
         "train": {"iterations": 3, "max_env_steps": 0},
     }
@@ -128,6 +128,15 @@ def differences(a: Path, b: Path) -> dict[str, bool]:
 
 
 SAME = dict.fromkeys(("weights", "metrics", "episodes", "tips"), False)
+
+
+class Echo(WaymarksSimulator):
+    """Waymarks that repeat what was said, and end with every other word; they never pay."""
+
+    def step(self, action: str) -> Observation:
+        answer = super().step(action)
+        ends = zlib.crc32(action.encode()) % 2 == 0
+        return replace(answer, text=f"{action} ? {answer.text}", truncated=answer.truncated or ends)
 
 
 class Broken(Paid):
