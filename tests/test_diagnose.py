@@ -85,6 +85,13 @@ def test_notes_that_helped_once_were_worth_it_though_nobody_needs_them_now() -> 
     assert (link.first, link.last, link.holds) == (1.0, 0.0, True)
 
 
+def test_notes_that_came_to_do_harm_are_weak_with_an_advice_of_their_own() -> None:
+    late = [episode(i, mode, value) for i in range(1, 5) for mode, value in (("plain", 0.9), ("off_policy", 0.5))]
+    link = verdicts([line(0)], [episode(0, "plain", 0.0), episode(0, "off_policy", 1.0), *late])["gain"]
+    assert (link.first, link.last, link.holds) == (1.0, pytest.approx(-0.4), False)
+    assert "q_off_policy" in link.advice
+
+
 def test_a_model_that_hardly_relies_on_notes_need_not_improve() -> None:
     values = {"update__kl_to_behavior_off_policy": 0.04}
     assert verdicts([line(i, **values) for i in range(5)], EPISODES)["reliance"].holds is True

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 Line = Mapping[str, Any]
 WINDOW = 0.2  # share of the run that counts as its start and as its end
+HARM = -0.1  # gain in return below which reading notes does harm
 RELIANCE = 0.05  # nats a token; below this the model acts as if it had read the note
 WIDTH = 100
 
@@ -110,8 +111,14 @@ def _gain(episodes: Sequence[Line]) -> Link:
         return sum(shown) / len(shown) - sum(plain) / len(plain) if shown and plain else None
 
     known = [value for value in map(gain, fifths) if value is not None]
-    holds = max(known) > 0 if known else None
-    advice = "notes do not help whoever reads them: are they right (trailnotes memory list)? does the model obey them?"
+    if known and max(known) > 0 and known[-1] < HARM:
+        advice = (
+            "readers of notes have come to do worse than the others: the model unlearns to obey them; train a share "
+            "of these episodes with their notes (algorithm.q_off_policy below 1), or more slowly"
+        )
+    else:
+        advice = "notes do not help their readers: are they right (trailnotes memory list)? does the model obey them?"
+    holds = max(known) > 0 and known[-1] >= HARM if known else None
     return Link(question, known[0] if known else None, known[-1] if known else None, holds, advice)
 
 

@@ -127,8 +127,10 @@ def note_that_mattered(trajectories: Path, family: str) -> Note | None:
                 and other["steps"]
                 and other["steps"][-1]["action"] == tip.get("action", "")
             ]
-            showed = [other for other in authors if tip["text"] in other["final_observation"]["text"]]
-            return Note(next(iter(showed or authors), None), tip["text"], record)
+            words = tip["text"].split()
+            seen = [sum(word in other["final_observation"]["text"] for word in words) for other in authors]
+            author = authors[seen.index(max(seen))] if authors else None  # the attempt that saw what the note says
+            return Note(author, tip["text"], record)
     return None
 
 
