@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import textwrap
 from collections import deque
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from trailnotes.jsonl import read_jsonl
 from trailnotes.plots import LABELS, Curve, learning_curves
@@ -16,12 +16,35 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from trailnotes.config import Config
-    from trailnotes.demo import Job
     from trailnotes.evaluation import PanelResult
 
 Record = dict[str, Any]  # an episode as JSON (records.py)
 WIDTH = 100
 SEEN, DONE = 62, 30  # columns of an observation and of an action
+
+
+class Job(Protocol):
+    """A training run as the demo knows it."""
+
+    @property
+    def method(self) -> str:
+        """Name of the algorithm."""
+        ...
+
+    @property
+    def seed(self) -> int:
+        """Seed of the run."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """Method and seed."""
+        ...
+
+    @property
+    def directory(self) -> Path:
+        """The run directory."""
+        ...
 
 
 def last_line(run_dir: Path) -> Record:
