@@ -37,13 +37,13 @@ def test_the_config_fits_its_model_and_its_games(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", range(2))
-def test_killed_or_left_alone_the_run_ends_the_same(tmp_path: Path, seed: int, num_kills: int = 4) -> None:
+def test_killed_or_left_alone_the_run_ends_the_same(tmp_path: Path, seed: int) -> None:
     iterations = 8
     assert start(tmp_path / "alone", iterations).wait() == 0
     assert any(line["update/optimiser_steps"] for line in metrics(tmp_path / "alone")), "nothing was learned"
     rng = random.Random(seed)
     kills = 0
-    while kills < num_kills:
+    while kills < 4:
         process = start(tmp_path / "killed", iterations)
         try:
             process.wait(rng.uniform(1, 14))
