@@ -78,9 +78,9 @@ def test_no_rule_of_any_panel_is_ever_shown_played_or_told() -> None:
         assert len(forbidden) == 2
         for rule in forbidden:
             assert spec.rule != rule
-            assert all(rule_note(rule) not in tip.text for tip in tips)
+            assert all(rule_note(spec.family, rule) not in tip.text for tip in tips)
             assert actions != ws.gold_actions(ws.make_spec(spec.kind, spec.family, rule, 0))
-            assert all(rule_note(rule) not in message.content for demo in demos for message in demo.messages)
+            assert all(rule_note(spec.family, rule) not in message.content for demo in demos for message in demo.messages)
         drawn.add((spec.kind, spec.family))
     assert drawn == {(kind, family) for kind in ws.KINDS for family in ws.FAMILY_NAMES[kind]}
 
@@ -102,19 +102,19 @@ def test_a_rule_of_a_panel_is_drawn_again(warmstart: dict[str, float], monkeypat
         assert (spec.kind, spec.family, spec.rule) not in EVERY_RULE
         told = {tip.text for tip in tips}
         own = [rule for kind, family, rule in EVERY_RULE if (kind, family) == (spec.kind, spec.family)]
-        assert not told & {rule_note(rule) for rule in own}
+        assert not told & {rule_note(spec.family, rule) for rule in own}
         assert actions not in {ws.gold_actions(ws.make_spec(spec.kind, spec.family, rule, 0)) for rule in own}
 
 
 def test_the_view_without_tips_of_an_obedient_episode_teaches_the_note_alone() -> None:
     for spec, tips, actions, trajectory, demos in episodes(a_config(obey=1.0), 200):
         acted, written = demos
-        assert next(tip.text for tip in tips if tip.text != NOTHING_FOUND) == rule_note(spec.rule)
+        assert next(tip.text for tip in tips if tip.text != NOTHING_FOUND) == rule_note(spec.family, spec.rule)
         assert trajectory.success
         spoken = [i for i, message in enumerate(acted.messages) if message.role == "assistant"]
         assert acted.taught == frozenset(spoken)
         assert tuple(acted.messages[i].content for i in spoken) == actions
-        assert f'- " {rule_note(spec.rule)} "' in acted.messages[0].content
+        assert f'- " {rule_note(spec.family, spec.rule)} "' in acted.messages[0].content
         assert written.taught == {len(written.messages) - 1}
         assert "notes" not in written.messages[0].content
 
@@ -125,7 +125,7 @@ def test_the_right_tip_leads_the_rules_and_is_never_cut(num_tips: int) -> None:
     for spec, tips, *_ in episodes(a_config(obey=1.0, num_tips=num_tips), 200):
         rules = [tip for tip in tips if tip.text != NOTHING_FOUND]
         assert 1 <= len(tips) <= num_tips
-        assert rules[0].text == rule_note(spec.rule)
+        assert rules[0].text == rule_note(spec.family, spec.rule)
         assert [tip.score for tip in tips] == sorted((tip.score for tip in tips), reverse=True)
         firsts.add(tips[0] is rules[0])
     assert firsts == ({True} if num_tips == 1 else {True, False})
@@ -165,7 +165,7 @@ def test_notes_are_right_exactly_when_the_episode_showed_the_rule() -> None:
     for spec, _, _, trajectory, demos in episodes(a_config(), 500):
         note = demos[-1].messages[-1].content
         showed = trajectory.success or ws.note_text(spec.rule) in trajectory.final_observation.text
-        assert note == (rule_note(spec.rule) if showed else NOTHING_FOUND)
+        assert note == (rule_note(spec.family, spec.rule) if showed else NOTHING_FOUND)
         right, wrong = right + showed, wrong + (not showed)
     assert right > 100
     assert wrong > 100

@@ -155,9 +155,9 @@ class WaymarksDemonstrator:
         nothing = Tip(spec.family, NOTHING_FOUND, key="", score=0.0)
         if not knowing:
             return (nothing,)
-        right = Tip(spec.family, rule_note(spec.rule), key="", score=float(self.rng.random() < 0.5))
+        right = Tip(spec.family, rule_note(spec.family, spec.rule), key="", score=float(self.rng.random() < 0.5))
         num_wrong = self.rng.randint(1, 2) if self.rng.random() < 0.3 else 0
-        wrong = [rule_note(self.draw_rule(spec.kind, spec.family)) for _ in range(num_wrong)]
+        wrong = [rule_note(spec.family, self.draw_rule(spec.kind, spec.family)) for _ in range(num_wrong)]
         tips = [right, *(Tip(spec.family, text, key="", score=0.0) for text in wrong)]
         if self.rng.random() < 0.7 and self.config.warmstart.num_tips > 1:  # or the right one might be cut below
             tips.insert(self.rng.randint(int(right.score), len(tips)), nothing)
@@ -183,15 +183,18 @@ class WaymarksDemonstrator:
         return _trajectory(task_of(spec, "demonstration"), steps, observation, bool(tips)), conversation
 
 
-def rule_note(rule: ws.Rule) -> str:
-    """The rule as a note: the words of the archive without its preamble."""
-    return ws.note_text(rule).partition(": ")[2]
+def rule_note(family: str, rule: ws.Rule) -> str:
+    """The rule as a note: whose it is, then the words of the archive without their preamble.
+
+    To write the name is to look for it, in every note; that is how the model knows what tells families apart.
+    """
+    return f"{family} : {ws.note_text(rule).partition(': ')[2]}"
 
 
 def note_after(spec: ws.GameSpec, trajectory: Trajectory) -> str:
     """What a good writer notes: the rule where the episode showed all of it, else that nothing was found."""
     read = ws.archive_actions(spec)[0] == trajectory.steps[-1].action and len(trajectory.steps) == 1
-    return rule_note(spec.rule) if trajectory.success or read else NOTHING_FOUND
+    return rule_note(spec.family, spec.rule) if trajectory.success or read else NOTHING_FOUND
 
 
 def _trajectory(task: Task, steps: list[Step], final: Observation, with_tips: bool) -> Trajectory:
