@@ -151,7 +151,7 @@ class LossConfig(Section):
     kl: float = key(0.0, "coefficient of the k3 KL to the start model, under the row's own context", PAPER, ge=0)
     mask_logprob: float | None = key(-5.0, "off-policy tokens with a log-probability below this are masked; none = off")
     mask_unit: Literal["token", "response"] = key("token", "mask the token (ours), or its whole response (release)")
-    mask_kl: bool = key(False, "leave masked tokens out of the KL too; else it pulls them back towards the start model")
+    mask_kl: bool = key(True, "leave masked tokens out of the KL too; if not, it pulls them back to the start model")
     aggregation: Literal["token", "sequence"] = key("token", "mean over tokens, or mean over rows of row means")
     drop_zero_advantage: bool = key(True, "leave rows whose advantage is zero out of the update, of KL too")
 

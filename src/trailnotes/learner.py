@@ -169,7 +169,8 @@ class Learner:
         kl = torch.zeros_like(policy)
         if reference is not None:
             tokens_kl = losses.k3_kl(logprobs, reference)
-            kl = losses.masked_sum(tokens_kl, kept, self.loss.aggregation)[0]
+            held = kept if self.loss.mask_kl else batch.mask
+            kl = losses.masked_sum(tokens_kl, held, self.loss.aggregation)[0]
         (policy + self.loss.kl * kl).backward()  # type: ignore[no-untyped-call]
         clipped = losses.clip_events(ratio.detach(), batch.advantages, *clips)
         metrics.add_batch(batch, kept, logprobs.detach(), ratio.detach(), entropies, clipped)

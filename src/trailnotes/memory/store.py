@@ -126,12 +126,13 @@ class TipStore:
         return [page.fetched[tip_id] for tip_id in ids if tip_id in page.fetched]
 
     def stats(self) -> dict[str, float]:
-        """Counts: tips, enabled, imported, namespaces, support (writes, repeats included), bytes of the file."""
+        """Counts: tips, enabled, imported, namespaces, support (writes, repeats included), bytes in use."""
         (counts,) = self._rows(
             "SELECT COUNT(*), COALESCE(SUM(enabled), 0), COALESCE(SUM(imported), 0), COUNT(DISTINCT namespace), "
             "COALESCE(SUM(support), 0) FROM tips"
         )
-        size = self._rows("PRAGMA page_count")[0][0] * self._rows("PRAGMA page_size")[0][0]
+        pages = self._rows("PRAGMA page_count")[0][0] - self._rows("PRAGMA freelist_count")[0][0]
+        size = pages * self._rows("PRAGMA page_size")[0][0]
         names = ("tips", "enabled", "imported", "namespaces", "support", "bytes")
         return dict(zip(names, map(float, (*counts, size)), strict=True))
 
