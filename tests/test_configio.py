@@ -241,3 +241,16 @@ def test_diff_names_the_changed_keys() -> None:
 
 def test_parse_overrides_does_not_check_names() -> None:
     assert parse_overrides(["--any.thing", "[1]", "--x=y"]) == {"any": {"thing": [1]}, "x": "y"}
+
+
+def test_containers_on_the_command_line_are_toml() -> None:
+    config = load_config(None, ["--env.options", '{ path = "games", level = 3 }', "--rollout.stop", '["a", "b"]'])
+    assert config.env.options == {"path": "games", "level": 3}
+    assert config.rollout.stop == ("a", "b")
+
+
+def test_a_share_of_members_that_rounds_to_none_is_refused() -> None:
+    with pytest.raises(ConfigError, match="rounds to no member"):
+        load_config(None, ["--rollout.group_size", "2"])
+    assert load_config(None, ["--rollout.group_size", "2", "--algorithm.draw", "independent"]).rollout.group_size == 2
+    assert load_config(None, ["--rollout.group_size", "2", "--algorithm.name", "grpo"]).rollout.group_size == 2

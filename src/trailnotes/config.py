@@ -240,6 +240,12 @@ class Config(Section):
                 'algorithm.intrinsic = "tips" pays only members that act with tips, which biases mixed groups: '
                 'set algorithm.intrinsic = "states", or algorithm.mode_unit = "iteration"'
             )
+        mixed = algorithm.name == "empo2" and algorithm.mode_unit == "trajectory" and algorithm.draw == "stratified"
+        if mixed and algorithm.p_memory and not round(algorithm.p_memory * rollout.group_size):
+            raise ValueError(
+                f"algorithm.p_memory = {algorithm.p_memory:g} of rollout.group_size = {rollout.group_size} rounds to "
+                'no member with tips: raise either, or set algorithm.draw = "independent"'
+            )
         if algorithm.name == "grpo" and algorithm.intrinsic == "tips":
             raise ValueError('grpo retrieves no tips: set algorithm.intrinsic = "states" or "none"')
         if rollout.max_action_tokens >= rollout.max_context_tokens:

@@ -14,7 +14,8 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from types import UnionType
+from typing import Any, get_args, get_origin
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
@@ -144,7 +145,9 @@ def _section_of(field: FieldInfo) -> type[Section] | None:
 
 
 def _accepts(field: FieldInfo, kind: type) -> bool:
-    return field.annotation is kind or kind in get_args(field.annotation)
+    """Whether a value of `kind` itself, not a container of such, is valid."""
+    alternatives = get_args(field.annotation) if get_origin(field.annotation) is UnionType else ()
+    return field.annotation is kind or kind in alternatives
 
 
 def _read(path: Path) -> dict[str, Any]:
