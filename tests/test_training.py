@@ -129,7 +129,7 @@ def test_a_run_that_is_killed_ends_like_one_left_alone(alone: Path, tmp_path: Pa
 @pytest.mark.parametrize("seed", range(6))
 def test_a_run_may_be_killed_any_number_of_times(alone: Path, tmp_path: Path, words: list[str], seed: int) -> None:
     rng = random.Random(seed)
-    kill_and_resume(alone, tmp_path, words, [rng.randint(1, 110) for _ in range(6)])
+    kill_and_resume(alone, tmp_path, words, [rng.randint(1, 40) for _ in range(6)])
 
 
 def test_what_came_after_the_checkpoint_is_set_aside(
