@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 
 from trailnotes import checkpoint
 from trailnotes.errors import RunError
@@ -239,24 +236,6 @@ def test_the_best_is_remembered(tmp_path: Path) -> None:
     (tmp_path / "best.json").write_text("{")
     with pytest.raises(RunError, match=r"best\.json cannot be read"):
         checkpoint.best(tmp_path)
-
-
-def test_random_states_go_on_where_they_were() -> None:
-    def draw() -> list[float]:
-        return [
-            random.random(),
-            random.gauss(0, 1),
-            float(np.random.rand()),  # noqa: NPY002
-            float(np.random.normal()),  # noqa: NPY002
-            torch.rand(()).item(),
-        ]
-
-    draw()
-    state = json.loads(json.dumps(checkpoint.rng_state()))
-    expected = draw()
-    assert draw() != expected
-    checkpoint.set_rng_state(state)
-    assert draw() == expected
 
 
 def test_a_directory_without_permission_is_an_error_not_a_loss(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def test_lines_and_episodes_are_appended(tmp_path: Path) -> None:
     with RunDir.open(tmp_path, Config()) as run:
         run.append_metrics({"loss": 1.0, "iteration": 0})
         run.append_trajectories(0, [episode(0), episode(1)])
-        run.append_trajectory_error(1)(episode(2))
+        run.append_trajectories(1, [episode(2)])
         assert run.has_history
         assert run.metrics() == [{"iteration": 0, "loss": 1.0}]
         records = list(read_jsonl(run.trajectories_path))

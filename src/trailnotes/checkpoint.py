@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import random
 import re
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -190,36 +189,6 @@ def atomic_directory(path: Path) -> Iterator[Path]:
 def write_json(path: Path, value: Any) -> None:
     """Write `value` as JSON, atomically. Raises ValueError on a number that JSON has no word for."""
     write_text_atomic(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
-
-
-def rng_state() -> dict[str, Any]:
-    """The global random states of Python, numpy and torch (every device), as JSON."""
-    import numpy as np
-    import torch
-
-    version, internal, gauss = random.getstate()
-    name, keys, *rest = np.random.get_state(legacy=True)  # noqa: NPY002 - libraries still draw from it
-    states = [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [])]
-    return {
-        "python": [version, list(internal), gauss],
-        "numpy": [str(name), [int(k) for k in keys], *rest],
-        "torch": [bytes(state.numpy()).hex() for state in states],
-    }
-
-
-def set_rng_state(state: Mapping[str, Any]) -> None:
-    """Put back what `rng_state` gave. Devices that are gone since then are left out."""
-    import numpy as np
-    import torch
-
-    version, internal, gauss = state["python"]
-    random.setstate((version, tuple(internal), gauss))
-    name, keys, *rest = state["numpy"]
-    np.random.set_state((name, np.array(keys, dtype=np.uint32), *rest))  # noqa: NPY002
-    cpu, *devices = (torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8) for text in state["torch"])
-    torch.set_rng_state(cpu)
-    for index, device_state in enumerate(devices[: torch.cuda.device_count()]):
-        torch.cuda.set_rng_state(device_state, index)
 
 
 def _remove(path: Path, then: Callable[[], Any] = lambda: None) -> None:

@@ -23,7 +23,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -113,10 +113,6 @@ class RunDir:
         """Add whole episodes, the failed ones too."""
         records = [{"iteration": iteration, **trajectory_to_json(t)} for t in trajectories]
         append_jsonl(self.trajectories_path, [*records])
-
-    def append_trajectory_error(self, iteration: int) -> Callable[[Trajectory], None]:
-        """A callback that adds a failed episode of `iteration` as soon as it has failed."""
-        return lambda trajectory: self.append_trajectories(iteration, [trajectory])
 
     def metrics(self) -> list[dict[str, Any]]:
         """All lines of metrics.jsonl."""
