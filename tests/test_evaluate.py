@@ -30,6 +30,7 @@ from trailnotes.evaluation import (
     resolve,
     rollout,
     spending,
+    write_episodes,
     write_table,
 )
 from trailnotes.jsonl import read_jsonl
@@ -314,6 +315,25 @@ def test_an_adaptation_interrupted_anywhere_ends_as_if_left_alone(
     assert len(played) == (place == "playing")
     assert adapted(out) == adapted(tmp_path / "whole")
     assert tips_of(config, out) == tips_of(config, tmp_path / "whole")
+
+
+def test_episodes_keep_text_that_is_no_unicode(tmp_path: Path) -> None:
+    odd = Trajectory(Task("a/0", "own"), (), Observation("half \ud800"), "terminated", False, 0.0)
+    write_episodes([odd], tmp_path / "episodes.jsonl")
+    assert lines(tmp_path / "episodes.jsonl")[0]["final_observation"]["text"] == "half \ud800"
+
+
+def test_a_panel_that_could_not_be_played_leaves_no_file_behind(
+    start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def nothing(*_: object, **__: object) -> list[Trajectory]:
+        return []
+
+    monkeypatch.setattr(module, "play_panel", nothing)
+    for _ in range(2):  # nor does a second start take it for played
+        with pytest.raises(ConfigError, match="no episode could be played"):
+            adapt(a_config(start_model), start_model, trials=1, out=tmp_path / "out")
+    assert not list((tmp_path / "out").glob("*.jsonl"))
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"trials": []}', '{"about": {}, "sequence": 0, "trials": [{"mean": 1}]}'])

@@ -14,8 +14,8 @@ from trailnotes import checkpoint
 from trailnotes.config import LoraConfig
 from trailnotes.envs.workers import EnvPool
 from trailnotes.errors import ConfigError, MissingExtraError, RunError
-from trailnotes.files import write_text_atomic
-from trailnotes.jsonl import read_jsonl
+from trailnotes.files import write_bytes_atomic, write_text_atomic
+from trailnotes.jsonl import encode_line, read_jsonl
 from trailnotes.logs import run_config
 from trailnotes.memory import open_memory
 from trailnotes.plots import trial_curve
@@ -246,10 +246,14 @@ def markdown_table(rows: Sequence[PanelResult]) -> str:
 
 
 def write_episodes(episodes: Sequence[Trajectory], path: Path) -> None:
-    """Whole episodes, one JSON object a line, as in `trajectories.jsonl` of a run."""
-    lines = [json.dumps(trajectory_to_json(t), ensure_ascii=False) for t in episodes]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_text_atomic(path, "\n".join(lines) + "\n")
+    """Whole episodes, one JSON object a line, as in `trajectories.jsonl` of a run.
+
+    Raises:
+        ConfigError: there are none; a file of nothing would pass for a panel that was played.
+    """
+    if not episodes:
+        raise ConfigError(f"no episode could be played, so {path} was not written; see the log for the reason")
+    write_bytes_atomic(path, b"".join(encode_line(trajectory_to_json(t)) for t in episodes))
 
 
 # -- adaptation without weight updates

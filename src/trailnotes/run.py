@@ -100,8 +100,7 @@ class Run:
         self.count = Counters()
         self.stop_requested = False
         self.saved: Path | None = None  # the newest checkpoint of this run
-        self._started = time.monotonic()
-        self._iteration_started = self._started
+        self._iteration_started = time.monotonic()
         self._timings: dict[str, float] = {}
         self._metrics: dict[str, float] = {}
         self._errors: list[Trajectory] = []
@@ -196,12 +195,13 @@ class Run:
         """Count, log, validate and save; after this the iteration has happened."""
         count, iteration = self.count, self.count.iteration
         trajectories = [t for group in groups for t in group.trajectories]
-        count.env_steps += sum(len(t.steps) for t in [*trajectories, *self._errors])
+        played = [*trajectories, *self._errors]  # what failed has been paid for as well
+        count.env_steps += sum(len(t.steps) for t in played)
         count.episodes += len(trajectories)
-        count.tokens_generated += sum(t.num_tokens for t in trajectories)
+        count.tokens_generated += sum(t.num_tokens for t in played)
         count.tokens_trained += int(metrics.get("tokens_trained", 0))
         count.iteration += 1
-        self.directory.append_trajectories(iteration, [*trajectories, *self._errors])
+        self.directory.append_trajectories(iteration, played)
         self._metrics |= {f"rollout/{k}": v for k, v in rollout_metrics(groups, self._errors).items()}
         self._metrics |= {f"update/{k}": v for k, v in metrics.items()}
         if self.memory is not None:
