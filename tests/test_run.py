@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tinyrun import Paid, episodes, metrics, tiny_config
+from trailnotes.config import Config
 from trailnotes.errors import EnvError
+from trailnotes.run import Counters, Run
 from trailnotes.training import train
 from trailnotes.types import Observation
 
@@ -32,3 +36,15 @@ def test_what_failed_episodes_cost_is_counted(start_model: Path, tmp_path: Path)
     acted = sum(step["tokens"] for episode in played for step in episode["steps"])
     assert line["tokens_generated"] == acted + line["notes/note_tokens"]
     assert line["env_steps"] == sum(len(episode["steps"]) for episode in played)
+
+
+def test_the_learning_rate_falls_over_the_last_part_of_the_run() -> None:
+    def scale(iteration: int, env_steps: int = 0, *, max_env_steps: int = 0, decay: float = 0.5) -> float:
+        settings = {"train": {"iterations": 10, "max_env_steps": max_env_steps}, "optim": {"lr_decay": decay}}
+        run = Run.__new__(Run)
+        run.config, run.count = Config.model_validate(settings), Counters(iteration=iteration, env_steps=env_steps)
+        return run.lr_scale
+
+    assert [scale(i) for i in (0, 5, 6, 9)] == pytest.approx([1.0, 1.0, 0.8, 0.2])
+    assert scale(1, 750, max_env_steps=1000) == pytest.approx(0.5)  # the nearer limit counts
+    assert scale(9, decay=0.0) == 1.0

@@ -160,6 +160,7 @@ class OptimConfig(Section):
     """The optimiser and how a batch is cut."""
 
     lr: float = key(1e-6, "learning rate of AdamW", PAPER, gt=0)
+    lr_decay: float = key(0.0, "last share of the run over which the learning rate falls linearly to 0", ge=0, le=1)
     weight_decay: float = key(0.0, "decoupled weight decay", ge=0)
     betas: tuple[float, float] = key((0.9, 0.999), "AdamW's moment decays")
     grad_clip: float = key(1.0, "largest gradient norm; 0 = off", ge=0)

@@ -81,7 +81,7 @@ class Learner:
         """
         return [tuple(row.tolist()) for row in self._all_logprobs(samples, self._score)]
 
-    def update(self, samples: Sequence[Sample], seed: int = 0) -> dict[str, float]:
+    def update(self, samples: Sequence[Sample], seed: int = 0, lr_scale: float = 1.0) -> dict[str, float]:
         """Learn from one batch of rows.
 
         Rows of zero advantage are left out first, with `loss.drop_zero_advantage`; mini-batches then count the
@@ -90,6 +90,7 @@ class Learner:
         Args:
             samples: the rows; advantages are final.
             seed: of the order of the mini-batches.
+            lr_scale: factor on `optim.lr`, from whatever schedule the caller keeps.
 
         Returns:
             Metrics, explained in docs/metrics.md.
@@ -100,6 +101,7 @@ class Learner:
         started = time.perf_counter()
         rows = [s for s in samples if any(s.loss_mask) and (has_advantage(s) or not self.loss.drop_zero_advantage)]
         metrics = UpdateMetrics()
+        self._optimizer.set_lr(self.optim.lr * lr_scale)
         reference = self._reference_logprobs(rows)
         seconds_reference = time.perf_counter() - started
         rng = np.random.default_rng(seed)
@@ -111,7 +113,7 @@ class Learner:
             metrics.result()
             | advantage_metrics(samples)
             | {
-                "lr": self.optim.lr,
+                "lr": self.optim.lr * lr_scale,
                 "seconds_reference": seconds_reference,
                 "seconds": time.perf_counter() - started,
             }

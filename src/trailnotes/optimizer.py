@@ -58,6 +58,11 @@ class MasterAdamW:
         """2-norm of all gradients together."""
         return nn.utils.get_total_norm([p.grad for p in self.masters.values() if p.grad is not None])
 
+    def set_lr(self, lr: float) -> None:
+        """Change the learning rate of the steps to come."""
+        for group in self._adamw.param_groups:
+            group["lr"] = lr
+
     def step(self, scale: float) -> None:
         """Multiply the gradients by `scale` and take one step."""
         for master in self.masters.values():

@@ -114,6 +114,15 @@ class Run:
         spent = train.max_env_steps and self.count.env_steps >= train.max_env_steps
         return self.stop_requested or bool(spent) or self.count.iteration >= train.iterations
 
+    @property
+    def lr_scale(self) -> float:
+        """1, then linearly down to 0 over the last `optim.lr_decay` of the run, by whichever limit is nearer."""
+        train, decay = self.config.train, self.config.optim.lr_decay
+        done = self.count.iteration / train.iterations
+        if train.max_env_steps:
+            done = max(done, self.count.env_steps / train.max_env_steps)
+        return min(1.0, (1.0 - done) / decay) if decay else 1.0
+
     def rng(self, purpose: str) -> random.Random:
         """A generator for one purpose in this iteration."""
         return random.Random(derive_seed(self.config.run.seed, self.count.iteration, purpose))
@@ -187,7 +196,7 @@ class Run:
         with self._timed("update"):
             seed = derive_seed(self.config.run.seed, self.count.iteration, "update")
             torch.manual_seed(seed)
-            metrics = self.learner.update(samples, seed=seed)
+            metrics = self.learner.update(samples, seed=seed, lr_scale=self.lr_scale)
             self.policy.weights_changed()
         return metrics
 

@@ -182,6 +182,8 @@ def rewind(memory: TipMemory, snapshot: Path | None, aside: Path) -> int:
     if snapshot is not None:
         with opened_snapshot(snapshot) as source:
             after = read_sequence(source)
+        if memory.store.sequence == after:
+            return 0  # no tip came since; what its owner edited or switched meanwhile stays
     late = memory.store.tips(after=after)
     if late:
         export_tips(memory.store, aside, after=after)
