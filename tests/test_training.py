@@ -342,6 +342,13 @@ def test_an_iteration_without_any_episode_is_survived(start_model: Path, tmp_pat
     assert equal_weights(tmp_path, start_model)
 
 
+def test_an_environment_that_never_works_ends_the_run(start_model: Path, tmp_path: Path) -> None:
+    config = tiny_config(start_model, env={"name": "tinyrun:Broken", "max_replacements": 0}, train={"iterations": 9})
+    with pytest.raises(RunError, match="no episode could be played in 3 iterations; the last error was: "):
+        train(config, tmp_path)
+    assert len(metrics(tmp_path)) == 2
+
+
 # --- adapters
 
 

@@ -75,12 +75,12 @@ def load_meta(path: Path) -> dict[str, Any]:
     return meta
 
 
-def scan(root: Path) -> list[Checkpoint]:
-    """All checkpoints below `root`, oldest first, each verified against its manifest."""
+def scan(root: Path, contents: bool = True) -> list[Checkpoint]:
+    """All checkpoints below `root`, oldest first, each verified against its manifest (see `verify`)."""
     if not root.is_dir():
         return []
     found = [(int(match[1]), p) for p in root.iterdir() if p.is_dir() and (match := _NAME.fullmatch(p.name))]
-    return [Checkpoint(path, step, tuple(verify(path))) for step, path in sorted(found)]
+    return [Checkpoint(path, step, tuple(verify(path, contents))) for step, path in sorted(found)]
 
 
 def latest(root: Path, skip_damaged: bool = False) -> Path | None:
@@ -105,8 +105,11 @@ def latest(root: Path, skip_damaged: bool = False) -> Path | None:
     return newest.path if newest else None
 
 
-def verify(path: Path) -> list[str]:
-    """What is wrong with the checkpoint at `path`, one line each; [] if it is whole."""
+def verify(path: Path, contents: bool = True) -> list[str]:
+    """What is wrong with the checkpoint at `path`, one line each; [] if it is whole.
+
+    Without `contents` only presence and size of the files count, which costs the same for any model.
+    """
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         expected = {str(name): (int(f["size"]), str(f["sha256"])) for name, f in manifest["files"].items()}
@@ -122,7 +125,7 @@ def verify(path: Path) -> list[str]:
             problems.append(f"{name} is missing")
         elif file.stat().st_size != size:
             problems.append(f"{name} has {file.stat().st_size} bytes instead of {size}")
-        elif _sha256(file) != sha256:
+        elif contents and _sha256(file) != sha256:
             problems.append(f"{name} differs from what was saved")
     return problems
 
@@ -153,8 +156,8 @@ def prune(root: Path, keep_last: int, keep: Collection[Path] = ()) -> list[Path]
         raise ValueError(f"keep_last must be at least 1, got {keep_last}")
     marked = best(root)
     kept = {p.name for p in keep} | ({marked[0].name} if marked else set())
-    whole = [c.path for c in scan(root) if not c.problems]
-    gone = [path for path in whole[:-keep_last] if path.name not in kept]
+    whole = [c.path for c in scan(root, contents=False) if not c.problems]
+    gone = [path for path in whole[:-keep_last] if path.name not in kept and not verify(path)]
     for path in gone:
         _remove(path)
     return gone

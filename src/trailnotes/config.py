@@ -247,6 +247,8 @@ class Config(Section):
                 f"algorithm.p_memory = {algorithm.p_memory:g} of rollout.group_size = {rollout.group_size} rounds to "
                 'no member with tips: raise either, or set algorithm.draw = "independent"'
             )
+        if 0 < self.loss.dual_clip <= 1:
+            raise ValueError("loss.dual_clip up to 1 flattens every negative advantage: set it above 1, or 0 for none")
         if algorithm.name == "grpo" and algorithm.intrinsic == "tips":
             raise ValueError('grpo retrieves no tips: set algorithm.intrinsic = "states" or "none"')
         if rollout.max_action_tokens >= rollout.max_context_tokens:

@@ -48,6 +48,7 @@ def derive_seed(*parts: object) -> int:
     return int.from_bytes(digest, "big") >> 1
 
 
+EMPTY_ITERATIONS = 3  # without any episode, after which the environment counts as broken
 SPENT = ("env_steps", "episodes", "tokens_generated", "tokens_trained", "seconds")
 
 
@@ -104,6 +105,7 @@ class Run:
         self._timings: dict[str, float] = {}
         self._metrics: dict[str, float] = {}
         self._errors: list[Trajectory] = []
+        self._empty = 0  # iterations in a row without any episode
 
     # -- what a method's loop reads
 
@@ -134,7 +136,7 @@ class Run:
     async def rollout(self, tasks: Sequence[Task], modes: list[list[Mode]]) -> list[TrajectoryGroup]:
         """Play every member of every group; failed groups are dropped, so the list may be shorter than `tasks`."""
         with self._timed("rollout"):
-            return await run_groups(
+            groups = await run_groups(
                 self.policy,
                 self.pool,
                 tasks,
@@ -144,6 +146,12 @@ class Run:
                 seed=derive_seed(self.config.run.seed, self.count.iteration, "rollout"),
                 on_error=self._errors.append,
             )
+        self._empty = 0 if groups else self._empty + 1
+        if self._empty == EMPTY_ITERATIONS:
+            raise RunError(
+                f"no episode could be played in {self._empty} iterations; the last error was: {self._errors[-1].error}"
+            )
+        return groups
 
     async def write_tips(self, groups: Sequence[TrajectoryGroup]) -> None:
         """Have the policy write one note an episode, and store them in task order."""
