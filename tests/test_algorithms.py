@@ -96,9 +96,9 @@ class Watched:
             self.groups.append(await rollout(run, *args))
             return self.groups[-1]
 
-        def watched_update(learner: Learner, samples: Sequence[Sample], seed: int = 0) -> dict[str, float]:
+        def watched_update(learner: Learner, samples: Sequence[Sample], **options: Any) -> dict[str, float]:
             self.samples.append(list(samples))
-            return update(learner, samples, seed)
+            return update(learner, samples, **options)
 
         with monkeypatch.context() as patch:
             patch.setattr(Run, "rollout", watched_rollout)
