@@ -25,13 +25,14 @@ from trailnotes.types import Task
 __all__ = ["ENTRY_POINTS", "ENVS", "Env", "check_env", "env_class", "env_tasks", "make_env"]
 
 ENVS: dict[str, str] = {
+    "scienceworld": "trailnotes.envs.scienceworld:ScienceWorldEnv",
     "textworld": "trailnotes.envs.textworld:TextWorldEnv",
     "waymarks": "trailnotes.envs.waymarks:WaymarksEnv",
     "waymarks-simulator": "trailnotes.envs.waymarks:WaymarksSimulator",
 }
 ENTRY_POINTS = "trailnotes.envs"  # group under which a package offers environments of its own
 
-_EXTRAS = {"textworld": "textworld", "waymarks": "textworld"}
+_EXTRAS = {"scienceworld": "scienceworld", "textworld": "textworld", "waymarks": "textworld"}
 
 
 def make_env(name: str, **options: Any) -> Env:
