@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from trailnotes.config import Config
@@ -211,10 +212,13 @@ async def run_groups(  # noqa: PLR0913 (see `run_episode`)
 ) -> list[TrajectoryGroup]:
     """Play `modes[i][j]` for task i, member j, all at once; results in this order, whichever ends first.
 
+    With `env.max_envs`, so many at once: whenever one ends, the next in order begins.
+
     An episode that fails is handed to `on_error` and tried afresh, `env.max_replacements` times. A group goes on
     without a member that failed for good while at least two are left (or all, of a group of one); else it is dropped
-    with a warning, so the result may be shorter than `tasks`. All episodes are announced to the policy before the
-    first begins. A task that stands in `tasks` twice gets other seeds the second time.
+    with a warning, so the result may be shorter than `tasks`. Episodes that begin together are all announced to the
+    policy before the first of them begins, and each later one before the one that it follows is closed. A task that
+    stands in `tasks` twice gets other seeds the second time.
 
     Args:
         policy: acts for all.
@@ -222,7 +226,7 @@ async def run_groups(  # noqa: PLR0913 (see `run_episode`)
         tasks: B tasks.
         modes: a row of modes for each task.
         memory: shared; None shows no tips.
-        config: `rollout`, `memory`, `env.max_replacements`.
+        config: `rollout`, `memory`, `env.max_envs`, `env.max_replacements`.
         seed: of the whole batch.
         progress: called with each trajectory as it ends well.
         on_error: called with each failed trajectory as it ends.
@@ -230,19 +234,27 @@ async def run_groups(  # noqa: PLR0913 (see `run_episode`)
     rows = _seats(tasks, modes, seed)
     seats = [seat for row in rows for seat in row]
 
-    async def play(seat: Seat) -> Trajectory | None:
-        trajectory = await _play_seat(policy, pool, seat, memory, config, on_error or _ignore)
-        if trajectory is not None and progress is not None:
-            progress(trajectory)
-        return trajectory
+    waiting = iter(seats)
+    played: dict[str, Trajectory | None] = {}
 
-    for seat in seats:
-        policy.open_episode(seat.episode)
+    async def play_on(live: _Live, seat: Seat | None) -> None:
+        try:
+            while seat is not None:
+                trajectory = played[seat.episode] = await _play_seat(live, pool, seat, memory, config, on_error)
+                seat = next(waiting, None)
+                live.give_way(seat.episode if seat else "")
+                if trajectory is not None and progress is not None:
+                    progress(trajectory)
+        finally:
+            live.give_way("")
+
+    first = list(islice(waiting, config.env.max_envs or len(seats)))
+    lives = [_Live(policy, seat.episode) for seat in first]
     try:
-        played = dict(zip([seat.episode for seat in seats], await _gather([play(seat) for seat in seats]), strict=True))
+        await _gather([play_on(live, seat) for live, seat in zip(lives, first, strict=True)])
     finally:
-        for seat in seats:
-            policy.close_episode(seat.episode)
+        for live in lives:
+            live.give_way("")
     groups = (_group(task, [played[seat.episode] for seat in row]) for task, row in zip(tasks, rows, strict=True))
     return [group for group in groups if group is not None]
 
@@ -259,35 +271,38 @@ def _seats(tasks: Sequence[Task], modes: Sequence[Sequence[Mode]], seed: int) ->
     return rows
 
 
+class _Live:
+    """One of the episodes that are open with the policy at the same time, and those that follow it one by one."""
+
+    def __init__(self, policy: Policy, episode: str) -> None:
+        self.policy, self.episode = policy, episode
+        policy.open_episode(episode)
+
+    def give_way(self, episode: str) -> None:
+        """Close the episode; `episode` ("" = none) is announced before, so that the number of live ones never dips."""
+        if episode:
+            self.policy.open_episode(episode)
+        self.policy.close_episode(self.episode)
+        self.episode = episode or self.episode
+
+
 async def _play_seat(
-    policy: Policy, pool: Pool, seat: Seat, memory: Memory | None, config: Config, on_error: OnTrajectory
+    live: _Live, pool: Pool, seat: Seat, memory: Memory | None, config: Config, on_error: OnTrajectory | None
 ) -> Trajectory | None:
     """The first attempt that does not fail, or None. The policy sees each attempt as an episode of its own."""
-    episode = seat.episode
-    try:
-        for attempt in range(1 + config.env.max_replacements):
-            if attempt:
-                failed, episode = episode, f"{seat.episode}+{attempt}"
-                policy.open_episode(episode)  # before the other is closed: the number of live episodes never dips
-                policy.close_episode(failed)
-            trajectory = await _attempt(policy, pool, seat, memory, config, episode)
-            if trajectory.outcome != "error":
-                return trajectory
+    for attempt in range(1 + config.env.max_replacements):
+        if attempt:
+            live.give_way(f"{seat.episode}+{attempt}")
+        async with pool.lease() as env:
+            trajectory = await run_episode(
+                live.policy, env, seat.task, seat.mode, memory, config,
+                member=seat.member, seed=seat.seed, episode=live.episode,
+            )  # fmt: skip
+        if trajectory.outcome != "error":
+            return trajectory
+        if on_error is not None:
             on_error(trajectory)
-    finally:
-        policy.close_episode(episode)
     return None
-
-
-async def _attempt(
-    policy: Policy, pool: Pool, seat: Seat, memory: Memory | None, config: Config, episode: str
-) -> Trajectory:
-    """One episode in a leased environment."""
-    task, mode, member = seat.task, seat.mode, seat.member
-    async with pool.lease() as env:
-        return await run_episode(
-            policy, env, task, mode, memory, config, member=member, seed=seat.seed, episode=episode
-        )
 
 
 def _group(task: Task, members: Sequence[Trajectory | None]) -> TrajectoryGroup | None:
@@ -297,10 +312,6 @@ def _group(task: Task, members: Sequence[Trajectory | None]) -> TrajectoryGroup 
         logger.warning("task %s is left out: %d of %d episodes failed", task.id, len(members) - len(left), len(members))
         return None
     return TrajectoryGroup(task, left)
-
-
-def _ignore(_: Trajectory) -> None:
-    pass
 
 
 async def _gather(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
