@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 Role = Literal["system", "user", "assistant"]
 Mode = Literal["plain", "on_policy_tips", "off_policy"]
@@ -36,6 +36,17 @@ class Task:
             raise ValueError("a task needs an id and an env")
 
 
+BRIEFING: Final = {
+    "action_formats": "a list of str: what an action may look like, e.g. 'open OBJ'",
+    "inventory": "a str: what is carried at the start",
+    "focus": "a str: what the task says must be focused on, in its own words",
+    "examples": (
+        "a list of worked episodes of other tasks, {'instruction': str, 'turns': [[observation, action], ...]} each"
+    ),
+}
+"""The facts that a briefing may hold, each of them optional. How they are worded is no business of an environment."""
+
+
 @dataclass(frozen=True, slots=True)
 class Observation:
     """What an environment answers to `reset` or `step`."""
@@ -50,15 +61,50 @@ class Observation:
     score: float = 0.0  # so far, in [.., max_score]
     max_score: float = 1.0
     info: Mapping[str, Any] = field(default_factory=dict)  # JSON-able extras, logged, never shown to the policy
+    briefing: Mapping[str, Any] | None = None  # facts worded in the first prompt, see `BRIEFING`; set at reset only
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.reward) and math.isfinite(self.score)):
             raise ValueError(f"reward and score must be finite, got {self.reward} and {self.score}")
+        if self.briefing is not None:
+            _check_briefing(self.briefing)
 
     @property
     def done(self) -> bool:
         """Whether the episode ends here, for whichever reason."""
         return self.terminated or self.truncated
+
+
+def _check_briefing(briefing: Mapping[str, Any]) -> None:
+    """Refuse what could not be worded, or would silently not be."""
+    if not isinstance(briefing, Mapping):
+        raise TypeError(f"a briefing must be a mapping, not {type(briefing).__name__}")
+    for name, value in briefing.items():
+        if name not in BRIEFING:
+            raise ValueError(f"a briefing holds {', '.join(BRIEFING)}, not {name!r}")
+        if name == "action_formats":
+            fine = _is_list(value) and all(isinstance(text, str) for text in value)
+        elif name == "examples":
+            fine = _is_list(value) and all(_is_example(example) for example in value)
+        else:
+            fine = isinstance(value, str)
+        if not fine:
+            raise ValueError(f"{name} of a briefing must be {BRIEFING[name]}")
+
+
+def _is_example(value: object) -> bool:
+    if not isinstance(value, Mapping) or set(value) != {"instruction", "turns"} or not _is_list(value["turns"]):
+        return False
+    texts = [value["instruction"]]
+    for turn in value["turns"]:
+        if not _is_list(turn) or len(turn) != 2:
+            return False
+        texts += turn
+    return all(isinstance(text, str) for text in texts)
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, list | tuple)
 
 
 @dataclass(frozen=True, slots=True)

@@ -172,6 +172,7 @@ def _stepped(env: Env, action: str, label: str = "") -> Observation:
     observation: Observation = _call(what, env.step, action)
     _check_observation(observation, what)
     _require(observation.instruction is None, f"{what} has an instruction: it belongs to reset alone")
+    _require(observation.briefing is None, f"{what} has a briefing: it belongs to reset alone")
     return observation
 
 
