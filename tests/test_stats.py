@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from trailnotes.stats import bootstrap, wilson
+from trailnotes.stats import bootstrap, percentile_interval, resampled_means, wilson
 
 
 def test_wilson_by_hand() -> None:
@@ -57,3 +57,24 @@ def test_bootstrap_is_seeded_and_checks_its_input() -> None:
         bootstrap(values, [["a"]])
     with pytest.raises(ValueError, match="empty"):
         bootstrap([], [])
+
+
+def test_a_fixed_level_is_taken_whole() -> None:
+    # two tasks, one always 0, one always 10: as a sample they give 0, 5 or 10, as a panel 5 for ever
+    values, tasks = [0.0, 0.0, 10.0, 10.0], ["a", "a", "b", "b"]
+    assert set(resampled_means(values, [tasks])) == {0.0, 5.0, 10.0}
+    assert set(resampled_means(values, [tasks], fixed=[0])) == {5.0}
+
+
+def test_below_a_fixed_level_the_resampling_goes_on() -> None:
+    # runs of one task at 0 and 2, of the other at 10 and 30: each is drawn twice, so the mean of the two tasks is
+    # (0, 1 or 2) / 2 + (10, 20 or 30) / 2
+    values, tasks, runs = [0.0, 2.0, 10.0, 30.0], ["a", "a", "b", "b"], [0, 1, 0, 1]
+    means = resampled_means(values, [tasks, runs], fixed=[0])
+    assert set(means) == {a + b for a in (0.0, 0.5, 1.0) for b in (5.0, 10.0, 15.0)}
+    assert percentile_interval(10.5, means, 0.5).mean == 10.5
+
+
+def test_percentiles_by_hand() -> None:
+    interval = percentile_interval(7.0, np.arange(101.0), 0.9)
+    assert (interval.mean, interval.low, interval.high) == (7.0, pytest.approx(5.0), pytest.approx(95.0))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from trailnotes import checkpoint
 from trailnotes.config import LoraConfig
+from trailnotes.configio import to_toml
 from trailnotes.envs.workers import EnvPool
 from trailnotes.errors import ConfigError, MissingExtraError, RunError
 from trailnotes.files import write_bytes_atomic, write_text_atomic
@@ -96,6 +97,7 @@ class Subject:
     name: str
     memory: Path | None = None
     spent: Mapping[str, float] = field(default_factory=dict)  # the counters of its checkpoint
+    trained: Config | None = None  # the settings of that run
 
 
 def panel_result(episodes: Sequence[Trajectory], config: Config, subject: Subject, *, memory: bool) -> PanelResult:
@@ -147,9 +149,9 @@ def resolve(model_or_run: Path | str) -> Subject:
 def _checkpointed(path: Path) -> Subject:
     run_dir, memory = path.parent.parent, path / "memory.db"
     has_memory = memory.is_file()
-    known = (run_dir / "config.toml").is_file()
-    name = run_config(run_dir).algorithm.name if known else "empo2" if has_memory else "grpo"
-    return Subject(str(path / "model"), name, memory if has_memory else None, checkpoint.load_meta(path))
+    trained = run_config(run_dir) if (run_dir / "config.toml").is_file() else None
+    name = trained.algorithm.name if trained else "empo2" if has_memory else "grpo"
+    return Subject(str(path / "model"), name, memory if has_memory else None, checkpoint.load_meta(path), trained)
 
 
 def load_policy(config: Config, subject: Subject) -> HFPolicy:
@@ -180,7 +182,7 @@ def evaluate(
         config: panel, sampling and environment.
         model_or_run: run directory, checkpoint, model directory or hub name.
         memory: act with the run's memory; None takes `config.eval.memory`.
-        out: directory for `table.json`, `table.md`, `panel.json` and `episodes.jsonl`; None writes nothing.
+        out: directory for what `write_evaluation` writes; None writes nothing.
 
     Raises:
         ConfigError: memory is asked for where there is none, or nothing could be played.
@@ -189,10 +191,31 @@ def evaluate(
     subject, episodes = play_subject(config, model_or_run, use_memory=use_memory)
     result = panel_result(episodes, config, subject, memory=use_memory)
     if out is not None:
-        write_table([result], out)
-        write_text_atomic(out / "panel.json", json.dumps(panel_record(config, subject.model), indent=1) + "\n")
-        write_episodes(episodes, out / "episodes.jsonl")
+        write_evaluation(out, config, subject, episodes, result)
     return result
+
+
+def write_evaluation(
+    out: Path, config: Config, subject: Subject, episodes: Sequence[Trajectory], result: PanelResult
+) -> None:
+    """One evaluation in a directory that explains itself.
+
+    ::
+
+        eval.toml        the settings that it was played with
+        trained.toml     those of the run that it examines; absent for a model that came from no run
+        panel.json       the tasks
+        episodes.jsonl   whole episodes
+        table.json, table.md   mean and interval, written last: where they are, the rest is whole
+    """
+    (out / "table.json").unlink(missing_ok=True)
+    write_text_atomic(out / "eval.toml", to_toml(config))
+    (out / "trained.toml").unlink(missing_ok=True)
+    if subject.trained is not None:
+        write_text_atomic(out / "trained.toml", to_toml(subject.trained))
+    write_text_atomic(out / "panel.json", json.dumps(panel_record(config, subject.model), indent=1) + "\n")
+    write_episodes(episodes, out / "episodes.jsonl")
+    write_table([result], out)
 
 
 def play_subject(

@@ -58,15 +58,41 @@ def bootstrap(
 
     The mean is that of the nested means: every cluster of a level weighs the same.
     """
+    means = resampled_means(values, levels, num_resamples=num_resamples, seed=seed)
+    tree = _nest(np.asarray(values, dtype=np.float64), [list(level) for level in levels])
+    return percentile_interval(_nested_mean(tree), means, confidence)
+
+
+def resampled_means(
+    values: Sequence[float] | NDArray[np.float64],
+    levels: Sequence[Sequence[object]],
+    *,
+    fixed: Sequence[int] = (),
+    num_resamples: int = 4000,
+    seed: int = 0,
+) -> NDArray[np.float64]:
+    """(num_resamples,) nested means as `bootstrap` draws them, to be combined with others before the interval.
+
+    Args:
+        values: as in `bootstrap`.
+        levels: as in `bootstrap`.
+        fixed: indices of levels whose clusters are all taken, once each: the tasks of a panel are no sample of tasks.
+        num_resamples: bootstrap replications.
+        seed: of the resampling.
+    """
     array = np.asarray(values, dtype=np.float64)
     if array.size == 0:
         raise ValueError("no values to average: the panel is empty")
     tree = _nest(array, [list(level) for level in levels])
-    rng = np.random.default_rng(seed)
-    means = _resample(tree, rng, num_resamples)
+    drawn = tuple(index not in fixed for index in range(len(levels)))
+    return _resample(tree, np.random.default_rng(seed), num_resamples, drawn)
+
+
+def percentile_interval(mean: float, means: NDArray[np.float64], confidence: float = 0.95) -> Interval:
+    """`mean` with the middle share `confidence` of its bootstrap replications `means` (n,)."""
     tail = (1 - confidence) / 2
     low, high = np.quantile(means, [tail, 1 - tail])
-    return Interval(_nested_mean(tree), float(low), float(high))
+    return Interval(mean, float(low), float(high))
 
 
 def _nest(values: NDArray[np.float64], levels: list[list[object]]) -> object:
@@ -89,19 +115,21 @@ def _nested_mean(tree: object) -> float:
     return float(np.mean(np.asarray(tree)))
 
 
-def _resample(tree: object, rng: np.random.Generator, count: int) -> NDArray[np.float64]:
-    """(count,) means of trees resampled with replacement at every level."""
+def _resample(tree: object, rng: np.random.Generator, count: int, drawn: tuple[bool, ...]) -> NDArray[np.float64]:
+    """(count,) means of trees resampled with replacement at every level that is `drawn`, and in the leaves."""
     if not isinstance(tree, list):
         leaf = np.asarray(tree, dtype=np.float64)
         if leaf.size == 1:
             return np.full(count, leaf[0])
         means: NDArray[np.float64] = leaf[rng.integers(leaf.size, size=(count, leaf.size))].mean(axis=1)
         return means
+    if not drawn[0]:
+        return np.mean([_resample(child, rng, count, drawn[1:]) for child in tree], axis=0)
     picks = rng.integers(len(tree), size=(count, len(tree)))
     total = np.zeros(count)
     for position in range(len(tree)):  # a cluster picked twice is resampled afresh each time
         for child_index, child in enumerate(tree):
             chosen = np.flatnonzero(picks[:, position] == child_index)
             if chosen.size:
-                total[chosen] += _resample(child, rng, chosen.size)
+                total[chosen] += _resample(child, rng, chosen.size, drawn[1:])
     return total / len(tree)
