@@ -335,6 +335,15 @@ def test_a_module_that_cannot_be_imported_names_its_error(tmp_path: Path, monkey
                 play(pool)
 
 
+def test_a_worker_that_cannot_start_is_done_with_however_many_wait(caplog: pytest.LogCaptureFixture) -> None:
+    async def crowd(pool: EnvPool) -> list[list[Observation] | BaseException]:
+        return await asyncio.gather(*[episode(pool) for _ in range(8)], return_exceptions=True)
+
+    with EnvPool(EnvConfig(name="no_such_module:Env", num_workers=1)) as pool:
+        assert {type(failure) for failure in asyncio.run(crowd(pool))} == {ConfigError}
+    assert not caplog.records  # nothing that the worker says afterwards is taken for an answer
+
+
 def test_a_worker_lost_between_episodes_costs_none() -> None:
     with puppets(1) as pool:
         pid = pid_of(pool)

@@ -122,7 +122,8 @@ class Worker(Host):
                 return
             self._heard, self._last_heard = True, time.monotonic()
             for message in self._frames.feed(data):
-                self._take(message)
+                if not self.failure:  # the message before may have been its last that counts
+                    self._take(message)
 
     def watch(self) -> None:
         """Lose the worker if it is silent, or in one call, for too long. To be called now and then."""
