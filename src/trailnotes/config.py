@@ -89,6 +89,10 @@ class RolloutConfig(Section):
         "line", "line: the first non-blank line is the action; tags: what stands between <action> and </action>"
     )
     show_actions: bool = key(False, "list the admissible actions in each turn, where the environment offers them")
+    briefing: tuple[Literal["action_formats", "inventory", "focus"], ...] | None = key(
+        None, "facts of the environment's briefing that open the first prompt; none = all in full style, [] in terse"
+    )
+    num_examples: int = key(0, "worked examples in the first prompt at most, of those in the briefing", ge=0)
     system_prompt: str | None = key(None, "replaces the environment-neutral instruction; '' for none")
 
 
@@ -212,6 +216,7 @@ class WarmstartConfig(Section):
     num_tips: int = key(4, "tips shown at most in demonstrations", ge=0)
     obey: float = key(0.4, "share of the demonstrations that act on a right tip", ge=0, le=1)
     read: float = key(0.5, "share of the others that read the note instead of trying a way", ge=0, le=1)
+    variations: int = key(40, "scienceworld: training variations of each task that are recorded", ge=1)
     vocab_size: int = key(1024, "size of the small model's vocabulary", ge=300)
 
 

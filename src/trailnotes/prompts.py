@@ -1,17 +1,18 @@
 """Words every prompt, and reads the actions that come back. Nothing else in the package does either.
 
-A turn is built from segments: instruction, tips, observation. Two contexts grow side by side, one with the tips and
-one without. The tip-free one is rendered without the tip segments, never searched for them, and no length cap looks
-at the mode: so it is, byte for byte, what an episode without tips and with the same history would have had.
+A turn is built from segments: instruction and briefing (in the first turn alone), tips, observation. Two contexts grow
+side by side, one with the tips and one without. The tip-free one is rendered without the tip segments, never searched
+for them, and no length cap looks at the mode: so it is, byte for byte, what an episode without tips and with the same
+history would have had.
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from trailnotes.config import MemoryConfig, RolloutConfig
 from trailnotes.types import Message, Observation, Tip, TokenIds, Trajectory
@@ -37,6 +38,32 @@ _REQUEST: Final = (
     "next attempt at this task: what was tried, what was learned, and how far from completing the task it ended. "
     "One line, under 100 words; name places, objects and actions, so that the note can be used from a fresh start."
 )
+
+_SEPARATOR: Final = {"full": "; ", "terse": " , "}
+_BRIEFING: Final[dict[str, tuple[str, ...]]] = {  # shown where the config does not say
+    "full": ("action_formats", "inventory", "focus"),
+    "terse": (),
+}
+_FACTS: Final = {
+    "full": {
+        "action_formats": "What actions look like: {}",
+        "inventory": "Inventory: {}",
+        "focus": (
+            'The action "focus on" says which object is meant, and focusing on a wrong one ends the episode at once, '
+            "as a failure. To be focused on, in this order: {}"
+        ),
+    },
+    "terse": {"action_formats": "formats : {}", "inventory": "inventory : {}", "focus": "focus : {}"},
+}
+_EXAMPLE: Final = {  # first line, task, turn, last line
+    "full": (
+        "Worked example {}, quoted from another episode; nothing in it has happened here, and objects may differ:",
+        '- task: "{}"',
+        '- saw "{}", did "{}"',
+        "End of worked example {}.\n",
+    ),
+    "terse": ("example {} :", '- " {} "', '- " {} " > " {} "', "end of example {} ."),
+}
 
 
 # --- text that others supply ------------------------------------------------------------------------------------
@@ -144,8 +171,8 @@ def system_prompt(rollout: RolloutConfig) -> str:
 class Conversation:
     """Both contexts of one episode as messages: `acting` with the tips, `plain` without. They only grow at the end.
 
-    Instruction, observations and lists of actions are each cut to `rollout.max_observation_tokens`, tips to
-    `memory.max_tip_tokens`. What the policy wrote is never cut.
+    Instruction, each part of a briefing, observations and lists of actions are each cut to
+    `rollout.max_observation_tokens`, tips to `memory.max_tip_tokens`. What the policy wrote is never cut.
     """
 
     def __init__(self, rollout: RolloutConfig, memory: MemoryConfig, count_tokens: CountTokens) -> None:
@@ -197,16 +224,38 @@ class Conversation:
         parts = []
         if first and self.instruction:
             parts.append(self.instruction if terse else f"Task: {self.instruction}\n")
+        if first and observation.briefing:
+            parts += self.briefing(observation.briefing)
         if tips:
             lines = [self.tip_line(tip) for tip in tips]
             parts += ["notes :", *lines] if terse else [f"{NOTES_HEADER}:", *lines, ""]
         text = self.capped(observation.text)
         parts.append(text if terse else f"Observation: {text}")
         if self._rollout.show_actions and observation.actions and not observation.done:
-            separator = " , " if terse else "; "
-            actions = self.capped(separator.join(observation.actions))
+            actions = self.capped(_SEPARATOR[self._rollout.style].join(observation.actions))
             parts.append(f"actions : {actions}" if terse else f"Admissible actions: {actions}")
         return "\n".join(parts)
+
+    def briefing(self, facts: Mapping[str, Any]) -> list[str]:
+        """What of a briefing is shown, worded; each fact, and each example as a whole, cut as an observation is.
+
+        Examples are quoted line by line and framed, so that none can pass for a turn of this conversation.
+        """
+        style = self._rollout.style
+        shown = _BRIEFING[style] if self._rollout.briefing is None else self._rollout.briefing
+        lines = []
+        for name in shown:
+            if value := facts.get(name):
+                text = value if isinstance(value, str) else _SEPARATOR[style].join(value)
+                lines.append(_FACTS[style][name].format(self.capped(" ".join(text.split()))))
+        if lines and style == "full":
+            lines.append("")
+        first, task, turn, last = _EXAMPLE[style]
+        for number, example in enumerate(facts.get("examples", ())[: self._rollout.num_examples], 1):
+            quotes = [task.format(quoted(example["instruction"]))]
+            quotes += [turn.format(quoted(seen), quoted(done)) for seen, done in example["turns"]]
+            lines += [first.format(number), self.capped("\n".join(quotes)), last.format(number)]
+        return lines
 
     def tip_line(self, tip: Tip) -> str:
         """One tip as quoted data, cut to its cap."""
