@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trailnotes.config import Config
-from trailnotes.demonstrations import WaymarksDemonstrator
+from trailnotes.demonstrations.waymarks import WaymarksDemonstrator
 
 FAMILIES = ["route/amber", "keys/granite"]
 SETTINGS: dict[str, dict[str, Any]] = {

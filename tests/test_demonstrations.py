@@ -11,14 +11,8 @@ import pytest
 
 from small import small_config
 from trailnotes.config import Config
-from trailnotes.demonstrations import (
-    DEMONSTRATORS,
-    NOTHING_FOUND,
-    Demonstration,
-    WaymarksDemonstrator,
-    from_jsonl,
-    rule_note,
-)
+from trailnotes.demonstrations import DEMONSTRATORS, Demonstration, from_jsonl
+from trailnotes.demonstrations.waymarks import NOTHING_FOUND, WaymarksDemonstrator, rule_note
 from trailnotes.envs import waymarks_spec as ws
 from trailnotes.envs.waymarks import WaymarksSimulator, task_of
 from trailnotes.envs.waymarks_sim import as_command
@@ -225,8 +219,8 @@ async def _compare(config: Config, num: int) -> None:
             assert [(message.role, message.content) for message in demos[-1].messages[:-1]] == heard[-1]
 
 
-def test_both_environments_of_waymarks_have_demonstrations() -> None:
-    assert set(DEMONSTRATORS) == {"waymarks", "waymarks-simulator"}
+def test_who_has_demonstrations() -> None:
+    assert set(DEMONSTRATORS) == {"scienceworld", "waymarks", "waymarks-simulator"}
 
 
 # -- conversations from a file

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trailnotes import smallmodel
-from trailnotes.demonstrations import DEMONSTRATORS, Demonstration, from_jsonl
+from trailnotes.demonstrations import DEMONSTRATORS, Demonstration, demonstrator_of, from_jsonl
 from trailnotes.errors import ConfigError
 from trailnotes.export import export_model
 from trailnotes.files import write_text_atomic
@@ -68,7 +68,7 @@ def _demonstrations(config: Config, count_tokens: Callable[[str], int], seed: in
         rng = random.Random(seed)
         while True:
             yield from rng.sample(given, len(given))
-    demonstrator = DEMONSTRATORS.get(config.env.name)
+    demonstrator = demonstrator_of(config.env.name)
     if demonstrator is None:
         known = ", ".join(sorted(DEMONSTRATORS))
         raise ConfigError(

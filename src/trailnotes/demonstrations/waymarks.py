@@ -1,83 +1,27 @@
-"""Scripted episodes that a start model imitates: acting without tips, acting on tips, writing a tip afterwards.
+"""Scripted Waymarks episodes, which must not know the answers.
 
-They must not know the answers. Every Waymarks demonstration draws a fresh random rule for its family, and a pair of
-family and rule that any panel holds is never shown; so what is learned is how to explore, to obey and to write.
+Every one draws a fresh random rule for its family, and a pair of family and rule that any panel holds is never shown;
+so what is learned is how to explore, to obey and to write.
 """
 
 from __future__ import annotations
 
-import json
 import random
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from trailnotes.demonstrations.base import Demonstration
 from trailnotes.envs import waymarks_spec as ws
 from trailnotes.envs.waymarks import WaymarksSimulator, panel_rules, task_of
-from trailnotes.errors import ConfigError
 from trailnotes.prompts import Conversation, reflection_messages
 from trailnotes.types import Completion, Message, Observation, Step, Tip, Trajectory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from trailnotes.config import Config
     from trailnotes.types import Task
 
 NOTHING_FOUND = "nothing found"
-
-
-@dataclass(frozen=True, slots=True)
-class Demonstration:
-    """A conversation, and which of its assistant turns are imitated (indices into `messages`)."""
-
-    messages: tuple[Message, ...]
-    taught: frozenset[int]
-
-
-def from_jsonl(path: Path) -> list[Demonstration]:
-    """Conversations of a JSONL file, ``{"messages": [{"role", "content"}, ...]}`` a line; all assistant turns teach.
-
-    Raises:
-        ConfigError: there is no such file, or a line is no conversation, by its number.
-    """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise ConfigError(f"warmstart.demonstrations = {str(path)!r} cannot be read ({error.strerror})") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"warmstart.demonstrations = {str(path)!r} is no UTF-8 text: {error.reason}") from error
-    demonstrations = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            messages = _conversation(json.loads(line)["messages"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise ConfigError(
-                f"{path}:{number} is no demonstration ({error}); "
-                'a line is {"messages": [{"role": "user", "content": "..."}, ...]}'
-            ) from error
-        taught = frozenset(i for i, message in enumerate(messages) if message.role == "assistant")
-        if not taught:
-            raise ConfigError(f"{path}:{number} has no assistant turn to imitate")
-        demonstrations.append(Demonstration(messages, taught))
-    if not demonstrations:
-        raise ConfigError(f"{path} holds no demonstration")
-    return demonstrations
-
-
-def _conversation(rows: Any) -> tuple[Message, ...]:
-    """The messages, checked: an optional system prompt, then user and assistant in turn."""
-    for row in rows:
-        if not isinstance(row["content"], str):
-            raise TypeError(f"a content is {type(row['content']).__name__}, not text")
-    roles = [row["role"] for row in rows]
-    head = int(roles[:1] == ["system"])
-    for i, role in enumerate(roles[head:]):
-        if role != (expected := ("user", "assistant")[i % 2]):
-            raise ValueError(f"turn {head + i + 1} is of {role!r} where {expected!r} is due")
-    return tuple(Message(row["role"], row["content"]) for row in rows)
 
 
 class WaymarksDemonstrator:
@@ -208,6 +152,3 @@ def _trajectory(task: Task, steps: list[Step], final: Observation, with_tips: bo
         max_score=final.max_score,
         mode="on_policy_tips" if with_tips else "plain",
     )
-
-
-DEMONSTRATORS: dict[str, Any] = {"waymarks": WaymarksDemonstrator, "waymarks-simulator": WaymarksDemonstrator}

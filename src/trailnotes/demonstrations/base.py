@@ -1,0 +1,66 @@
+"""What a demonstration is, and how to read them from a file."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from trailnotes.errors import ConfigError
+from trailnotes.types import Message
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Demonstration:
+    """A conversation, and which of its assistant turns are imitated (indices into `messages`)."""
+
+    messages: tuple[Message, ...]
+    taught: frozenset[int]
+
+
+def from_jsonl(path: Path) -> list[Demonstration]:
+    """Conversations of a JSONL file, ``{"messages": [{"role", "content"}, ...]}`` a line; all assistant turns teach.
+
+    Raises:
+        ConfigError: there is no such file, or a line is no conversation, by its number.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise ConfigError(f"warmstart.demonstrations = {str(path)!r} cannot be read ({error.strerror})") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"warmstart.demonstrations = {str(path)!r} is no UTF-8 text: {error.reason}") from error
+    demonstrations = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            messages = _conversation(json.loads(line)["messages"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(
+                f"{path}:{number} is no demonstration ({error}); "
+                'a line is {"messages": [{"role": "user", "content": "..."}, ...]}'
+            ) from error
+        taught = frozenset(i for i, message in enumerate(messages) if message.role == "assistant")
+        if not taught:
+            raise ConfigError(f"{path}:{number} has no assistant turn to imitate")
+        demonstrations.append(Demonstration(messages, taught))
+    if not demonstrations:
+        raise ConfigError(f"{path} holds no demonstration")
+    return demonstrations
+
+
+def _conversation(rows: Any) -> tuple[Message, ...]:
+    """The messages, checked: an optional system prompt, then user and assistant in turn."""
+    for row in rows:
+        if not isinstance(row["content"], str):
+            raise TypeError(f"a content is {type(row['content']).__name__}, not text")
+    roles = [row["role"] for row in rows]
+    head = int(roles[:1] == ["system"])
+    for i, role in enumerate(roles[head:]):
+        if role != (expected := ("user", "assistant")[i % 2]):
+            raise ValueError(f"turn {head + i + 1} is of {role!r} where {expected!r} is due")
+    return tuple(Message(row["role"], row["content"]) for row in rows)
