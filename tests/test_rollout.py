@@ -600,18 +600,21 @@ def test_episodes_without_a_step_write_nothing() -> None:
 
 
 def test_metrics_by_hand() -> None:
-    def step(action: str, reward: float, tips: int = 0, *, cut: bool = False) -> Step:
+    def step(action: str, reward: float, tips: int = 0, *, cut: bool = False, **info: Any) -> Step:
         shown = tuple(Tip("t", f"tip {i}", "", 0.0) for i in range(tips))
         done = Completion((1,), (2, 3), (0.0, 0.0), action, "length" if cut else "stop")
-        return Step(Observation("o"), shown, done, (1,), action, reward)
+        return Step(Observation("o", info=info), shown, done, (1,), action, reward)
+
+    changed = {"action_changed": True, "restarts": 1}
 
     def ended(steps: tuple[Step, ...], **facts: Any) -> Trajectory:
-        return Trajectory(TASK, steps, Observation("o"), **{"outcome": "truncated", "score": 0.0, **facts})
+        last = Observation("o", info=changed if len(steps) == 2 else {})
+        return Trajectory(TASK, steps, last, **{"outcome": "truncated", "score": 0.0, **facts})
 
     groups = [
         TrajectoryGroup(TASK, (
-            ended((step("a", 0.0), step("", 1.0)), success=True, outcome="terminated"),
-            ended((step("a", 0.0, cut=True),), success=False, context_full=True),
+            ended((step("a", 0.0, restarts=2), step("", 1.0, restarts=0)), success=True, outcome="terminated"),
+            ended((step("a", 0.0, cut=True, restarts="many"),), success=False, context_full=True),
         )),
         TrajectoryGroup(TASK, (ended((step("a", 0.5, 3),), success=False, mode="off_policy"),)),
     ]  # fmt: skip
@@ -620,6 +623,7 @@ def test_metrics_by_hand() -> None:
         "errors": 1, "return": 0.5, "success": 1 / 3, "return/plain": 0.5, "success/plain": 0.5,
         "return/off_policy": 0.5, "success/off_policy": 0.0, "episode_length": 4 / 3, "env_steps": 4, "tokens": 8,
         "truncated": 2 / 3, "context_full": 1 / 3, "unparsable": 0.25, "cut_actions": 0.25, "tips_per_step": 3.0,
+        "action_changed": 0.25, "restarts": 3,
     })  # fmt: skip
 
 

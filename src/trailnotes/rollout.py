@@ -426,6 +426,8 @@ def rollout_metrics(groups: Sequence[TrajectoryGroup], errors: Sequence[Trajecto
     context_full          share of episodes that ended because the next turn did not fit
     unparsable            share of actions that became the no-op
     cut_actions           share of actions that ran into `max_action_tokens`
+    action_changed        share of actions that the environment replaced, as `info` of the observation after says
+    restarts              times that environments started their simulator anew, likewise
     tips_per_step         mean number of tips first shown in a turn, over the steps of modes with tips
     errors                failed episodes, as given
     ====================  ==================================================================================
@@ -439,6 +441,7 @@ def rollout_metrics(groups: Sequence[TrajectoryGroup], errors: Sequence[Trajecto
     for mode in MODES:
         played = [episode for episode in episodes if episode.mode == mode]
         metrics |= {f"{name}/{mode}": value for name, value in _returns(played).items() if played}
+    seen = [[step.observation for step in episode.steps] + [episode.final_observation] for episode in episodes]
     tips = [len(step.tips) for episode in episodes if episode.mode != "plain" for step in episode.steps]
     return metrics | {
         "episode_length": len(steps) / len(episodes),
@@ -448,6 +451,8 @@ def rollout_metrics(groups: Sequence[TrajectoryGroup], errors: Sequence[Trajecto
         "context_full": _mean([episode.context_full for episode in episodes]),
         "unparsable": _mean([step.action == NO_OP for step in steps]),
         "cut_actions": _mean([step.completion.finish_reason == "length" for step in steps]),
+        "action_changed": _mean([after.info.get("action_changed") is True for row in seen for after in row[1:]]),
+        "restarts": float(sum(n for row in seen for o in row if isinstance(n := o.info.get("restarts"), int))),
         "tips_per_step": _mean(tips),
     }
 
