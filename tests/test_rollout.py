@@ -235,9 +235,17 @@ def test_an_unreadable_action_is_the_no_op_and_counted(text: str) -> None:
     assert rollout_metrics([TrajectoryGroup(TASK, (done,))])["unparsable"] == 1.0
 
 
+def test_an_error_says_at_which_action_of_any_length_and_none_at_reset() -> None:
+    config = settings(rollout={"max_action_tokens": 1000})
+    said = play(ScriptedPolicy(lambda _: "x'" * 200), config, env=Corridor(fail_at=1)).error
+    assert said == f"""the corridor fell at 1 (at the action "{"x'" * 100}")"""
+    assert play(ScriptedPolicy(right), env=Corridor(fail_at=0)).error == "the corridor fell at 0"
+
+
 def test_a_failing_environment_gives_an_error_trajectory_with_the_steps_so_far() -> None:
     done = play(ScriptedPolicy(right), env=Corridor(fail_at=2))
-    assert (done.outcome, done.error, len(done.steps)) == ("error", "the corridor fell at 2", 1)
+    assert (done.outcome, len(done.steps)) == ("error", 1)
+    assert done.error == "the corridor fell at 2 (at the action 'right')"
     assert done.final_observation.text == "place 1"
     at_reset = play(ScriptedPolicy(right), env=Corridor(fail_at=0))
     assert (at_reset.outcome, at_reset.steps) == ("error", ())

@@ -50,6 +50,8 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 OnTrajectory = Callable[[Trajectory], None]
 
+ACTION_SHOWN = 200  # characters of the action that an error names
+
 
 class AsyncEnv(Protocol):
     """An environment behind a lease; both methods raise `EnvError` when it fails."""
@@ -106,6 +108,7 @@ async def run_episode(  # noqa: PLR0913 (what meets here is what an episode is m
     conversation = Conversation(rollout, config.memory, policy.count_tokens)
     steps: list[Step] = []
     observation, context_full, error = Observation(""), False, ""
+    attempted = None
     try:
         observation = await env.reset(task)
         conversation.start(observation.instruction or "")
@@ -119,14 +122,14 @@ async def run_episode(  # noqa: PLR0913 (what meets here is what an episode is m
             completion = await policy.generate(tuple(conversation.acting), sampling, episode or f"{task.id}/{member}")
             plain_ids = policy.encode(conversation.plain) if conversation.shown else completion.prompt_ids
             conversation.act(completion.text, completion.token_ids)
-            action = parse_action(completion.text, rollout.action_format).action
-            after = await env.step(action)
+            attempted = parse_action(completion.text, rollout.action_format).action
+            after = await env.step(attempted)
             steps.append(
-                Step(observation, tips, completion, plain_ids, action, after.reward, policy_version=policy.version)
+                Step(observation, tips, completion, plain_ids, attempted, after.reward, policy_version=policy.version)
             )
-            observation = after
+            observation, attempted = after, None
     except EnvError as failure:
-        error = " ".join(str(failure).split()) or type(failure).__name__
+        error = _error_text(failure, attempted)
     return Trajectory(
         task, tuple(steps), observation, _outcome(observation, error), observation.success, observation.score,
         observation.max_score, mode, member, error, context_full,
@@ -176,6 +179,12 @@ def completion_seed(seed: int, task: str, member: int, step: int | str) -> int:
     """A 63-bit seed for one completion: the same in every process and on every platform."""
     text = "\x1f".join(map(str, (seed, task, member, step)))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def _error_text(failure: EnvError, action: str | None) -> str:
+    """One line: what failed, and at which action, which no step of the record holds; None where there was none."""
+    text = " ".join(str(failure).split()) or type(failure).__name__
+    return text if action is None else f"{text} (at the action {action[:ACTION_SHOWN]!r})"
 
 
 def _outcome(final: Observation, error: str) -> Outcome:
