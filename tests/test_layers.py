@@ -17,7 +17,7 @@ LAYERS = """
 __main__
 cli
 demo
-story
+story compare
 diagnose evaluation viewer dryrun
 training
 algorithms
@@ -30,7 +30,7 @@ tasks
 prompts envs policies memory credit losses checkpoint logprobs smallmodel plots
 render stats logs
 configio console jsonl records
-presets
+presets published
 config
 files
 types errors

@@ -67,8 +67,8 @@ def test_a_fixed_level_is_taken_whole() -> None:
 
 
 def test_below_a_fixed_level_the_resampling_goes_on() -> None:
-    # runs of one task at 0 and 2, of the other at 10 and 30: each is drawn twice, so the mean of the two tasks is
-    # (0, 1 or 2) / 2 + (10, 20 or 30) / 2
+    # runs of one task at 0 and 2, of the other at 10 and 30: two are drawn of each, so one task gives 0, 1 or 2,
+    # the other 10, 20 or 30, and their mean is half of each
     values, tasks, runs = [0.0, 2.0, 10.0, 30.0], ["a", "a", "b", "b"], [0, 1, 0, 1]
     means = resampled_means(values, [tasks, runs], fixed=[0])
     assert set(means) == {a + b for a in (0.0, 0.5, 1.0) for b in (5.0, 10.0, 15.0)}

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trailnotes.errors import MissingExtraError
+from trailnotes.stats import Interval
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from trailnotes.stats import Interval
-
 Curve = list[tuple[float, float]]  # (x, y) of one run, x ascending
 COLOURS = {"grpo": "#b5651d", "empo2": "#1b6e5a", "start": "#777777"}
+SERIES = (("o", "#1b6e5a"), ("s", "#b5651d"), ("^", "#4a6fa5"), ("D", "#8a3b6b"), ("v", "#777777"))  # in turn
 LABELS = {"grpo": "GRPO", "empo2": "EMPO²", "start": "start model"}
 
 
@@ -76,6 +76,60 @@ def trial_curve(results: Sequence[Interval], path: Path, *, ylabel: str, title: 
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=140)
     plt.close(figure)
+
+
+def panel_dots(
+    rows: Sequence[str],
+    ours: Mapping[str, Mapping[str, Interval]],
+    published: Mapping[str, Mapping[str, tuple[float, float]]],
+    path: Path,
+    *,
+    titles: tuple[str, str],
+) -> None:
+    """A line for each row of a panel: dots with intervals of ours on the left, published dots apart on the right.
+
+    Args:
+        rows: names, from the top down.
+        ours: label -> row -> mean and interval; a row that is absent has no dot.
+        published: method -> row -> mean and standard deviation.
+        path: the PNG.
+        titles: over the two pictures.
+    """
+    plt = _pyplot()
+    figure, (left, right) = plt.subplots(
+        1, 2, figsize=(13, 1.6 + 0.36 * len(rows)), sharey=True, layout="constrained", facecolor="white"
+    )
+    _draw_dots(left, rows, {label: dict(cells) for label, cells in ours.items()})
+    spreads = {
+        method: {row: Interval(mean, mean - sd, mean + sd) for row, (mean, sd) in cells.items()}
+        for method, cells in published.items()
+    }
+    _draw_dots(right, rows, spreads)
+    left.set(yticks=range(len(rows)), ylim=(len(rows) - 0.5, -0.5))
+    left.set_yticklabels(rows)
+    for axes, title in zip((left, right), titles, strict=True):
+        axes.set(title=title, xlabel="return", xlim=(-108, 108))
+        axes.axvline(0, color="#999999", linewidth=0.8, zorder=0)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis="both", alpha=0.25)
+        axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.09), ncols=5, fontsize=9)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=140)
+    plt.close(figure)
+
+
+def _draw_dots(axes: Any, rows: Sequence[str], series: Mapping[str, Mapping[str, Interval]]) -> None:
+    """One colour a series, each a little below the one before, so that no two intervals cover each other."""
+    for index, (label, cells) in enumerate(series.items()):
+        shift = 0.6 * ((index + 0.5) / len(series) - 0.5)
+        present = [(y + shift, cells[row]) for y, row in enumerate(rows) if row in cells]
+        ys, intervals = [y for y, _ in present], [interval for _, interval in present]
+        means = [interval.mean for interval in intervals]
+        error = [[i.mean - i.low for i in intervals], [i.high - i.mean for i in intervals]]
+        marker, colour = SERIES[index % len(SERIES)]
+        axes.errorbar(
+            means, ys, xerr=error, fmt=marker, color=colour, markersize=4.5, linewidth=1.3, capsize=2, label=label
+        )
 
 
 def band(runs: Sequence[Curve], num_points: int = 240) -> tuple[Any, Any, Any, Any]:

@@ -124,7 +124,8 @@ def _resample(tree: object, rng: np.random.Generator, count: int, drawn: tuple[b
         means: NDArray[np.float64] = leaf[rng.integers(leaf.size, size=(count, leaf.size))].mean(axis=1)
         return means
     if not drawn[0]:
-        return np.mean([_resample(child, rng, count, drawn[1:]) for child in tree], axis=0)
+        whole: NDArray[np.float64] = np.mean([_resample(child, rng, count, drawn[1:]) for child in tree], axis=0)
+        return whole
     picks = rng.integers(len(tree), size=(count, len(tree)))
     total = np.zeros(count)
     for position in range(len(tree)):  # a cluster picked twice is resampled afresh each time

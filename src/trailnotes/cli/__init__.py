@@ -8,7 +8,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from trailnotes.cli import envs, memory, runs
+from trailnotes.cli import compare, envs, memory, runs
 from trailnotes.cli.command import Group, Table, parse
 from trailnotes.errors import TrailnotesError
 
@@ -22,6 +22,7 @@ TABLE: Table = (
     runs.WARMSTART,
     runs.DIAGNOSE,
     runs.DEMO,
+    Group("compare", "set results beside each other", compare.COMMANDS),
     Group("memory", "read, edit and carry the tips of a run", memory.COMMANDS),
     Group("config", "settings", (runs.CONFIG_SHOW,)),
     Group("envs", "environments", (envs.LIST, envs.CHECK)),
