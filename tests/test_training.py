@@ -335,6 +335,22 @@ def test_workers_that_are_killed_cost_episodes_not_the_run(start_model: Path, tm
     assert lines[-1]["env_steps"] == sum(len(episode["steps"]) for episode in played)
 
 
+def test_the_good_episodes_of_a_dropped_group_are_recorded_and_paid_for(
+    start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tinyrun.Brittle.first", "")
+    env = {"name": "tinyrun:Brittle", "num_workers": 0, "max_replacements": 0}
+    train(tiny_config(start_model, env=env, train={"iterations": 1}), tmp_path)
+    (line,) = metrics(tmp_path)
+    played = episodes(tmp_path)
+    by_task = [[e["outcome"] for e in played if e["task"]["id"] == task] for task in {e["task"]["id"] for e in played}]
+    assert sorted(outcomes.count("error") for outcomes in by_task) == [0, 0, 0, 0, 3]
+    assert {len(outcomes) for outcomes in by_task} == {4}
+    assert (line["episodes"], line["rollout/errors"], line["update/rows"]) == (16, 3, 16)
+    assert line["env_steps"] == sum(len(episode["steps"]) for episode in played)
+    assert line["env_steps"] > line["rollout/env_steps"]
+
+
 def test_an_iteration_without_any_episode_is_survived(start_model: Path, tmp_path: Path) -> None:
     config = tiny_config(start_model, env={"name": "tinyrun:Broken", "max_replacements": 0}, train={"iterations": 2})
     train(config, tmp_path)

@@ -35,7 +35,7 @@ from trailnotes.jsonl import read_jsonl
 from trailnotes.logs import RunDir
 from trailnotes.run import Run
 from trailnotes.training import open_run
-from trailnotes.types import Observation
+from trailnotes.types import Observation, Task
 
 TIMINGS = ("seconds", "update/seconds", "update/seconds_reference")
 TOUCHES = ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate")
@@ -144,6 +144,18 @@ class Broken(Paid):
 
     def step(self, action: str) -> Observation:
         raise EnvError("broken")
+
+
+class Brittle(Paid):
+    """Fails at reset whenever it plays the first task that any did, but for the first time."""
+
+    first = ""
+
+    def reset(self, task: Task) -> Observation:
+        if task.id == Brittle.first:
+            raise EnvError("broken")
+        Brittle.first = Brittle.first or task.id
+        return super().reset(task)
 
 
 class Mortal(Paid):

@@ -105,6 +105,7 @@ class Run:
         self._timings: dict[str, float] = {}
         self._metrics: dict[str, float] = {}
         self._errors: list[Trajectory] = []
+        self._left_out: list[Trajectory] = []  # ended well, but too few others of their group did
         self._empty = 0  # iterations in a row without any episode
 
     # -- what a method's loop reads
@@ -135,6 +136,7 @@ class Run:
 
     async def rollout(self, tasks: Sequence[Task], modes: list[list[Mode]]) -> list[TrajectoryGroup]:
         """Play every member of every group; failed groups are dropped, so the list may be shorter than `tasks`."""
+        ended: list[Trajectory] = []
         with self._timed("rollout"):
             groups = await run_groups(
                 self.policy,
@@ -144,8 +146,11 @@ class Run:
                 self.memory,
                 self.config,
                 seed=derive_seed(self.config.run.seed, self.count.iteration, "rollout"),
+                progress=ended.append,
                 on_error=self._errors.append,
             )
+        kept = {id(trajectory) for group in groups for trajectory in group.trajectories}
+        self._left_out += sorted((t for t in ended if id(t) not in kept), key=lambda t: (t.task.id, t.member))
         self._empty = 0 if groups else self._empty + 1
         if self._empty == EMPTY_ITERATIONS:
             raise RunError(
@@ -212,7 +217,7 @@ class Run:
         """Count, log, validate and save; after this the iteration has happened."""
         count, iteration = self.count, self.count.iteration
         trajectories = [t for group in groups for t in group.trajectories]
-        played = [*trajectories, *self._errors]  # what failed has been paid for as well
+        played = [*trajectories, *self._left_out, *self._errors]  # what is not trained on has been paid for as well
         count.env_steps += sum(len(t.steps) for t in played)
         count.episodes += len(trajectories)
         count.tokens_generated += sum(t.num_tokens for t in played)
@@ -232,7 +237,7 @@ class Run:
         modes = "+".join(sorted({t.mode for t in trajectories}))
         self.directory.append_metrics({"iteration": iteration, "mode": modes, **spent, **self._metrics, **timings})
         self.progress.update({"iteration": iteration, "mode": modes, **spent, **self._metrics})
-        self._timings, self._metrics, self._errors = {}, {}, []
+        self._timings, self._metrics, self._errors, self._left_out = {}, {}, [], []
         best = count.best_iteration == count.iteration
         if best or count.iteration % self.config.train.save_every == 0 or self.finished:
             self.save()
