@@ -354,6 +354,20 @@ def test_memory_export_import_enable_edit_delete(memory_dir: str, capsys: pytest
     assert "either IDs or --all" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["", "memory.db"])
+def test_an_import_keeps_to_the_capacity_of_the_run(
+    memory_dir: str, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = Path(memory_dir) / "tips.jsonl"
+    (Path(memory_dir) / "config.toml").write_text("[memory]\ncapacity = 2\n")
+    texts = ("one", "two", "three")
+    records = [{"namespace": "maze/3", "text": text, "key": text, "score": 0.0} for text in texts]
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    run(capsys, "import", str(Path(memory_dir) / name), str(file), "--enable")
+    left = run(capsys, "list", memory_dir, "--namespace", "maze/3")
+    assert [line.split()[-1] for line in left] == ["three", "two"]
+
+
 def test_a_place_without_memory_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["memory", "list", str(tmp_path)]) == 2
     assert "no memory file" in capsys.readouterr().err

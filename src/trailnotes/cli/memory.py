@@ -79,9 +79,18 @@ def _import(args: Namespace) -> None:
     from trailnotes.memory.portable import import_tips
 
     with _store(args) as store:
-        result = import_tips(store, args.file, enable=args.enable)
+        result = import_tips(store, args.file, enable=args.enable, capacity=_capacity(args.place))
     state = "enabled" if args.enable else "off until `trailnotes memory enable`"
     print(f"{result.added} tips imported ({state}), {result.known} were known")
+
+
+def _capacity(place: Path) -> int:
+    """`memory.capacity` of the run that the memory belongs to; the default where it belongs to none."""
+    from trailnotes.config import MemoryConfig
+    from trailnotes.logs import run_config
+
+    run = place if place.is_dir() else place.parent
+    return run_config(run).memory.capacity if (run / "config.toml").is_file() else MemoryConfig().capacity
 
 
 def _edit(args: Namespace) -> None:
