@@ -13,6 +13,7 @@ from trailnotes.envs.scienceworld_actions import Corrected, check_mode, correct,
 from trailnotes.envs.scienceworld_briefing import focus_objects, worked_examples
 from trailnotes.envs.scienceworld_client import SOLUTIONS, Client, StepResult
 from trailnotes.envs.scienceworld_game import Game
+from trailnotes.envs.scienceworld_jvm import find_jars, find_java
 from trailnotes.envs.scienceworld_tasks import (
     MAX_STEPS,
     check_variation,
@@ -50,7 +51,7 @@ class ScienceWorldEnv:
         timeout: float = 30.0,
         max_restarts: int = 2,
     ) -> None:
-        """Choose how it is played.
+        """Choose how it is played; nothing is started before the first reset.
 
         Options of a task come before ``task``, ``variation``, ``simplification``, ``max_steps`` and
         ``action_correction`` given here.
@@ -72,6 +73,8 @@ class ScienceWorldEnv:
             timeout: seconds after which a simulator that does not answer is replaced.
             max_restarts: replacements in one episode; after that it fails.
         """
+        find_jars()  # what is missing is said before anything is run
+        find_java(java)
         resolve_tasks(task)
         _one_of("score", score, SCORES)
         _one_of("success", success, SUCCESSES)
@@ -207,7 +210,7 @@ def _brief(client: Client) -> tuple[str, dict[str, Any]]:
         "inventory": client.inventory(),
     }
     if objects := focus_objects(instruction):
-        facts["focus"] = ", ".join(objects)
+        facts["focus"] = "; ".join(objects)
     return instruction, facts
 
 

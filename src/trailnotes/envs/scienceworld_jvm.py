@@ -8,9 +8,11 @@ from __future__ import annotations
 import os
 import shutil
 import weakref
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TypeVar
 
 from trailnotes.envs.scienceworld_gateway import Gateway, Reference, SimulatorLostError, Value
 from trailnotes.envs.scienceworld_process import Child
@@ -41,6 +43,8 @@ OPTIONS = (
     "-Dfile.encoding=UTF-8",
 )
 _FOREIGN_OPTIONS = ("JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS", "JDK_JAVA_OPTIONS", "CLASSPATH")
+
+T = TypeVar("T")
 
 _started_before: set[str] = set()  # programs that have once worked in this process
 
@@ -125,13 +129,12 @@ class Simulator:
         environment = {key: value for key, value in os.environ.items() if key not in _FOREIGN_OPTIONS}
         try:
             self._child = Child([*command, "--enable-auth", "0"], jar.parent, environment)
-            self._end = weakref.finalize(self, _end, self._child)
-            self._gateway, self._server = _met(self._child, start_limit)
+            with _killed_on_error(self._child):
+                self._gateway, self._server = _met(self._child, start_limit)
+                self._gateway.set_timeout(timeout)
+                self._end = weakref.finalize(self, _end, self._child, self._gateway)
         except EnvError as error:
             raise _refused(program, error) from error
-        self._gateway.set_timeout(timeout)
-        self._end.detach()
-        self._end = weakref.finalize(self, _end, self._child, self._gateway)
         _started_before.add(program)
 
     @property
@@ -151,36 +154,39 @@ class Simulator:
             SimulatorLostError: it died or gave no answer in time; it is ended, and the text says how it went.
             EnvError: Java raised an exception.
         """
-        if not self.alive:
-            raise SimulatorLostError(
-                "the simulator was closed, or belongs to the process that this one was forked from"
-            )
-        try:
-            return self._gateway.call(of or self._server, method, *arguments)
-        except SimulatorLostError as error:
-            raise self._lost(error) from error
-        except EnvError:
-            raise
-        except BaseException:  # interrupted in the call: its answer is not known
-            self.close()
-            raise
+        return self._asked(lambda: self._gateway.call(of or self._server, method, *arguments))
 
     def release(self, reference: Reference) -> None:
         """Let Java forget an object that a call returned. Raises `SimulatorLostError` as `call` does."""
-        try:
-            self._gateway.release(reference)
-        except SimulatorLostError as error:
-            raise self._lost(error) from error
+        self._asked(lambda: self._gateway.release(reference))
 
     def close(self) -> None:
         """End the process. Twice is fine; a forked child's copy only forgets it."""
         self._end()
 
-    def _lost(self, error: SimulatorLostError) -> SimulatorLostError:
-        """End the process; say how it ended, if that was not our doing."""
-        how = self._child.how_it_ended(0.1)
-        self.close()
-        return SimulatorLostError(f"ScienceWorld's Java was lost: {how or error}")
+    def _asked(self, question: Callable[[], T]) -> T:
+        if not self.alive:
+            raise SimulatorLostError("the simulator was closed, or belongs to the process that forked this one")
+        try:
+            return question()
+        except SimulatorLostError as error:
+            how = self._child.how_it_ended(0.1)
+            self.close()
+            raise SimulatorLostError(f"ScienceWorld's Java was lost: {how or error}") from error
+        except EnvError:
+            raise
+        except BaseException:  # interrupted: an answer that nobody waited for may still come
+            self.close()
+            raise
+
+
+@contextmanager
+def _killed_on_error(child: Child) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        child.kill()
+        raise
 
 
 def _met(child: Child, limit: float) -> tuple[Gateway, Reference]:
@@ -209,9 +215,8 @@ def _check_repeatable(gateway: Gateway, thing: Reference) -> None:
         raise EnvError("it does not know -XX:hashCode=2, without which no episode repeats")
 
 
-def _end(child: Child, gateway: Gateway | None = None) -> None:
-    if gateway:
-        gateway.close()
+def _end(child: Child, gateway: Gateway) -> None:
+    gateway.close()
     child.kill()
 
 
