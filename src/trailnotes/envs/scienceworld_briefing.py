@@ -30,7 +30,10 @@ def focus_objects(task_text: str) -> tuple[str, ...]:
     """What a task says must be focused on, in its order and words; () if it asks for no focus.
 
     "The thing" and "the substance" are followed by what they stand for, and everything by the condition that its
-    sentence begins with: ``("the thermometer", "the tin", "the red box (if the melting point ... is above ...)")``.
+    sentence begins with. A task text may be wrong: for green-blue paint it asks in the end for a focus on the green
+    paint, where the simulator's own solution focuses on the green-blue. Nothing is mended here.
+
+    Example: ``("the thermometer", "the tin", "the red box (if the melting point ... is above ...)")``.
     """
     objects = []
     for sentence in re.split(r"(?<=\.)\s+", " ".join(task_text.split())):
