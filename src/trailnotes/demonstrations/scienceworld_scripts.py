@@ -29,7 +29,8 @@ _ELECTRIC = re.compile(r"wire|battery|generator|solar panel|turbine")
 
 def follow(actions: Sequence[str], _: Observation) -> Script:
     """Take `actions`, whatever happens."""
-    yield from actions
+    for action in actions:  # noqa: UP028 (a list cannot be sent the observations)
+        yield action
 
 
 def shortened(path: Sequence[str]) -> Iterator[list[str]]:
@@ -43,7 +44,7 @@ def shortened(path: Sequence[str]) -> Iterator[list[str]]:
 
 
 def _teleporting(path: Sequence[str]) -> list[str]:
-    """Every walk through rooms becomes one teleportation; after it, and where the path looked, comes a look."""
+    """Every walk through rooms becomes one teleportation; a look comes after the first, or before the first deed."""
     short: list[str] = []
     room = ""
     for action in path:
@@ -52,7 +53,7 @@ def _teleporting(path: Sequence[str]) -> list[str]:
         elif not _MOVING.match(action):
             if room:
                 short.append(f"teleport to {room}")
-            if room or not short:
+            if "look around" not in short:
                 short.append("look around")
             short.append(action)
             room = ""
