@@ -17,8 +17,8 @@ LAYERS = """
 __main__
 cli
 demo
-story compare
-diagnose evaluation viewer dryrun
+story
+diagnose evaluation viewer dryrun compare
 training
 algorithms
 warmstart
@@ -80,7 +80,7 @@ def test_a_start_loads_nothing_heavy(code: str) -> None:
     subprocess.run([sys.executable, "-c", code + check], check=True, stdout=subprocess.DEVNULL)
 
 
-@pytest.mark.parametrize("module", ["envs", "configio", "logs", "memory", "tasks", "prompts", "credit"])
+@pytest.mark.parametrize("module", ["envs", "configio", "logs", "memory", "tasks", "prompts", "credit", "compare"])
 def test_what_the_base_install_needs_is_free_of_torch(module: str) -> None:
     code = f"import sys, trailnotes.{module}; assert not {{'torch', 'transformers', 'textworld'}} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -10,12 +10,13 @@ from trailnotes.errors import MissingExtraError
 from trailnotes.stats import Interval
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
 Curve = list[tuple[float, float]]  # (x, y) of one run, x ascending
 COLOURS = {"grpo": "#b5651d", "empo2": "#1b6e5a", "start": "#777777"}
-SERIES = (("o", "#1b6e5a"), ("s", "#b5651d"), ("^", "#4a6fa5"), ("D", "#8a3b6b"), ("v", "#777777"))  # in turn
+OTHERS = {"Reflexion": "#4a6fa5", "Retrospex": "#8a3b6b", "naive": "#777777"}
+SPARE = ("#4a6fa5", "#8a3b6b", "#c2a033", "#3a9bb0", "#444444")  # for labels that name no method of ours
 LABELS = {"grpo": "GRPO", "empo2": "EMPO²", "start": "start model"}
 
 
@@ -111,7 +112,9 @@ def panel_dots(
         axes.set(title=title, xlabel="return", xlim=(-108, 108))
         axes.axvline(0, color="#999999", linewidth=0.8, zorder=0)
         axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(axis="both", alpha=0.25)
+        axes.grid(axis="x", alpha=0.25)
+        for y in range(0, len(rows), 2):
+            axes.axhspan(y - 0.5, y + 0.5, color="#f4f4f4", linewidth=0, zorder=-1)
         axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.09), ncols=5, fontsize=9)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=140)
@@ -120,16 +123,25 @@ def panel_dots(
 
 def _draw_dots(axes: Any, rows: Sequence[str], series: Mapping[str, Mapping[str, Interval]]) -> None:
     """One colour a series, each a little below the one before, so that no two intervals cover each other."""
-    for index, (label, cells) in enumerate(series.items()):
-        shift = 0.6 * ((index + 0.5) / len(series) - 0.5)
+    for index, ((label, cells), colour) in enumerate(zip(series.items(), _colours(series), strict=True)):
+        shift = 0.7 * ((index + 0.5) / len(series) - 0.5)
         present = [(y + shift, cells[row]) for y, row in enumerate(rows) if row in cells]
         ys, intervals = [y for y, _ in present], [interval for _, interval in present]
         means = [interval.mean for interval in intervals]
         error = [[i.mean - i.low for i in intervals], [i.high - i.mean for i in intervals]]
-        marker, colour = SERIES[index % len(SERIES)]
-        axes.errorbar(
-            means, ys, xerr=error, fmt=marker, color=colour, markersize=4.5, linewidth=1.3, capsize=2, label=label
-        )
+        look = {"fmt": "os^Dv"[index % 5], "color": colour, "markersize": 4.5, "linewidth": 1.3, "capsize": 2}
+        axes.errorbar(means, ys, xerr=error, label=label, **look)
+
+
+def _colours(labels: Iterable[str]) -> list[str]:
+    """A method has its colour wherever it appears; a second label of the same method gets a spare one."""
+    known = {LABELS[name]: colour for name, colour in COLOURS.items()} | OTHERS
+    taken: list[str] = []
+    for label in labels:
+        own = [colour for name, colour in known.items() if name in label]
+        free = [colour for colour in (*own, *SPARE) if colour not in taken]
+        taken.append(free[0] if free else SPARE[-1])
+    return taken
 
 
 def band(runs: Sequence[Curve], num_points: int = 240) -> tuple[Any, Any, Any, Any]:

@@ -17,12 +17,12 @@ from trailnotes.config import Config
 from trailnotes.configio import load_config
 from trailnotes.envs.boundary import one_line
 from trailnotes.errors import ConfigError, RunError
-from trailnotes.evaluation import PanelResult
 from trailnotes.jsonl import read_jsonl
 from trailnotes.tasks import tasks_of
 from trailnotes.types import Task
 
 PLACE = "eval"  # inside a run directory
+COSTS = ("env_steps", "tokens_generated", "tokens_trained", "seconds")  # of the training, as table.json has them
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,9 @@ class Evaluation:
 
     path: Path
     label: str  # given on the command line; "" = named after its method
-    row: PanelResult
+    metric: str  # that its own table shows
+    memory: bool  # whether notes were shown
+    costs: Mapping[str, float]  # of the training, by the names of `COSTS`
     model: str  # that played: a checkpoint's directory, a model directory, a hub name
     settings: Config  # that it was played with
     trained: Config | None  # settings of the run examined; None for a model that came from no run
@@ -141,18 +143,19 @@ def read(path: Path, label: str = "") -> Evaluation:
             raise RunError(f"{path} is not a whole evaluation (there is no {name}): {again}")
     try:
         (row,) = _json(path / "table.json")["rows"]
-        result = PanelResult(**row)
+        metric, memory, counted = str(row["metric"]), bool(row["memory"]), int(row["num_episodes"])
+        costs = {name: float(row[name]) for name in COSTS}
         panel = _json(path / "panel.json")
         model, planned = str(panel["model"]), tuple(map(str, panel["tasks"]))
         episodes = tuple(_episodes(path / "episodes.jsonl"))
     except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
         raise RunError(f"{path} is damaged ({one_line(error)}): {again}") from error
-    if len(episodes) != result.num_episodes:
-        raise RunError(f"{path} is damaged (table.json counts {result.num_episodes} episodes, episodes.jsonl holds "
+    if len(episodes) != counted:
+        raise RunError(f"{path} is damaged (table.json counts {counted} episodes, episodes.jsonl holds "
                        f"{len(episodes)}): {again}")  # fmt: skip
     settings = _settings(path / "eval.toml")
     trained = _settings(path / "trained.toml") if (path / "trained.toml").is_file() else None
-    return Evaluation(path, label, result, model, settings, trained, planned, episodes)
+    return Evaluation(path, label, metric, memory, costs, model, settings, trained, planned, episodes)
 
 
 def _episodes(path: Path) -> Iterator[Episode]:

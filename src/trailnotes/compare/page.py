@@ -5,16 +5,21 @@ from __future__ import annotations
 import json
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from string import ascii_lowercase
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from trailnotes.compare.table import COSTS, METHOD, Cell, Column, Comparison
+from trailnotes.compare.evaluations import COSTS
+from trailnotes.compare.table import METHOD, Cell, Column, Comparison
 from trailnotes.plots import panel_dots
 
+if TYPE_CHECKING:
+    from rich.table import Table
+
 DASH = "-"
+WIDTH = 118  # of the text below a table on the console
 COUNTS_LEGEND = "After each number of ours: seeds · variations · episodes behind it."
 
 
@@ -108,10 +113,7 @@ def to_markdown(comparison: Comparison) -> str:
         ["*protocol*", *(column.protocol for column in comparison.columns), *[published.protocol] * len(theirs)],
     ]
     for index, (task, name) in enumerate(published.rows.items()):
-        ours = [
-            number(column.cells.get(task)) + (footnotes.cell(column, task) if task in column.cells else "")
-            for column in comparison.columns
-        ]
+        ours = [_marked(column, task, footnotes) for column in comparison.columns]
         rows.append([name, *ours, *(str(column.figures[index]) for column in published.columns)])
     rows += [[f"**{name}**", *ours, *others] for name, ours, others in means(comparison)]
     lines = [f"# {comparison.panel}: {published.metric}", "", *_table(["task", *heads, *theirs], rows), ""]
@@ -139,35 +141,55 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def print_comparison(comparison: Comparison) -> None:
-    """The table on the console, as wide as it has to be."""
+    """The table on the console; on a terminal that is too narrow, first ours, then the published."""
     from rich.console import Console
+
+    footnotes = Footnotes(comparison)
+    console = Console(file=sys.stdout)
+    tables = [_rich_table(comparison, footnotes, ours=True, theirs=True)]
+    if console.is_terminal and _width(tables[0]) > console.width:
+        tables = [_rich_table(comparison, footnotes, ours=mine, theirs=not mine) for mine in (True, False)]
+    console = Console(file=sys.stdout, width=max(console.width, *map(_width, tables)))
+    for table in tables:
+        console.print(table)
+    for line in [*(f"{c.label}: {c.protocol}." for c in comparison.columns), *legend(comparison, footnotes)]:
+        console.print(textwrap.fill(line, WIDTH, subsequent_indent="  "), markup=False, highlight=False)
+
+
+def _width(table: Table) -> int:
+    from rich.console import Console
+
+    return Console(width=10_000).measure(table).maximum
+
+
+def _rich_table(comparison: Comparison, footnotes: Footnotes, *, ours: bool, theirs: bool) -> Table:
+    """All tasks with the columns of ours, those of the published table, or both. Text is never markup."""
     from rich.table import Table
     from rich.text import Text
 
-    published, footnotes = comparison.published, Footnotes(comparison)
+    published = comparison.published
+    columns = comparison.columns if ours else ()
+    printed = published.columns if theirs else ()
     table = Table(title=f"{comparison.panel}: {published.metric}")
     table.add_column("", no_wrap=True)
-    for column in comparison.columns:
-        head = Text(f"ours\n{column.label}{footnotes.head(column)}\n{_folded(column.model, 24)}", style="bold")
-        table.add_column(head, justify="right", no_wrap=True)
-    for theirs in published.columns:
-        head = Text(f"published\n{theirs.method}\n{_folded(published.model, 12)}", style="dim")
-        table.add_column(head, justify="right", no_wrap=True, style="dim")
+    for column in columns:
+        head = f"ours\n{column.label}{footnotes.head(column)}\n{_folded(column.model, 24)}"
+        table.add_column(Text(head, style="bold"), justify="right", no_wrap=True)
+    for other in printed:
+        head = f"published\n{other.method}\n{_folded(published.model, 12)}"
+        table.add_column(Text(head, style="dim"), justify="right", no_wrap=True, style="dim")
     for index, (task, name) in enumerate(published.rows.items()):
-        ours = [
-            Text(number(column.cells.get(task)) + (footnotes.cell(column, task) if task in column.cells else ""))
-            for column in comparison.columns
-        ]
-        table.add_row(name, *ours, *(str(column.figures[index]) for column in published.columns))
+        numbers = [_marked(column, task, footnotes) for column in columns]
+        table.add_row(name, *map(Text, numbers), *(str(other.figures[index]) for other in printed))
     table.add_section()
     for name, numbers, others in means(comparison):
-        label = _folded(name, 30)
-        table.add_row(label, *(Text(_folded(text, 30)) for text in numbers), *others)
-    width = Console(width=10_000).measure(table).maximum
-    console = Console(file=sys.stdout, width=max(width, Console().width))
-    console.print(table)
-    for line in [*(f"{c.label}: {c.protocol}." for c in comparison.columns), *legend(comparison, footnotes)]:
-        console.print(textwrap.fill(line, 118, subsequent_indent="  "), markup=False, highlight=False)
+        mine = [Text(_folded(text, 30)) for text in numbers] if ours else []
+        table.add_row(_folded(name, 30), *mine, *(others if theirs else []))
+    return table
+
+
+def _marked(column: Column, task: str, footnotes: Footnotes) -> str:
+    return number(column.cells.get(task)) + (footnotes.cell(column, task) if task in column.cells else "")
 
 
 def _folded(text: str, width: int) -> str:
@@ -231,15 +253,16 @@ def _cell(cell: Cell) -> dict[str, Any]:
 def draw(comparison: Comparison, path: Path) -> None:
     """Dots and intervals, a line a task; ours and the published in pictures of their own."""
     published = comparison.published
-    ours: Mapping[str, Any] = {
-        column.label: {published.rows[task]: cell.interval for task, cell in column.cells.items()}
-        for column in comparison.columns
-    }
-    theirs = {
-        column.method: {
-            name: (figure.mean, figure.sd) for name, figure in zip(published.rows.values(), column.figures, strict=True)
-        }
-        for column in published.columns
-    }
-    titles = ("ours: mean and 95 % interval", f"published: {published.model}, mean ± sd")
-    panel_dots(list(published.rows.values()), ours, theirs, path, titles=titles)
+    last = f"average of all {len(published.rows)}"
+    ours = {}
+    for column in comparison.columns:
+        ours[column.label] = {published.rows[task]: cell.interval for task, cell in column.cells.items()}
+        if comparison.is_complete(column):
+            ours[column.label][last] = column.mean.interval
+    theirs = {}
+    for printed in published.columns:
+        figures = zip(published.rows.values(), printed.figures, strict=True)
+        theirs[printed.method] = {name: (figure.mean, figure.sd) for name, figure in figures}
+        theirs[printed.method][last] = (printed.average, 0.0)
+    titles = ("ours: mean and 95 % interval", f"published: {published.model}, mean ± standard deviation")
+    panel_dots([*published.rows.values(), last], ours, theirs, path, titles=titles)

@@ -36,7 +36,7 @@ _FREE = ("run.", "env.options", "env.num_workers", "env.max_envs", "env.timeout"
 def label_of(evaluation: Evaluation) -> str:
     """The column that an evaluation belongs to, unless the user names it: its method, and whether notes were shown."""
     method = evaluation.label or _method(evaluation.trained)
-    return method if evaluation.label or not evaluation.row.memory else f"{method}, with notes"
+    return method if evaluation.label or not evaluation.memory else f"{method}, with notes"
 
 
 def _method(trained: Config | None) -> str:
@@ -53,13 +53,13 @@ def _method(trained: Config | None) -> str:
 def facts_of(evaluation: Evaluation, task: str) -> dict[str, object]:
     """What of the protocol can be read from settings and episodes, under the names that `PublishedTable.facts` has."""
     config, episodes = evaluation.settings, evaluation.of(task)
-    options = _options(config) | (episodes[0].task.options if episodes else {})  # a task's own come first
+    options = _options(config) | dict(episodes[0].task.options if episodes else {})  # a task's own come first
     limits = {episode.task.options.get("max_steps", options["max_steps"]) for episode in episodes}
     return {
         "model": model_of(evaluation),
         "split": config.eval.split,
         "steps": min(config.rollout.max_steps, max(limits, default=options["max_steps"])),
-        "notes": "with" if evaluation.row.memory else "without",
+        "notes": "with" if evaluation.memory else "without",
         "temperature": config.eval.temperature,
         "simplification": options.get("simplification"),
         "score": options.get("score"),
@@ -136,7 +136,7 @@ def _paper(task: str, split: str) -> set[str]:
     return {str(variation) for variation in paper_split(task)[split]}
 
 
-def _options(config: Config) -> Mapping[str, Any]:
+def _options(config: Config) -> dict[str, Any]:
     """The environment's options, its defaults filled in."""
     parameters = inspect.signature(env_class(config.env.name)).parameters.values()
     return {p.name: p.default for p in parameters if p.default is not p.empty} | config.env.options
@@ -144,11 +144,10 @@ def _options(config: Config) -> Mapping[str, Any]:
 
 def protocol_of(evaluations: Sequence[Evaluation], panel: Collection[str]) -> str:
     """One line for the head of a column."""
-    facts = [facts_of(e, task) for e in evaluations for task in e.tasks if task in panel]
-    trained = {len(_variations(tasks, task)) for e in evaluations if (tasks := e.training_tasks()) for task in e.tasks}
-    tested = {
-        len({episode.task.id for episode in e.of(task)}) for e in evaluations for task in e.tasks if task in panel
-    }
+    played = [(e, task) for e in evaluations for task in e.tasks if task in panel]
+    facts = [facts_of(e, task) for e, task in played]
+    tested = {len({episode.task.id for episode in e.of(task)}) for e, task in played}
+    trained = {len(_variations(e.training_tasks(), task)) for e, task in played if e.trained}
     return ", ".join(
         (
             f"{_spread(trained)} train variations" if trained else "not trained",

@@ -7,15 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trailnotes.compare.evaluations import Evaluation, variation_of
+from trailnotes.compare.evaluations import COSTS, Evaluation, variation_of
 from trailnotes.compare.protocol import differences, label_of, models_of, protocol_of, unlike
 from trailnotes.errors import RunError
-from trailnotes.evaluation import COUNTS
 from trailnotes.published import PublishedTable
 from trailnotes.stats import Interval, bootstrap, percentile_interval, resampled_means
 
 CONFIDENCE = 0.95
-COSTS = (*COUNTS, "seconds")
 METHOD = f"bootstrap over seeds, then variations, {CONFIDENCE:.0%}; the tasks of a mean are fixed, not resampled"
 
 
@@ -24,7 +22,7 @@ class Cell:
     """One number of ours, in the unit of the panel."""
 
     interval: Interval
-    num_seeds: int
+    num_seeds: int  # of a mean: those of the task that has fewest
     num_variations: int
     num_episodes: int
     differences: tuple[str, ...] = ()  # from the published protocol
@@ -80,8 +78,8 @@ def compare(
         if len(outside) == len(evaluation.tasks):
             raise RunError(f"{evaluation.path} has no task of the panel {panel}: leave it out")
         _refuse_impossible(evaluation)
-        if evaluation.row.metric != published.metric:
-            said.append(f"{evaluation.path}: its own table shows {evaluation.row.metric}; here is its "
+        if evaluation.metric != published.metric:
+            said.append(f"{evaluation.path}: its own table shows {evaluation.metric}; here is its "
                         f"{published.metric}, from the same episodes.")  # fmt: skip
         groups.setdefault(label_of(evaluation), []).append(evaluation)
     columns = tuple(column_of(label, members, published) for label, members in groups.items())
@@ -107,7 +105,7 @@ def column_of(label: str, members: Sequence[Evaluation], published: PublishedTab
             values[task] = {member.run: _numbers(member, task) for member in present}
             cells[task] = _cell(values[task], _differences(present, task, published))
     trained = [member for member in members if member.trained]
-    costs = {name: float(np.mean([getattr(e.row, name) for e in trained])) for name in COSTS} if trained else {}
+    costs = {name: float(np.mean([e.costs[name] for e in trained])) for name in COSTS} if trained else {}
     return Column(
         label=label,
         model=models_of(members),
@@ -163,7 +161,7 @@ def _mean(cells: Mapping[str, Cell], values: Mapping[str, _Numbers]) -> Cell:
     mean = float(np.mean([cell.interval.mean for cell in cells.values()]))
     return Cell(
         interval=percentile_interval(mean, np.sum(means, axis=0), CONFIDENCE),
-        num_seeds=max(cell.num_seeds for cell in cells.values()),
+        num_seeds=min(cell.num_seeds for cell in cells.values()),
         num_variations=sum(cell.num_variations for cell in cells.values()),
         num_episodes=sum(cell.num_episodes for cell in cells.values()),
     )
