@@ -1,0 +1,338 @@
+"""A step of ScienceWorld here, against `ScienceWorldEnv.step` of the simulator's own package.
+
+One run, one machine, one Java: three simulators (the package's, ours, ours with the admissible actions fetched in every
+step) take the same actions in turn, the first of them changing from step to step, after the same warm-up. The actions
+are drawn at random from the admissible ones of eight tasks. The package fetches its list in every step, asked or not.
+Then: how fast an episode starts, what the simulators hold in memory after 20 episodes, how many steps several make at
+once, and whether a step becomes dearer in a long episode.
+
+    python benchmarks/scienceworld.py --json scienceworld.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from rich.console import Console
+from rich.table import Table
+
+if sys.path[0] == str(Path(__file__).parent):  # this file would be found in place of the package of its name
+    del sys.path[0]
+
+from trailnotes.envs import make_env
+from trailnotes.envs.scienceworld_jvm import find_java
+from trailnotes.envs.scienceworld_tasks import simplifications
+from trailnotes.types import Observation, Task
+
+FLOORS = {"ratio": 7.0, "ratio_with_actions": 2.0}  # at least
+CEILINGS = {"start_ms": 100.0, "rss_mb": 200.0}  # at most
+TASKS = (
+    "find-non-living-thing",
+    "lifespan-longest-lived",
+    "power-component",
+    "boil",
+    "chemistry-mix",
+    "test-conductivity",
+    "grow-plant",
+    "use-thermometer",
+)
+CYCLE = (  # of the long episode: each hundred steps hold each of them ten times
+    "look around",
+    "inventory",
+    "teleport to kitchen",
+    "look at cupboard",
+    "open cupboard",
+    "close cupboard",
+    "teleport to greenhouse",
+    "look in bee hive",
+    "examine agent",
+    "wait1",
+)
+EPISODES_BEFORE_RSS = 20
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is played."""
+
+    warmup: int = 12  # episodes
+    episodes: int = 16  # timed
+    steps: int = 30
+    long_steps: int = 500
+    throughput_warmup: int = 8  # episodes of each of the four simulators
+    throughput_repeats: int = 3
+
+
+QUICK = Workload(warmup=2, episodes=4, steps=15, long_steps=200, throughput_warmup=1, throughput_repeats=1)
+
+
+class Episode(NamedTuple):
+    """A task and what is done in it."""
+
+    task: str
+    variation: int
+    actions: tuple[str, ...]
+
+
+class Side(Protocol):
+    """One of the simulators that are compared."""
+
+    pid: int
+
+    def start(self, episode: Episode) -> str:
+        """Begin; the first observation."""
+        ...
+
+    def step(self, action: str) -> float:
+        """Take one action; the score, 0 to 100."""
+        ...
+
+    def close(self) -> None:
+        """End the process."""
+        ...
+
+
+class Ours:
+    """The adapter of this project, as an episode meets it."""
+
+    def __init__(self, actions: str = "none", max_steps: int = 1000) -> None:
+        before = children()
+        self.env = make_env("scienceworld", actions=actions, max_steps=max_steps)
+        self.start(Episode(TASKS[0], 0, ()))  # starts the process
+        (self.pid,) = children() - before
+
+    def start(self, episode: Episode) -> str:
+        """As `Side.start`."""
+        return self.begin(episode.task, episode.variation).text
+
+    def begin(self, name: str, variation: int) -> Observation:
+        """Reset the environment."""
+        return self.env.reset(Task(name, "scienceworld", options={"task": name, "variation": variation}))
+
+    def step(self, action: str) -> float:
+        """As `Side.step`."""
+        return float(self.env.step(action).score or 0.0)
+
+    def close(self) -> None:
+        """As `Side.close`."""
+        self.env.close()
+
+
+class Package:
+    """The wrapper that comes with the simulator, with the same Java and the same simplifications."""
+
+    def __init__(self) -> None:
+        from scienceworld import ScienceWorldEnv
+
+        java = Path(find_java()).parent
+        os.environ["PATH"] = f"{java}{os.pathsep}{os.environ.get('PATH', '')}"
+        before = children()
+        self.env = ScienceWorldEnv(envStepLimit=1000)
+        (self.pid,) = children() - before
+
+    def start(self, episode: Episode) -> str:
+        """As `Side.start`."""
+        self.env.load(episode.task, episode.variation, simplifications(episode.task, "easy"))
+        text, _ = self.env.reset()
+        return str(text)
+
+    def step(self, action: str) -> float:
+        """As `Side.step`."""
+        _, _, _, info = self.env.step(action)
+        return float(info["score"])
+
+    def close(self) -> None:
+        """As `Side.close`."""
+        self.env.close()
+
+
+# --- measuring
+
+
+def children() -> set[int]:
+    """Processes that this one has started and not yet ended (Linux)."""
+    lists = Path("/proc/self/task").glob("*/children")
+    return {int(pid) for file in lists for pid in file.read_text(encoding="ascii").split()}
+
+
+def rss_mb(pid: int) -> float:
+    """Resident memory of a process in MiB, pages shared with other processes included."""
+    status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS")) / 1024
+
+
+def record(load: Workload) -> list[Episode]:
+    """Random admissible actions, the same in every run; those that end a task are left out."""
+    rng, episodes = random.Random(0), []
+    with closing(Ours("valid")) as side:
+        for index in range(load.warmup + load.episodes):
+            name, variation = TASKS[index % len(TASKS)], index // len(TASKS)
+            seen, taken = side.begin(name, variation), []
+            while len(taken) < load.steps and not seen.terminated:
+                allowed = [a for a in seen.actions or () if not a.startswith(("focus", "reset"))]
+                taken.append(rng.choice(allowed))
+                seen = side.env.step(taken[-1])
+            episodes.append(Episode(name, variation, tuple(taken)))
+    return episodes
+
+
+def play(sides: dict[str, Side], episode: Episode, times: dict[str, dict[str, list[float]]]) -> int:
+    """One episode on all sides, step by step; how many scores were the same on all."""
+    names, agreed = list(sides), 0
+    for name in names:
+        start = time.perf_counter()
+        sides[name].start(episode)
+        times[name]["start"].append(time.perf_counter() - start)
+    for place, action in enumerate(episode.actions):
+        first, scores = place % len(names), set()
+        for name in names[first:] + names[:first]:
+            start = time.perf_counter()
+            scores.add(sides[name].step(action))
+            times[name]["step"].append(time.perf_counter() - start)
+        agreed += len(scores) == 1
+    return agreed
+
+
+def compare(load: Workload) -> dict[str, Any]:
+    """The three simulators in turn: milliseconds of a start and a step, and memory."""
+    episodes = record(load)
+    with ExitStack() as stack:
+        sides: dict[str, Side] = {"package": Package(), "ours": Ours(), "ours with actions": Ours("valid")}
+        for side in sides.values():
+            stack.enter_context(closing(side))
+        times: dict[str, dict[str, list[float]]] = {}
+        agreed, memory = 0, {}
+        for index, episode in enumerate(episodes):
+            if index in (0, load.warmup):  # what came before does not count
+                times, agreed = {name: {"start": [], "step": []} for name in sides}, 0
+            agreed += play(sides, episode, times)
+            if index + 1 == min(EPISODES_BEFORE_RSS, len(episodes)):
+                memory = {name: rss_mb(side.pid) for name, side in sides.items()}
+    median = {
+        name: {kind: 1e3 * statistics.median(values) for kind, values in kinds.items()} for name, kinds in times.items()
+    }
+    rows = [
+        {"side": name, "step_ms": median[name]["step"], "start_ms": median[name]["start"], "rss_mb": memory[name]}
+        for name in sides
+    ]
+    theirs = median["package"]["step"]
+    return {
+        "ratio": theirs / median["ours"]["step"],
+        "ratio_with_actions": theirs / median["ours with actions"]["step"],
+        "start_ms": median["ours"]["start"],
+        "rss_mb": max(memory["ours"], memory["ours with actions"]),
+        "rows": rows,
+        "steps": len(times["ours"]["step"]),
+        "same_scores": agreed / len(times["ours"]["step"]),
+    }
+
+
+def throughput(load: Workload) -> dict[str, float]:
+    """Steps a second of 1, 2 and 4 simulators, a thread for each; the starts of their episodes count."""
+    episodes = [Episode(name, 0, CYCLE * 3) for name in TASKS]
+
+    def work(side: Side, some: Sequence[Episode]) -> None:
+        for episode in some:
+            side.start(episode)
+            for action in episode.actions:
+                side.step(action)
+
+    def run(sides: Sequence[Side], some: Sequence[Episode]) -> float:
+        threads = [threading.Thread(target=work, args=(side, some)) for side in sides]
+        start = time.perf_counter()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return len(sides) * sum(len(episode.actions) for episode in some) / (time.perf_counter() - start)
+
+    with ExitStack() as stack:
+        sides = [stack.enter_context(closing(Ours())) for _ in range(4)]
+        run(sides, (episodes * load.throughput_warmup)[: load.throughput_warmup])
+        rates: dict[str, list[float]] = {"1": [], "2": [], "4": []}
+        for _ in range(load.throughput_repeats):
+            for name, values in rates.items():
+                values.append(run(sides[: int(name)], episodes[:4]))
+    return {name: statistics.median(values) for name, values in rates.items()}
+
+
+def long_episode(load: Workload) -> dict[str, float]:
+    """Milliseconds of a step in the first and the last hundred of a long episode, the second in its simulator."""
+    with closing(Ours()) as side:
+        for _ in range(2):
+            side.start(Episode(TASKS[0], 1, ()))
+            seconds = []
+            for place in range(load.long_steps):
+                start = time.perf_counter()
+                side.step(CYCLE[place % len(CYCLE)])
+                seconds.append(time.perf_counter() - start)
+    first, last = (1e3 * statistics.mean(part) for part in (seconds[:100], seconds[-100:]))
+    return {"steps": load.long_steps, "first_hundred_ms": first, "last_hundred_ms": last, "growth": last / first}
+
+
+def measure(load: Workload) -> dict[str, Any]:
+    """Everything, one after the other."""
+    return {
+        **compare(load),
+        "floors": FLOORS,
+        "ceilings": CEILINGS,
+        "steps_per_second": throughput(load),
+        "long_episode": long_episode(load),
+        "cores": os.cpu_count(),
+        "load_average": os.getloadavg()[0],
+        "workload": vars(load),
+    }
+
+
+# --- telling
+
+
+def report(result: dict[str, Any]) -> None:
+    """Print the tables."""
+    console = Console()
+    table = Table(
+        title=f"{result['steps']} steps of each, in turn; {100 * result['same_scores']:.1f} % of scores agree"
+    )
+    for column in ("simulator", "ms a step", "ms a start", "MB"):
+        table.add_column(column, justify="left" if column == "simulator" else "right")
+    for row in result["rows"]:
+        table.add_row(row["side"], f"{row['step_ms']:.2f}", f"{row['start_ms']:.1f}", f"{row['rss_mb']:.0f}")
+    console.print(table)
+    for limits, word in ((FLOORS, "floor"), (CEILINGS, "at most")):
+        for name, limit in limits.items():
+            console.print(f"{name} {result[name]:.2f} ({word} {limit:g})")
+    rates = ", ".join(f"{name}: {rate:.0f}" for name, rate in result["steps_per_second"].items())
+    console.print(f"steps/s by number of simulators, on {result['cores']} cores: {rates}")
+    long = result["long_episode"]
+    console.print(
+        f"an episode of {long['steps']} steps: {long['first_hundred_ms']:.2f} ms a step in the first hundred, "
+        f"{long['last_hundred_ms']:.2f} in the last"
+    )
+
+
+def main() -> None:
+    """Parse the arguments, measure, print, and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result here")
+    parser.add_argument("--quick", action="store_true", help="fewer and shorter episodes, hardly warmed up")
+    arguments = parser.parse_args()
+    result = measure(QUICK if arguments.quick else Workload())
+    report(result)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
