@@ -47,6 +47,7 @@ def evaluated(
     config: Config | None = None,
     trained: Config | None = None,
     untrained: bool = False,
+    player: str = "start",
     memory: bool = False,
     num: int = 20,
 ) -> Path:
@@ -56,7 +57,7 @@ def evaluated(
     chosen = [task for name in names for task in scienceworld_tasks("test", name)[:num]]
     returns = values if callable(values) else lambda _: [values]
     episodes = [episode(task, value) for task in chosen for value in returns(task)]
-    subject = Subject("models/start", "start") if untrained else Subject(
+    subject = Subject(f"models/{player}", player) if untrained else Subject(
         f"{out}/checkpoints/step-1/model", "grpo", None, {"env_steps": 1000, "seconds": 60.0}, trained or config
     )  # fmt: skip
     write_evaluation(out, config, subject, episodes, panel_result(episodes, config, subject, memory=memory))
@@ -190,8 +191,9 @@ def test_a_column_is_named_after_its_method(
     evaluated(tmp_path / "plain", 1.0, config=config)
     evaluated(tmp_path / "notes", 2.0, config=config, memory=True)
     evaluated(tmp_path / "start", 3.0, untrained=True)
-    comparison = table(*(tmp_path / name for name in ("plain", "notes", "start")))
-    assert [c.label for c in comparison.columns] == [label, f"{label}, with notes", "start model"]
+    evaluated(tmp_path / "random", 3.0, untrained=True, player="random")
+    comparison = table(*(tmp_path / name for name in ("plain", "notes", "start", "random")))
+    assert [c.label for c in comparison.columns] == [label, f"{label}, with notes", "start model", "random"]
     assert comparison.columns[1].cells["find-animal"].differences == ("acted with notes",)
     assert "| start model |" not in to_markdown(comparison), "a model that came from no run has no training cost"
 

@@ -39,6 +39,7 @@ class Evaluation:
 
     path: Path
     label: str  # given on the command line; "" = named after its method
+    player: str  # as its own table calls who played
     metric: str  # that its own table shows
     memory: bool  # whether notes were shown
     costs: Mapping[str, float]  # of the training, by the names of `COSTS`
@@ -143,7 +144,8 @@ def read(path: Path, label: str = "") -> Evaluation:
             raise RunError(f"{path} is not a whole evaluation (there is no {name}): {again}")
     try:
         (row,) = _json(path / "table.json")["rows"]
-        metric, memory, counted = str(row["metric"]), bool(row["memory"]), int(row["num_episodes"])
+        player, metric = str(row["algorithm"]), str(row["metric"])
+        memory, counted = bool(row["memory"]), int(row["num_episodes"])
         costs = {name: float(row[name]) for name in COSTS}
         panel = _json(path / "panel.json")
         model, planned = str(panel["model"]), tuple(map(str, panel["tasks"]))
@@ -155,7 +157,7 @@ def read(path: Path, label: str = "") -> Evaluation:
                        f"{len(episodes)}): {again}")  # fmt: skip
     settings = _settings(path / "eval.toml")
     trained = _settings(path / "trained.toml") if (path / "trained.toml").is_file() else None
-    return Evaluation(path, label, metric, memory, costs, model, settings, trained, planned, episodes)
+    return Evaluation(path, label, player, metric, memory, costs, model, settings, trained, planned, episodes)
 
 
 def _episodes(path: Path) -> Iterator[Episode]:

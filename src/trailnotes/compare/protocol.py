@@ -35,13 +35,13 @@ _FREE = ("run.", "env.options", "env.num_workers", "env.max_envs", "env.timeout"
 
 def label_of(evaluation: Evaluation) -> str:
     """The column that an evaluation belongs to, unless the user names it: its method, and whether notes were shown."""
-    method = evaluation.label or _method(evaluation.trained)
+    method = evaluation.label or _method(evaluation.player, evaluation.trained)
     return method if evaluation.label or not evaluation.memory else f"{method}, with notes"
 
 
-def _method(trained: Config | None) -> str:
+def _method(player: str, trained: Config | None) -> str:
     if trained is None:
-        return "start model"
+        return "start model" if player == "start" else player
     if trained.algorithm.name != "empo2":
         return trained.algorithm.name.upper()
     if trained.algorithm.mode_unit == "trajectory":
