@@ -25,7 +25,8 @@ warmstart
 run
 learner
 export metrics optimizer
-rollout samples demonstrations
+panels
+rollout samples demonstrations players
 tasks
 prompts envs policies memory credit losses checkpoint logprobs smallmodel plots
 render stats logs
@@ -80,7 +81,10 @@ def test_a_start_loads_nothing_heavy(code: str) -> None:
     subprocess.run([sys.executable, "-c", code + check], check=True, stdout=subprocess.DEVNULL)
 
 
-@pytest.mark.parametrize("module", ["envs", "configio", "logs", "memory", "tasks", "prompts", "credit", "compare"])
+LIGHT = ("envs", "configio", "logs", "memory", "tasks", "prompts", "credit", "compare", "evaluation", "cli.runs")
+
+
+@pytest.mark.parametrize("module", LIGHT)
 def test_what_the_base_install_needs_is_free_of_torch(module: str) -> None:
     code = f"import sys, trailnotes.{module}; assert not {{'torch', 'transformers', 'textworld'}} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -17,10 +17,10 @@ from tinyrun import SAME, differences, episodes
 from trailnotes.config import Config, EnvConfig
 from trailnotes.envs.workers import EnvPool
 from trailnotes.errors import PolicyError
+from trailnotes.panels import play_panel
 from trailnotes.policies.base import Policy
 from trailnotes.policies.hf import HFPolicy, load_model
 from trailnotes.rollout import run_groups
-from trailnotes.run import play_panel
 from trailnotes.tasks import tasks_of
 from trailnotes.training import train
 from trailnotes.types import Completion, Message, Mode, Sampling, Task, TokenIds, Trajectory, TrajectoryGroup

@@ -19,10 +19,11 @@ from trailnotes.files import write_bytes_atomic, write_text_atomic
 from trailnotes.jsonl import encode_line, read_jsonl
 from trailnotes.logs import run_config
 from trailnotes.memory import open_memory
+from trailnotes.panels import derive_seed, play_panel
+from trailnotes.players import RANDOM, random_player
 from trailnotes.plots import trial_curve
 from trailnotes.records import trajectory_from_json, trajectory_to_json
 from trailnotes.rollout import write_tips
-from trailnotes.run import derive_seed, play_panel
 from trailnotes.stats import Interval, bootstrap, wilson
 from trailnotes.tasks import panel, tasks_of
 from trailnotes.types import TrajectoryGroup
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
     from trailnotes.config import Config
     from trailnotes.memory.tips import TipMemory
-    from trailnotes.policies.hf import HFPolicy
+    from trailnotes.policies.base import Policy
     from trailnotes.types import Task, Trajectory
 
 logger = logging.getLogger(__name__)
@@ -143,7 +144,8 @@ def resolve(model_or_run: Path | str) -> Subject:
         if problems := checkpoint.verify(path):
             raise RunError(f"{path} is damaged ({problems[0]}); name another checkpoint, or the run directory")
         return _checkpointed(path)
-    return Subject(str(model_or_run), "start")
+    name = str(model_or_run)
+    return Subject(name, RANDOM if name == RANDOM else "start")
 
 
 def _checkpointed(path: Path) -> Subject:
@@ -154,8 +156,10 @@ def _checkpointed(path: Path) -> Subject:
     return Subject(str(path / "model"), name, memory if has_memory else None, checkpoint.load_meta(path), trained)
 
 
-def load_policy(config: Config, subject: Subject) -> HFPolicy:
+def load_policy(config: Config, subject: Subject) -> Policy:
     """The policy of `subject` under this config's device and limits."""
+    if subject.model == RANDOM:
+        return random_player(config)
     import torch
 
     from trailnotes.policies.hf import HFPolicy, load_model
@@ -316,7 +320,7 @@ def adapt(
 async def _adapt(
     config: Config,
     subject: Subject,
-    policy: HFPolicy,
+    policy: Policy,
     memory: TipMemory,
     trials: range,
     diary: Diary,

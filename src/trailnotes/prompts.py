@@ -40,6 +40,7 @@ _REQUEST: Final = (
 )
 
 _SEPARATOR: Final = {"full": "; ", "terse": " , "}
+_ACTIONS: Final = {"full": "Admissible actions: ", "terse": "actions : "}
 _BRIEFING: Final[dict[str, tuple[str, ...]]] = {  # shown where the config does not say
     "full": ("action_formats", "inventory", "focus"),
     "terse": (),
@@ -233,7 +234,7 @@ class Conversation:
         parts.append(text if terse else f"Observation: {text}")
         if self._rollout.show_actions and observation.actions and not observation.done:
             actions = self.capped(_SEPARATOR[self._rollout.style].join(observation.actions))
-            parts.append(f"actions : {actions}" if terse else f"Admissible actions: {actions}")
+            parts.append(_ACTIONS[self._rollout.style] + actions)
         return "\n".join(parts)
 
     def briefing(self, facts: Mapping[str, Any]) -> list[str]:
@@ -273,6 +274,16 @@ class Conversation:
     def capped(self, text: str) -> str:
         """Text of the environment, cut to its cap."""
         return truncate(text, self._rollout.max_observation_tokens, self._count_tokens)
+
+
+def listed_actions(turn: str, style: Literal["full", "terse"]) -> list[str]:
+    """The admissible actions that a turn lists, without one that was cut: the inverse of what `turn` appends."""
+    last = turn.rpartition("\n")[2]
+    header = _ACTIONS[style]
+    if not last.startswith(header):
+        return []
+    listed = last.removeprefix(header).split(_SEPARATOR[style])
+    return [action for action in listed if not action.endswith(CUT.strip())]
 
 
 def memory_query(

@@ -6,7 +6,6 @@ resumed at an iteration goes on exactly as it would have.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import random
@@ -28,6 +27,7 @@ from trailnotes.learner import Learner
 from trailnotes.memory import open_memory
 from trailnotes.memory.embed import make_embedder
 from trailnotes.memory.novelty import StateCounter
+from trailnotes.panels import derive_seed, play_panel
 from trailnotes.policies.hf import HFPolicy, load_model
 from trailnotes.rollout import Note, note_metrics, rollout_metrics, run_groups, write_tips
 from trailnotes.tasks import batch_of, panel, tasks_of
@@ -40,12 +40,6 @@ if TYPE_CHECKING:
     from trailnotes.envs.workers import EnvPool
     from trailnotes.logs import Progress, RunDir
     from trailnotes.types import Mode, Sample, Task, Trajectory, TrajectoryGroup
-
-
-def derive_seed(*parts: object) -> int:
-    """A 63-bit seed from anything printable: the same in every process, unlike `hash`."""
-    digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 1
 
 
 EMPTY_ITERATIONS = 3  # without any episode, after which the environment counts as broken
@@ -328,27 +322,6 @@ class _Timer:
 
     def __exit__(self, *_: object) -> None:
         self.timings[self.name] = self.timings.get(self.name, 0.0) + time.monotonic() - self.start
-
-
-async def play_panel(
-    policy: Any, pool: EnvPool, tasks: Sequence[Task], config: Config, *, memory: Any = None, seed: int = 0
-) -> list[Trajectory]:
-    """Play each task `eval.num_samples` times at the evaluation temperature, with or without memory.
-
-    Returns the episodes in task order. Episodes that failed for good are left out (and were logged).
-    """
-    rollout = config.rollout.model_copy(update={"temperature": config.eval.temperature})
-    mode: Mode = "plain" if memory is None else "on_policy_tips"
-    groups = await run_groups(
-        policy,
-        pool,
-        tasks,
-        [[mode] * config.eval.num_samples for _ in tasks],
-        memory,
-        config.model_copy(update={"rollout": rollout}),
-        seed=derive_seed(seed, "panel"),
-    )
-    return [trajectory for group in groups for trajectory in group.trajectories]
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -62,7 +62,8 @@ class ScienceWorldEnv:
             simplification: "easy", "none", or labels of the simulator as a list or between commas.
             max_steps: actions until the episode is truncated; the simulator's own count leaves out free ones.
             score: "raw" is 0 to 100, or -100 once the task has failed; "floor0" makes that 0; "last_positive" keeps
-                the score before the failure. The reward is the change of the score.
+                the score before the failure. The reward is the change of the score; that of the first action holds
+                what the start was worth, too, so that an episode's return is its final score.
             success: "complete" is a score of 100; "above70" is the release's: over 70 at the end, however it came.
             action_correction: "exact" cleans case, blanks and final punctuation; "jaccard" and "ordered" also replace
                 what is not admissible by the nearest that is.
@@ -95,6 +96,7 @@ class ScienceWorldEnv:
         self._correction = action_correction
         self._steps_left = 0
         self._score = 0  # by the convention
+        self._paid = 0  # sum of the rewards
         self._seen = ""  # the last observation's text
         self._valid: tuple[str, ...] | None = None  # admissible now; None until asked for
 
@@ -112,7 +114,7 @@ class ScienceWorldEnv:
         max_steps = _check_whole("max_steps", options["max_steps"], 1)
         self._correction = check_mode(options["action_correction"])
         first = self._game.begin(name, variation, labels)
-        self._seen, self._valid, self._score = first.text, None, _score_of(first)
+        self._seen, self._valid, self._score, self._paid = first.text, None, _score_of(first), 0
         instruction, briefing = self._game.ask(_brief)
         if self._num_examples:
             briefing["examples"] = self._examples(name, variation, simplification)
@@ -143,11 +145,12 @@ class ScienceWorldEnv:
         self._seen, self._valid = result.text, None
         raw = _score_of(result)
         over = result.completed or raw < 0
-        before, self._score = self._score, self._converted(raw)
+        self._score = self._converted(raw)
+        paid, self._paid = self._paid, self._score
         actions = self._offered(over=over)
         observation = Observation(
             result.text,
-            reward=float(self._score - before),
+            reward=float(self._score - paid),
             terminated=over,
             truncated=not over and not left,
             actions=actions,
