@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import subprocess
 import sys
 import tomllib
@@ -11,11 +13,20 @@ from pathlib import Path
 import pytest
 import torch
 
+import trailnotes
 from tinyrun import metrics
 from trailnotes.cli import main
 from trailnotes.configio import load_config
-from trailnotes.envs.scienceworld_tasks import PAPER_PANEL, simplifications, simulator_split
-from trailnotes.policies.hf import context_length_of
+from trailnotes.envs.scienceworld import ScienceWorldEnv
+from trailnotes.envs.scienceworld_tasks import (
+    NUM_VARIATIONS,
+    PAPER_PANEL,
+    RELEASE_STEP_LIMITS,
+    TASK_IDS,
+    paper_split,
+    simplifications,
+    simulator_split,
+)
 from trailnotes.tasks import batch_of, tasks_of
 
 ROOT = Path(__file__).parents[1]
@@ -80,6 +91,32 @@ def test_configs_of_the_panel_differ_in_nothing_but_the_task() -> None:
     assert len(texts) == 1
 
 
+def test_the_table_of_tasks_in_the_page_is_right() -> None:
+    text = (ROOT / "docs" / "scienceworld.md").read_text(encoding="utf-8")
+    row = r"^\| (\d+-\d) \| `([\w-]+)`( \*)? \| (\d+) \| ([\d, ]+) \| ([\d, ]+) \| \(?(\d+)\)? \|$"
+    shown = {
+        name: values for task_id, name, *values in re.findall(row, text, re.MULTILINE) if TASK_IDS[name] == task_id
+    }
+    assert shown == {
+        name: [
+            " *" if name in PAPER_PANEL else "",
+            str(num),
+            ", ".join(str(len(variations)) for variations in simulator_split(name).values()),
+            ", ".join(str(len(variations)) for variations in paper_split(name).values()),
+            str(RELEASE_STEP_LIMITS[name]),
+        ]
+        for name, num in NUM_VARIATIONS.items()
+    }
+
+
+def test_the_page_has_every_option() -> None:
+    text = (ROOT / "docs" / "scienceworld.md").read_text(encoding="utf-8")
+    cells = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \| [^|]+ \| [^|]+ \|$", text, re.MULTILINE)
+    shown = {option for cell in cells for option in re.findall(r"\w+", cell)}
+    calls = (ScienceWorldEnv.__init__, ScienceWorldEnv.tasks)
+    assert shown == {name for call in calls for name in inspect.signature(call).parameters} - {"self", "split"}
+
+
 def test_listing_tasks_loads_no_simulator() -> None:
     code = (
         "import sys; from pathlib import Path; from trailnotes.configio import load_config as load\n"
@@ -90,11 +127,13 @@ def test_listing_tasks_loads_no_simulator() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_the_smoke_config_fits_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_smoke_config_prints_episodes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(ROOT)
-    config = load_config(SMOKE).refuse_training()
-    assert context_length_of(config.model) >= config.rollout.max_context_tokens
-    assert len(tasks_of(config, "train")) == 2
+    tasks = tasks_of(load_config(SMOKE), "train")
+    assert main(["rollout", str(SMOKE)]) == 0
+    said = capsys.readouterr().out
+    assert "This room is called" in said
+    assert [task.id for task in tasks if f"== {task.id} " not in said] == []
 
 
 @pytest.fixture
@@ -105,16 +144,15 @@ def _threads() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_threads")
-def test_the_smoke_config_prints_episodes_and_trains(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(ROOT)
-    assert main(["rollout", str(SMOKE)]) == 0
-    said = capsys.readouterr().out
-    for variation in range(2):
-        assert f"== scienceworld/find-non-living-thing/{variation}" in said
-    assert "This room is called" in said
-    assert main(["train", str(SMOKE), "--run-dir", str(tmp_path / "run")]) == 0
-    lines = metrics(tmp_path / "run")
-    assert [line["rollout/errors"] for line in lines] == [0.0, 0.0]
-    assert all(line["rollout/env_steps"] and line["notes/notes"] for line in lines)
+def test_a_tiny_model_can_be_trained(tmp_path: Path) -> None:
+    settings = (
+        "--env.name scienceworld --env.num_workers 1 --env.max_envs 2 --env.options.num_train 2 "
+        f"--model.path {ROOT / 'models' / 'waymarks-start'} --model.device cpu --rollout.style terse "
+        "--rollout.num_tasks 2 --rollout.group_size 4 --rollout.max_steps 3 --rollout.max_action_tokens 8 "
+        "--rollout.max_observation_tokens 48 --rollout.max_context_tokens 512 --memory.max_write_tokens 8 "
+        "--train.iterations 1"
+    )
+    trailnotes.train(load_config(None, settings.split()), tmp_path / "run")
+    (line,) = metrics(tmp_path / "run")
+    assert (line["rollout/errors"], line["episodes"], line["rollout/env_steps"]) == (0.0, 8, 24.0)
+    assert line["notes/notes"]
