@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trailnotes.envs.scienceworld_actions import MODES, Corrected, clean, correct, jaccard, ordered, question
@@ -38,6 +38,7 @@ ASKED = (
 )
 WORDS = sorted({word for action in CIRCUIT for word in action.split()} | {"the", "lamp", "kitchn", "blue"})
 phrases = st.lists(st.sampled_from(WORDS), max_size=9).map(" ".join)
+relaxed = settings(deadline=None)  # the machine may be busy
 lists = st.lists(phrases.filter(bool), max_size=12)
 
 
@@ -78,6 +79,7 @@ def test_cleaning_a_very_long_line_is_quick() -> None:
     assert time.process_time() - start < 2
 
 
+@relaxed
 @given(st.text())
 def test_cleaning_twice_is_cleaning_once(text: str) -> None:
     assert clean(clean(text)) == clean(text)
@@ -148,6 +150,7 @@ def test_jaccard_always_finds_something() -> None:
     assert jaccard("xyzzy", []) == "xyzzy"
 
 
+@relaxed
 @given(phrases, lists)
 def test_jaccard_repeated_changes_nothing_more(text: str, valid: list[str]) -> None:
     chosen = jaccard(text, valid)
@@ -205,6 +208,7 @@ def test_ordered_prefers_the_first_of_equals() -> None:
     assert told("open door to", "ordered", valid[::-1]) == "open door to hallway"
 
 
+@relaxed
 @given(phrases, lists)
 def test_ordered_repeated_changes_nothing_more(text: str, valid: list[str]) -> None:
     chosen = ordered(text, valid)
@@ -213,6 +217,7 @@ def test_ordered_repeated_changes_nothing_more(text: str, valid: list[str]) -> N
     assert text not in valid or chosen == text
 
 
+@relaxed
 @given(phrases)
 def test_ordered_keeps_the_verb(text: str) -> None:
     chosen = ordered(text, CIRCUIT)
@@ -228,7 +233,7 @@ def test_a_long_list_is_searched_in_milliseconds(mode: str) -> None:
     assert len(valid) > 3600
     start = time.process_time()
     assert told("connect the red cup to the green lampp", mode, valid).startswith("connect red cup to")
-    assert time.process_time() - start < 0.2  # a tenth of that here; the rest is for busy machines
+    assert time.process_time() - start < 0.2  # 0.02 when alone
 
 
 # -- the simulator itself

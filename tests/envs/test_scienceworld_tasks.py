@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trailnotes.envs import scienceworld_tasks as sw
@@ -87,6 +87,7 @@ def test_a_handful_of_variations_is_split_by_a_table() -> None:
     ]
 
 
+@settings(deadline=None)
 @given(st.integers(min_value=8, max_value=2000))
 def test_splits_are_disjoint_and_in_order(num: int) -> None:
     train, dev, test = sw.split_ranges(num).values()
