@@ -58,7 +58,7 @@ class Plan:
     simulators: int = 4
     workers: int = 2
     steps: int = 15  # of an episode
-    timeout: float = 10.0  # seconds after which a silent simulator is given up
+    timeout: float = 10.0  # seconds after which a silent simulator is given up; on a busy machine others are, too
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -193,7 +193,7 @@ def settings(plan: Plan) -> Config:
         {
             "env": {
                 "name": "scienceworld",
-                "options": {"max_steps": plan.steps, "timeout": plan.timeout},
+                "options": {"max_steps": plan.steps, "timeout": plan.timeout, "max_restarts": 5},
                 "num_workers": plan.workers,
                 "max_envs": plan.simulators,
                 "timeout": 120.0 + 3 * plan.timeout,
