@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from trailnotes.envs.scienceworld_gateway import Gateway, Reference, SimulatorLostError, Value
-from trailnotes.envs.scienceworld_process import Child
+from trailnotes.envs.scienceworld_process import STOP_LIMIT, Child
 from trailnotes.errors import ConfigError, EnvError, MissingExtraError
 
 __all__ = ["GOLD_HEAP", "HEAP", "Reference", "Simulator", "SimulatorLostError", "find_jars", "find_java"]
 
-START_LIMIT = 60.0  # seconds for Java to start and say its port: 0.6 are usual, a loaded machine takes many more
+START_LIMIT = 60.0  # seconds for Java to start and say its port: one is usual, a loaded machine takes many more
 HEAP, GOLD_HEAP = "64m", "512m"  # live objects take 20 to 25 MB; the gold path of test-conductivity needs over 128 MB
 
 OPTIONS = (
@@ -109,7 +109,7 @@ class Simulator:
     def __init__(
         self, java: str = "", timeout: float = 30.0, heap: str = HEAP, start_limit: float = START_LIMIT
     ) -> None:
-        """Start it (0.6 s).
+        """Start it (a second).
 
         Args:
             java: as for `find_java`.
@@ -170,7 +170,8 @@ class Simulator:
         try:
             return question()
         except SimulatorLostError as error:
-            how = self._child.how_it_ended(0.1)
+            hangs = isinstance(error.__cause__, TimeoutError)
+            how = self._child.how_it_ended(0.0 if hangs else STOP_LIMIT)
             self.close()
             raise SimulatorLostError(f"ScienceWorld's Java was lost: {how or error}") from error
         except EnvError:
