@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from trailnotes.demonstrations.base import Demonstration
 from trailnotes.demonstrations.scienceworld_scripts import Script, follow, shortened, wandering
 from trailnotes.envs import make_env
-from trailnotes.envs.scienceworld_client import gold_path
+from trailnotes.envs.scienceworld_client import close_gold_paths, gold_path
 from trailnotes.envs.scienceworld_tasks import scienceworld_tasks
 from trailnotes.envs.story import cache_dir
 from trailnotes.errors import ConfigError
@@ -190,6 +190,7 @@ def _record(config: Config) -> Iterator[Trajectory]:
             logger.info("recorded %s", task.id)
     finally:
         env.close()
+        close_gold_paths()
 
 
 def _chosen(names: str | list[str], num: int) -> list[Task]:
