@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 CONFIGS = Path(__file__).parent.parent / "configs" / "scienceworld"
-TASKS = ("find-non-living-thing", "lifespan-longest-lived", "power-component")
+TASKS = ("find-non-living-thing", "lifespan-longest-lived", "chemistry-mix-paint-secondary-color")
 PUBLISHED = ("--algorithm.mode_unit", "iteration", "--memory.duplicates", "reject", "--memory.order", '["score"]')
 METHODS = {
     "grpo": ("--algorithm.name", "grpo"),
