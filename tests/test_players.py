@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trailnotes.config import Config, EnvConfig, MemoryConfig, ModelConfig, RolloutConfig
-from trailnotes.errors import PolicyError
+from trailnotes.errors import ConfigError, PolicyError
 from trailnotes.evaluation import rollout
 from trailnotes.players import RANDOM, random_player
 from trailnotes.prompts import Conversation, listed_actions
@@ -54,6 +54,11 @@ def test_the_random_player_draws_evenly_and_repeats_itself() -> None:
 def test_without_a_list_it_says_what_to_set() -> None:
     with pytest.raises(PolicyError, match=r"rollout\.show_actions = true"):
         said(Config(), "a room")
+
+
+def test_it_cannot_be_trained() -> None:
+    with pytest.raises(ConfigError, match="is no model and learns nothing"):
+        Config(model=ModelConfig(path=RANDOM)).refuse_training()
 
 
 class Doors:

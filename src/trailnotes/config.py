@@ -53,7 +53,7 @@ class LoraConfig(Section):
 class ModelConfig(Section):
     """The language model that acts and learns."""
 
-    path: str = key("", "directory or hub name of a causal LM of transformers")
+    path: str = key("", 'directory or hub name of a causal LM of transformers; "random" plays without any model')
     device: str = key("auto", "cpu, cuda, cuda:0, ...; auto takes a GPU where there is one")
     dtype: Literal["float32", "bfloat16"] = key("float32", "type of weights and activations")
     gradient_checkpointing: bool = key(False, "recompute activations in the backward pass: less memory, more time")
@@ -265,6 +265,8 @@ class Config(Section):
 
     def refuse_training(self) -> Self:
         """Refuse what is fine for acting but wrong for training. Called by `train` before anything is built."""
+        if self.model.path == "random":
+            raise ConfigError('model.path = "random" is no model and learns nothing: name a model')
         if self.rollout.top_p < 1 or self.rollout.top_k:
             raise ConfigError(
                 "training needs the log-probabilities of the distribution sampled from: "
