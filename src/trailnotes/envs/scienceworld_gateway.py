@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import socket
 from dataclasses import dataclass
-from io import BufferedReader
 
 from trailnotes.errors import EnvError
 
 HOST = "127.0.0.1"
+PART = 1 << 16  # bytes read at once
+QUICKACK: int | None = getattr(socket, "TCP_QUICKACK", None)  # Linux
 
 
 class SimulatorLostError(EnvError):
@@ -49,13 +50,13 @@ class Gateway:
             SimulatorLostError: nobody answers there, or not to this token.
         """
         self._timeout = timeout
-        self._stream: BufferedReader | None = None
+        self._open = False
         try:
             self._socket = socket.create_connection((HOST, port), timeout)
         except OSError as error:
             raise SimulatorLostError(f"port {port} cannot be reached: {error}") from error
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._stream = self._socket.makefile("rb")
+        self._open = True
         if self._ask(f"A\n{token}\n") != "!yv":
             self.close()
             raise SimulatorLostError(f"port {port} belongs to somebody else")
@@ -89,18 +90,17 @@ class Gateway:
 
     def close(self) -> None:
         """Drop the connection. Twice is fine; a copy of it in another process goes on."""
-        if self._stream:
-            self._stream.close()
+        if self._open:
             self._socket.close()
-        self._stream = None
+        self._open = False
 
     def _ask(self, command: str) -> str:
         """Send one command and read its one line."""
-        if self._stream is None:
+        if not self._open:
             raise SimulatorLostError("the connection was closed in an earlier call")
         try:
             self._socket.sendall(command.encode("utf-8", "replace"))
-            line = self._stream.readline()
+            line = self._line()
         except TimeoutError as error:
             self.close()
             raise SimulatorLostError(f"no answer within timeout = {self._timeout:g} s") from error
@@ -114,6 +114,19 @@ class Gateway:
             self.close()
             raise SimulatorLostError("the connection ended")
         return line[:-1].decode("utf-8", "replace")
+
+    def _line(self) -> bytes:
+        """The answer to one command; without its end if the connection ends there.
+
+        Java sends a long one in parts, each when the part before is acknowledged (Nagle's algorithm). The kernel puts
+        that off for 40 ms, unless it is told after each part to do it now: then thousands of actions come at once.
+        """
+        parts = [self._socket.recv(PART)]
+        while parts[-1] and not parts[-1].endswith(b"\n"):
+            if QUICKACK is not None:
+                self._socket.setsockopt(socket.IPPROTO_TCP, QUICKACK, 1)
+            parts.append(self._socket.recv(PART))
+        return b"".join(parts)
 
     def _value(self, answer: str, method: str) -> Value:
         if answer.startswith("!y"):
