@@ -215,7 +215,9 @@ class WarmstartConfig(Section):
     lr: float = key(1e-3, "peak learning rate, with warm-up and cosine decay", gt=0)
     num_tips: int = key(4, "tips shown at most in demonstrations", ge=0)
     obey: float = key(0.4, "share of the demonstrations that act on a right tip", ge=0, le=1)
-    read: float = key(0.5, "share of the others that read the note instead of trying a way", ge=0, le=1)
+    read: float = key(
+        0.5, "share of the others that explore: read the note (waymarks), or wander (scienceworld)", ge=0, le=1
+    )
     variations: int = key(40, "scienceworld: training variations of each task that are recorded", ge=1)
     vocab_size: int = key(1024, "size of the small model's vocabulary", ge=300)
 

@@ -182,7 +182,7 @@ def _record(config: Config) -> Iterator[Trajectory]:
     env = make_env("scienceworld", **{**options, "max_steps": config.rollout.max_steps})
     try:
         for task in _chosen(names, config.warmstart.variations):
-            if gold := _gold(env, task, config.rollout.max_steps):
+            if gold := _gold(env, task, options.get("simplification", "easy"), config.rollout.max_steps):
                 yield gold
             for member in range(1, 1 + WANDERINGS):
                 rng = random.Random(f"{task.id} {member}")
@@ -204,9 +204,9 @@ def _chosen(names: str | list[str], num: int) -> list[Task]:
     ]
 
 
-def _gold(env: Env, task: Task, max_steps: int) -> Trajectory | None:
+def _gold(env: Env, task: Task, simplification: str | Sequence[str], max_steps: int) -> Trajectory | None:
     """The simulator's own solution, shortened where it still reaches the full score."""
-    path = gold_path(task.options["task"], task.options["variation"], task.options.get("simplification", "easy"))
+    path = gold_path(task.options["task"], task.options["variation"], simplification)
     for actions in shortened(path):
         if len(actions) <= max_steps and (trajectory := _played(env, task, partial(follow, actions), 0)).success:
             return trajectory
