@@ -111,7 +111,7 @@ def test_microbatches_do_not_change_the_update(aggregation: str, budget: int) ->
     whole = learner(reference=tiny_model(1), **settings)
     parts = learner(reference=tiny_model(1), microbatch_tokens=budget, **settings)
     expected, found = whole.update(samples), parts.update(samples)
-    assert_equal_weights(parts, whole, atol=1e-6, rtol=0)
+    assert_equal_weights(parts, whole, atol=1e-5, rtol=0)  # AdamW turns a gradient near 0 into up to lr = 1e-3
     for name in set(expected) - {"seconds", "seconds_reference", "tokens_forward"}:
         assert found[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-6), name
     assert expected["masked_fraction"] > 0
