@@ -94,6 +94,22 @@ def test_an_episode_goes_on_after_its_simulator_was_stopped(
     assert gone(stopped)
 
 
+def test_a_replay_lists_the_admissible_actions_as_often_as_they_were_listed(env: ScienceWorldEnv) -> None:
+    game = env._game
+
+    def last_list(*, killed: bool) -> tuple[str, ...]:
+        game.begin("find-animal", 1, "teleportAction,openDoors")
+        first = game.valid_actions()
+        assert game.valid_actions() != first  # each time it draws other names for the same objects
+        game.step("wait1")
+        game.valid_actions()
+        if killed:
+            os.kill(pid_of(env), signal.SIGKILL)
+        return game.valid_actions()
+
+    assert last_list(killed=True) == last_list(killed=False)
+
+
 def test_an_interrupted_call_is_not_answered_by_the_next_one(
     env: ScienceWorldEnv, undisturbed: list[Observation], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -189,7 +189,7 @@ class ScienceWorldEnv:
     def _admissible(self) -> tuple[str, ...]:
         """Every admissible action, asked for once per turn."""
         if self._valid is None:
-            self._valid = self._game.ask(Client.valid_actions)
+            self._valid = self._game.valid_actions()
         return self._valid
 
     def _examples(self, name: str, variation: int, simplification: str | Sequence[str]) -> list[dict[str, Any]]:

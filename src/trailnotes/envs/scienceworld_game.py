@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -30,6 +31,7 @@ class Game:
         self._client: Client | None = None
         self._setup: tuple[str, int, str] | None = None
         self._played: list[tuple[str, StepResult]] = []
+        self._listings: Counter[int] = Counter()  # times that the admissible actions were listed, by actions played
         self.restarts = 0  # in this episode
 
     def begin(self, name: str, variation: int, simplifications: str) -> StepResult:
@@ -41,6 +43,7 @@ class Game:
             EnvError: the simulator was lost too often, or refuses.
         """
         self._setup, self._played, self.restarts = (name, variation, simplifications), [], 0
+        self._listings.clear()
 
         def first_look(client: Client) -> StepResult:
             client.load(name, variation, simplifications)
@@ -60,8 +63,17 @@ class Game:
         self._played.append((action, result))
         return result
 
+    def valid_actions(self) -> tuple[str, ...]:
+        """All actions that can be taken now. Raises as `step` does.
+
+        Where an object has several names, the simulator draws one, each time another: so a replay asks as often.
+        """
+        actions = self.ask(lambda client: client.valid_actions())
+        self._listings[len(self._played)] += 1
+        return actions
+
     def ask(self, question: Callable[[Client], T]) -> T:
-        """Ask something that changes nothing, for example ``Client.valid_actions``. Raises as `step` does."""
+        """Ask something that changes nothing, for example ``Client.inventory``. Raises as `step` does."""
         while True:
             try:
                 return question(self._ready())
@@ -99,3 +111,5 @@ class Game:
                     f"a new simulator differs from the lost one at action {place} ({action!r}) of {self._setup}: "
                     f"{now.text[:200]!r} is not {before.text[:200]!r}"
                 )
+            for _ in range(self._listings[place + 1]):
+                client.valid_actions()
