@@ -14,6 +14,8 @@ from trailnotes.errors import ConfigError
 
 PAPER = "EMPO2, arXiv 2602.23008"
 RELEASE = "EMPO2 release 0b40cb72"
+OPENAI = "openai:"  # before a model's name, as `model.path`: the model of that name at the endpoint
+TRAINED = ("grpo", "rloo", "gigpo", "empo2")  # methods that change weights; the others adapt without
 
 
 def key(default: Any, doc: str, source: str = "", **limits: Any) -> Any:
@@ -53,11 +55,35 @@ class LoraConfig(Section):
 class ModelConfig(Section):
     """The language model that acts and learns."""
 
-    path: str = key("", 'directory or hub name of a causal LM of transformers; "random" plays without any model')
+    path: str = key(
+        "",
+        "directory or hub name of a causal LM of transformers; openai:NAME is the model NAME of the [endpoint]; "
+        "random plays without any model",
+    )
     device: str = key("auto", "cpu, cuda, cuda:0, ...; auto takes a GPU where there is one")
     dtype: Literal["float32", "bfloat16"] = key("float32", "type of weights and activations")
     gradient_checkpointing: bool = key(False, "recompute activations in the backward pass: less memory, more time")
     lora: LoraConfig = key(LoraConfig, "low-rank adapters")
+
+
+class EndpointConfig(Section):
+    """An OpenAI-compatible server, for `model.path = "openai:NAME"`. The key comes from the environment alone."""
+
+    base_url: str = key("https://api.openai.com/v1", "address of the API, up to and including its version")
+    api_key_env: str = key("OPENAI_API_KEY", "environment variable that holds the key; local servers need none")
+    concurrency: int = key(8, "requests under way at a time", ge=1)
+    timeout: float = key(120.0, "seconds that one request may take", gt=0)
+    max_retries: int = key(6, "tries after the first, on 429, 5xx, timeouts and broken answers", ge=0)
+    context_tokens: int = key(32768, "tokens that prompt and completion may have together", ge=8)
+    max_tokens_field: Literal["max_completion_tokens", "max_tokens"] = key(
+        "max_tokens", "what the server calls its limit; newer OpenAI models want max_completion_tokens"
+    )
+    send_seed: bool = key(True, "send the seed of each completion, which some servers honour")
+    price_input: float = key(0.0, "price of a million prompt tokens, in your currency", ge=0)
+    price_output: float = key(0.0, "price of a million completion tokens", ge=0)
+    max_cost: float = key(0.0, "stop cleanly before the spending of a run passes this; 0 = no limit", ge=0)
+    max_tokens_total: int = key(0, "stop cleanly before prompt and completion tokens pass this; 0 = no limit", ge=0)
+    log_prompts: bool = key(False, "keep what was sent and answered in requests.jsonl of the run")
 
 
 class EnvConfig(Section):
@@ -123,7 +149,9 @@ class MemoryConfig(Section):
 class AlgorithmConfig(Section):
     """Which method, and its named options."""
 
-    name: Literal["grpo", "empo2"] = key("empo2", "the method; one file each in algorithms/")
+    name: Literal["naive", "reflexion", "rememberer", "retrospex", "empo2-tips", "grpo", "rloo", "gigpo", "empo2"] = (
+        key("empo2", "the method; one file each in algorithms/")
+    )
     normalize_std: bool = key(True, "divide group-relative advantages by the group's standard deviation")
     p_memory: float = key(0.25, "p, share of rollouts that act with tips", PAPER, ge=0, le=1)
     q_off_policy: float = key(
@@ -138,13 +166,132 @@ class AlgorithmConfig(Section):
     old_logprobs: Literal["acting", "tip_free"] = key(
         "acting", "off-policy denominator: under the context acted on, or under the tip-free one", PAPER
     )
-    intrinsic: Literal["none", "tips", "states"] = key(
-        "none", "novelty reward 1/n: n = 1 + tips retrieved (release), or similar states seen (paper)"
+    intrinsic: Literal["none", "tips", "states", "counts", "rnd"] = key(
+        "none",
+        "novelty reward: 1/n with n = 1 + tips retrieved (tips, release), similar states seen (states, paper) or "
+        "visits of this very state (counts); or the error of Random Network Distillation (rnd)",
     )
     beta: float = key(1.0, "weight of the novelty reward in the return", ge=0)
     novelty_threshold: float = key(
         0.9, "states: cosine similarity from which two states count as the same", ge=-1, le=1
     )
+    dynamic_sampling: int = key(
+        0, "rounds that replace groups of equal returns by freshly played ones; 0 = off", "DAPO, arXiv 2503.14476", ge=0
+    )
+    invalid_penalty: float = key(
+        0.0, "taken off for each action that cannot be read or that the environment does not admit", ge=0
+    )
+    invalid: Literal["format", "inadmissible"] = key(
+        "format", "what counts as invalid: an unreadable answer (release of GiGPO), or also an inadmissible action"
+    )
+    penalty_stage: Literal["before", "after"] = key(
+        "before", "the penalty is part of what advantages are made of (release of GiGPO), or taken off them"
+    )
+
+
+GIGPO = "GiGPO, arXiv 2505.10978"
+
+
+class GigpoConfig(Section):
+    """GiGPO and HGPO: step advantages among the visits of one state in a group, besides those of whole episodes."""
+
+    omega: float = key(1.0, "weight of the step advantages; 0 is GRPO", GIGPO, ge=0)
+    gamma: float = key(0.95, "discount of the return from each step on", GIGPO, gt=0, le=1)
+    norm: Literal["mean", "mean_std"] = key("mean", "take off the mean, or divide by the deviation too", GIGPO)
+    statistics: Literal["trajectories", "steps"] = key(
+        "trajectories", "unit of the episode statistics: one value an episode (paper), or one a step (release)"
+    )
+    ddof: Literal[0, 1] = key(1, "of the standard deviation: 1 in the release, 0 is the population's")
+    std_floor: float = key(0.0, "no group is divided by less than this", ge=0)
+    similarity: float = key(
+        1.0, "observations this similar (difflib ratio) share a state; 1 = only equal ones", GIGPO, gt=0, le=1
+    )
+    dedup: bool = key(False, "count a state once for each episode, by its first visit, in the step statistics")
+    hierarchical: bool = key(False, "HGPO: group by the last k observations, k = 1..history + 1")
+    history: int = key(2, "HGPO: K, observations of context before the newest", ge=0)
+    alpha: float = key(1.0, "HGPO: level k weighs (k + 1)^alpha", ge=0)
+    base_group: bool = key(False, "HGPO: the episode advantage takes part as level 0")
+
+
+class ReflexionConfig(Section):
+    """Reflexion: plans written after failures, per task."""
+
+    window: int = key(3, "reflections shown, the newest ones", "Reflexion, arXiv 2303.11366", ge=1)
+    max_write_tokens: int = key(256, "decoding limit of a reflection", "Reflexion release 218cf0e", ge=1)
+    temperature: float = key(0.0, "sampling temperature of the reflector", "Reflexion release 218cf0e", ge=0)
+    max_shown_tokens: int = key(128, "a shown reflection is cut here", ge=4)
+    replay_last: bool = key(False, "play solved tasks again in the last trial, so that it is one attempt at each")
+
+
+REMEMBERER = "REMEMBERER, arXiv 2306.07929"
+
+
+class RemembererConfig(Section):
+    """REMEMBERER: a table of (task, observation, action) and its value, shown as examples with advice."""
+
+    epochs: int = key(3, "passes over the training tasks that fill the table", "Rememberer release 552cb62", ge=0)
+    group_size: int = key(1, "episodes of each training task in an epoch", ge=1)
+    examples: int = key(2, "records shown", "Rememberer release 552cb62", ge=0)
+    n_step: int = key(0, "rewards before the bootstrap; 0 = Monte Carlo, as the released launchers", REMEMBERER, ge=0)
+    gamma: float = key(1.0, "discount", "Rememberer release 552cb62", gt=0, le=1)
+    lr: float = key(0.0, "constant learning rate; 0 = 1/N, N the updates of the entry", REMEMBERER, ge=0, le=1)
+    double_q: bool = key(False, "two tables, each bootstrapped from the other", "Rememberer release 552cb62")
+    task_weight: float = key(0.5, "lambda, weight of the task in the similarity", REMEMBERER, ge=0, le=1)
+    task_similarity: Literal["embedding", "words", "equal"] = key("embedding", "how two tasks are compared")
+    observation_similarity: Literal["embedding", "words", "lines"] = key(
+        "words", "how two observations are compared: embeddings, shared words, or the longest common run of lines"
+    )
+    record_capacity: int = key(500, "records (task, observation)", "Rememberer release 552cb62", ge=1)
+    action_capacity: int = key(20, "actions of a record", "Rememberer release 552cb62", ge=1)
+    good: float = key(0.0, "an action is encouraged if its value is above this", ge=-1e9)
+    bad: float = key(0.0, "actions up to this value are discouraged; negative values always show", ge=-1e9)
+    random_advice: bool = key(True, "where no action is good, encourage an untried admissible one at random")
+    history: int = key(5, "last actions shown", "Rememberer release 552cb62", ge=0)
+    max_write_tokens: int = key(100, "decoding limit of an answer", "Rememberer release 552cb62", ge=1)
+    temperature: float = key(0.1, "sampling temperature", "Rememberer release 552cb62", ge=0)
+
+
+RETROSPEX = "Retrospex, arXiv 2505.11807"
+
+
+class RetrospexConfig(Section):
+    """Retrospex: an offline critic that rescores what the policy proposes."""
+
+    data: tuple[str, ...] = key((), "run directories whose trajectories.jsonl train the critic")
+    critic: str = key("", "a critic trained before, instead of data")
+    reward: Literal["raw", "spread"] = key(
+        "raw", "rewards as the environment gave them, or the return spread evenly over the steps (WebShop)"
+    )
+    failure: Literal["raw", "floor0", "last_positive"] = key(
+        "raw", "a negative final score: as it is, as 0, or as the last positive one (release)"
+    )
+    embed_size: int = key(64, "width of the token embedding", "Retrospex release 6d169a4", ge=1)
+    hidden_size: int = key(128, "width of each field's encoder", "Retrospex release 6d169a4", ge=1)
+    encoder: Literal["gru", "embedding"] = key("gru", "one GRU a field (release), or memory.embedder's vectors")
+    expectile: float = key(0.7, "tau of the value loss", RETROSPEX, gt=0, lt=1)
+    gamma: float = key(0.99, "discount", RETROSPEX, gt=0, le=1)
+    target_rate: float = key(0.005, "share of the critic that enters its target after each step", ge=0, le=1)
+    lr: float = key(1e-4, "learning rate of Adam", "Retrospex release 6d169a4", gt=0)
+    batch_size: int = key(128, "transitions in a step", "Retrospex release 6d169a4", ge=1)
+    epochs: int = key(20, "passes over the transitions", "Retrospex release 6d169a4", ge=1)
+    held_out: float = key(0.2, "share of the tasks kept apart to measure the critic", ge=0, lt=1)
+    candidates: int = key(4, "k, actions that the policy proposes", "Retrospex release 6d169a4", ge=1)
+    temperature: float = key(0.9, "sampling temperature of the candidates", "Retrospex release 6d169a4", gt=0)
+    top_p: float = key(0.95, "nucleus of the candidates", "Retrospex release 6d169a4", gt=0, le=1)
+    decay: float = key(0.97, "d: the policy weighs max(floor, d^t) at step t", RETROSPEX, gt=0, le=1)
+    floor: float = key(0.6, "b: the policy's least weight", RETROSPEX, ge=0, le=1)
+    score_clip: float = key(0.0, "largest advantage Q - V that counts, either way; 0 = no limit", ge=0)
+    heuristics: tuple[Literal["recent_actions", "focus_named"], ...] = key(
+        (), "rules of the release, off by default: no action of the last three; focus on what the task names only"
+    )
+
+
+class ArchiveConfig(Section):
+    """Go-Explore's first phase: promising states that episodes return to before they explore."""
+
+    share: float = key(0.0, "share of the plain members that start from a kept state; 0 = off", ge=0, le=1)
+    capacity: int = key(64, "states kept for each task", ge=1)
+    max_depth: int = key(0, "actions that a kept state may be away from the start; 0 = any", ge=0)
 
 
 class LossConfig(Section):
@@ -158,6 +305,9 @@ class LossConfig(Section):
     mask_unit: Literal["token", "response"] = key("token", "mask the token (ours), or its whole response (release)")
     mask_kl: bool = key(True, "leave masked tokens out of the KL too; if not, it pulls them back to the start model")
     aggregation: Literal["token", "sequence"] = key("token", "mean over tokens, or mean over rows of row means")
+    shaping: Literal["none", "luffy"] = key(
+        "none", "off-policy rows: the clipped surrogate, or LUFFY's f(x) = x / (x + 0.1) of the ratio, unclipped"
+    )
     drop_zero_advantage: bool = key(True, "leave rows whose advantage is zero out of the update, of KL too")
 
 
@@ -228,10 +378,16 @@ class Config(Section):
     preset: Literal["", "paper-scienceworld", "paper-webshop"] = key("", "published settings under the keys given here")
     run: RunConfig = key(RunConfig, "the run as a whole")
     model: ModelConfig = key(ModelConfig, "the language model")
+    endpoint: EndpointConfig = key(EndpointConfig, "an OpenAI-compatible server that acts")
     env: EnvConfig = key(EnvConfig, "the environment")
     rollout: RolloutConfig = key(RolloutConfig, "how episodes are played")
     memory: MemoryConfig = key(MemoryConfig, "the store of tips")
     algorithm: AlgorithmConfig = key(AlgorithmConfig, "the method")
+    gigpo: GigpoConfig = key(GigpoConfig, "GiGPO and HGPO")
+    archive: ArchiveConfig = key(ArchiveConfig, "states to return to")
+    reflexion: ReflexionConfig = key(ReflexionConfig, "Reflexion")
+    rememberer: RemembererConfig = key(RemembererConfig, "REMEMBERER")
+    retrospex: RetrospexConfig = key(RetrospexConfig, "Retrospex")
     loss: LossConfig = key(LossConfig, "the loss")
     optim: OptimConfig = key(OptimConfig, "the optimiser")
     train: TrainConfig = key(TrainConfig, "length and rhythm of training")
@@ -257,8 +413,8 @@ class Config(Section):
             )
         if 0 < self.loss.dual_clip <= 1:
             raise ValueError("loss.dual_clip up to 1 flattens every negative advantage: set it above 1, or 0 for none")
-        if algorithm.name == "grpo" and algorithm.intrinsic == "tips":
-            raise ValueError('grpo retrieves no tips: set algorithm.intrinsic = "states" or "none"')
+        if algorithm.name in {"grpo", "rloo", "gigpo"} and algorithm.intrinsic == "tips":
+            raise ValueError(f'{algorithm.name} retrieves no tips: set algorithm.intrinsic = "states" or "none"')
         if rollout.max_action_tokens >= rollout.max_context_tokens:
             raise ValueError("rollout.max_action_tokens must be smaller than rollout.max_context_tokens")
         if self.train.split == self.train.validation_split and self.train.eval_every:
@@ -267,8 +423,18 @@ class Config(Section):
 
     def refuse_training(self) -> Self:
         """Refuse what is fine for acting but wrong for training. Called by `train` before anything is built."""
+        if self.algorithm.name not in TRAINED:
+            raise ConfigError(
+                f"{self.algorithm.name} changes no weights: use `trailnotes adapt --method {self.algorithm.name}`, or "
+                f"train one of {', '.join(TRAINED)}"
+            )
         if self.model.path == "random":
             raise ConfigError('model.path = "random" is no model and learns nothing: name a model')
+        if self.model.path.startswith(OPENAI):
+            raise ConfigError(
+                f"model.path = {self.model.path!r} cannot be trained: an OpenAI-compatible server returns no token "
+                "ids, and its weights are not ours to change; name a model directory or hub name, or `trailnotes adapt`"
+            )
         if self.rollout.top_p < 1 or self.rollout.top_k:
             raise ConfigError(
                 "training needs the log-probabilities of the distribution sampled from: "

@@ -52,8 +52,9 @@ def _step_to_json(step: Step) -> dict[str, Any]:
         "reward_intrinsic": step.reward_intrinsic,
         "policy_version": step.policy_version,
         "completion": _set_fields(completion, leave_out=("prompt_ids",)),
-        "tokens": len(completion.token_ids),
-        "prompt_tokens": len(completion.prompt_ids),
+        "tokens": completion.num_tokens,
+        "other_tokens": step.other_tokens,
+        "prompt_tokens": completion.num_prompt_tokens,
         "plain_prompt_tokens": len(step.plain_prompt_ids),
     }
 
@@ -61,13 +62,20 @@ def _step_to_json(step: Step) -> dict[str, Any]:
 def _step_from_json(record: Mapping[str, Any]) -> Step:
     said = record["completion"]
     completion = Completion(
-        **{**said, "prompt_ids": (), "token_ids": tuple(said["token_ids"]), "logprobs": tuple(said["logprobs"])}
+        **{
+            **said,
+            "prompt_ids": (),
+            "token_ids": tuple(said.get("token_ids", ())),
+            "logprobs": tuple(said.get("logprobs", ())),
+            "usage": tuple(said["usage"]) if said.get("usage") else None,
+        }
     )
     return Step(
         observation=_observation(record["observation"]),
         tips=tuple(Tip(key="", **tip) for tip in record["tips"]),
         completion=completion,
         plain_prompt_ids=(),
+        other_tokens=record.get("other_tokens", 0),
         **{name: record[name] for name in ("action", "reward", "reward_intrinsic", "policy_version")},
     )
 

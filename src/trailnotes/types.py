@@ -171,10 +171,21 @@ class Completion:
     logprobs: tuple[float, ...]  # log pi(token | prompt, earlier tokens), temperature included; natural log
     text: str  # decoded, without end token or stop string
     finish_reason: FinishReason = "stop"
+    usage: tuple[int, int] | None = None  # tokens of prompt and completion as a server counts them; None: count the ids
 
     def __post_init__(self) -> None:
         if len(self.token_ids) != len(self.logprobs):
             raise ValueError(f"{len(self.token_ids)} tokens but {len(self.logprobs)} log-probabilities")
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens read."""
+        return len(self.prompt_ids) if self.usage is None else self.usage[0]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens sampled."""
+        return len(self.token_ids) if self.usage is None else self.usage[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +200,7 @@ class Step:
     reward: float  # r_t, extrinsic
     reward_intrinsic: float = 0.0  # before the coefficient beta
     policy_version: int = 0
+    other_tokens: int = 0  # sampled for this decision besides `completion`: candidates that were not taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,8 +232,8 @@ class Trajectory:
 
     @property
     def num_tokens(self) -> int:
-        """Sampled tokens of all steps."""
-        return sum(len(step.completion.token_ids) for step in self.steps)
+        """Sampled tokens of all steps, candidates that were not taken among them."""
+        return sum(step.completion.num_tokens + step.other_tokens for step in self.steps)
 
 
 @dataclass(frozen=True, slots=True)

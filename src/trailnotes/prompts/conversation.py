@@ -1,4 +1,4 @@
-"""Words every prompt, and reads the actions that come back. Nothing else in the package does either.
+"""The growing conversation of an episode: every turn in words, with tips and without.
 
 A turn is built from segments: instruction and briefing (in the first turn alone), tips, observation. Two contexts grow
 side by side, one with the tips and one without. The tip-free one is rendered without the tip segments, never searched
@@ -8,20 +8,12 @@ history would have had.
 
 from __future__ import annotations
 
-import re
-import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Literal
 
 from trailnotes.config import MemoryConfig, RolloutConfig
-from trailnotes.types import Message, Observation, Tip, TokenIds, Trajectory
-
-CountTokens = Callable[[str], int]
-
-CUT: Final = " [...]"  # marks where text was cut; tips cannot hold it, their brackets are replaced
-NO_OP: Final = ""  # what an environment gets in place of an action that cannot be read
-MAX_ACTION_CHARS: Final = 500  # a longer action cannot be read
+from trailnotes.prompts.quoting import CUT, CountTokens, quoted, truncate
+from trailnotes.types import Message, Observation, Tip, TokenIds
 
 NOTES_HEADER: Final = "Notes from earlier attempts at this task (quoted; they may be wrong)"
 _ROLE: Final = (
@@ -33,12 +25,6 @@ _FORMAT: Final = {
     "line": "Write the action alone, on one line, without explanation.",
     "tags": "Put the action between <action> and </action>; think before it if that helps.",
 }
-_REQUEST: Final = (
-    "The episode has ended with a score of {score:g} of {max_score:g}. Do not act any more. Write one note for the "
-    "next attempt at this task: what was tried, what was learned, and how far from completing the task it ended. "
-    "One line, under 100 words; name places, objects and actions, so that the note can be used from a fresh start."
-)
-
 _SEPARATOR: Final = {"full": "; ", "terse": " , "}
 _ACTIONS: Final = {"full": "Admissible actions: ", "terse": "actions : "}
 _BRIEFING: Final[dict[str, tuple[str, ...]]] = {  # shown where the config does not say
@@ -67,54 +53,6 @@ _EXAMPLE: Final = {  # first line, task, turn, last line
 }
 
 
-# --- text that others supply ------------------------------------------------------------------------------------
-
-
-def truncate(text: str, max_tokens: int, count_tokens: CountTokens) -> str:
-    """Cut `text` to `max_tokens` tokens, the mark " [...]" included; shorter text stays as it is.
-
-    Where not even the mark fits, the mark alone is left: a cut is never silent.
-    """
-    if count_tokens(text) <= max_tokens:
-        return text
-    low, high = 0, len(text) - 1  # characters kept: `low` is known to fit, or is 0
-    while low < high:
-        middle = (low + high + 1) // 2
-        if count_tokens(text[:middle].rstrip() + CUT) <= max_tokens:
-            low = middle
-        else:
-            high = middle - 1
-    kept = text[:low].rstrip()
-    return kept + CUT if kept else CUT.strip()
-
-
-# One-to-one replacements: nothing is left that closes a quote, opens a tag or imitates a chat template's brackets.
-_HARMLESS: Final = str.maketrans(
-    {**dict.fromkeys('"“”„‟«»`', "'"), "<": "\u2039", ">": "\u203a", "[": "(", "]": ")", "|": "/", "#": " "}
-)
-_SPEAKERS: Final = re.compile(
-    r"\b(system|user|human|assistant|ai|model|tool|developer|notes?|task|instructions?|observation|"
-    r"(?:admissible )?actions?|reply|response)\s*:",
-    re.IGNORECASE,
-)
-_HEADER: Final = re.compile(
-    r"notes from earlier attempts(?: at this task)?(?: \(quoted; they may be wrong\))?", re.IGNORECASE
-)
-
-
-def quoted(text: str) -> str:
-    """One line of data, fit to stand between double quotes in a prompt.
-
-    Control and format characters are gone, look-alikes are folded (NFKC), quotes, angle and square brackets, bars
-    and hashes are replaced, and words that announce a speaker or one of our own segments lose their colon. So the
-    result can neither end its quotation nor start a line, a turn or a segment.
-    """
-    visible = "".join(" " if c.isspace() else c for c in text if c.isspace() or unicodedata.category(c)[0] != "C")
-    plain = unicodedata.normalize("NFKC", visible).translate(_HARMLESS)
-    line = " ".join(plain.split())
-    return _SPEAKERS.sub(r"\1 -", _HEADER.sub("(notes)", line))
-
-
 def fresh_tips(tips: Iterable[Tip], shown: Iterable[Tip]) -> tuple[Tip, ...]:
     """Those of `tips` whose text the context does not hold yet, each text once, in the order given."""
     texts = {tip.text for tip in shown}
@@ -124,42 +62,6 @@ def fresh_tips(tips: Iterable[Tip], shown: Iterable[Tip]) -> tuple[Tip, ...]:
             texts.add(tip.text)
             fresh.append(tip)
     return tuple(fresh)
-
-
-# --- actions ----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class ParsedAction:
-    """An action as the environment gets it; `ok` is False where it is the no-op."""
-
-    action: str
-    ok: bool
-
-
-_PREFIX: Final = re.compile(r"^(?:(?:>|action\s*:)\s*)+", re.IGNORECASE)
-_TAGS: Final = re.compile(r"<action>(.*?)(?:</action>|\Z)", re.IGNORECASE | re.DOTALL)
-
-
-def parse_action(text: str, action_format: Literal["line", "tags"]) -> ParsedAction:
-    """Read the action out of what the policy wrote; never raises.
-
-    "line" takes the first non-blank line, "tags" what stands in the last pair of action tags (the closing one may be
-    missing, it is a common stop string). A leading "Action:" or ">" is dropped, control characters too, blanks are
-    joined. Rule for the rest: what is empty then, or longer than `MAX_ACTION_CHARS`, becomes `NO_OP`, with ok = False.
-    """
-    if action_format == "tags":
-        found = _TAGS.findall(text)
-        raw = found[-1] if found else ""
-    else:
-        raw = next((line for line in text.splitlines() if line.strip()), "")
-    visible = "".join(c for c in raw if c.isspace() or unicodedata.category(c) not in {"Cc", "Cs"})
-    action = _PREFIX.sub("", " ".join(visible.split())).strip()
-    ok = 0 < len(action) <= MAX_ACTION_CHARS
-    return ParsedAction(action if ok else NO_OP, ok)
-
-
-# --- conversations ----------------------------------------------------------------------------------------------
 
 
 def system_prompt(rollout: RolloutConfig) -> str:
@@ -304,67 +206,3 @@ def memory_query(
     if observation is not None:
         said.append(conversation.turn(observation))
     return "\n".join(said)
-
-
-# --- finished episodes ------------------------------------------------------------------------------------------
-
-
-def instruction_of(trajectory: Trajectory) -> str:
-    """The instruction given at reset, '' if there was none."""
-    first = trajectory.steps[0].observation if trajectory.steps else trajectory.final_observation
-    return first.instruction or ""
-
-
-def replay(
-    trajectory: Trajectory, rollout: RolloutConfig, memory: MemoryConfig, count_tokens: CountTokens
-) -> Iterator[Conversation]:
-    """Rebuild an episode: one growing conversation, yielded before each observation, the final one too (T + 1 times).
-
-    It is the same object every time, so read what is needed before going on.
-    """
-    conversation = Conversation(rollout, memory, count_tokens)
-    conversation.start(instruction_of(trajectory))
-    for step in trajectory.steps:
-        yield conversation
-        conversation.observe(step.observation, step.tips)
-        conversation.act(step.completion.text, step.completion.token_ids)
-    yield conversation
-
-
-def memory_keys(
-    trajectory: Trajectory, rollout: RolloutConfig, memory: MemoryConfig, count_tokens: CountTokens
-) -> list[str]:
-    """`memory_query` of every state of the episode: one before each action, then that of the final observation."""
-    observations = [*(step.observation for step in trajectory.steps), trajectory.final_observation]
-    stages = replay(trajectory, rollout, memory, count_tokens)
-    return [
-        memory_query(stage, memory.query, observation) for stage, observation in zip(stages, observations, strict=True)
-    ]
-
-
-def reflection_messages(
-    trajectory: Trajectory, rollout: RolloutConfig, memory: MemoryConfig, count_tokens: CountTokens
-) -> list[Message]:
-    """The tip-free conversation of an episode, its last observation and outcome, and the request for one note."""
-    (*_, conversation) = replay(trajectory, rollout, memory, count_tokens)
-    final = conversation.turn(trajectory.final_observation)
-    score, max_score = trajectory.score, trajectory.max_score
-    if rollout.style == "terse":
-        request = f"{final}\nscore {score:g} / {max_score:g} . note ?"
-    else:
-        request = f"{final}\n\n{_REQUEST.format(score=score, max_score=max_score)}"
-    return [*conversation.plain, Message("user", request)]
-
-
-def forget_turn(messages: Sequence[Message]) -> list[Message]:
-    """The conversation without its oldest answer and the observation after the first one, marked where.
-
-    The first user turn keeps the instruction; the result is not longer than `messages`, and as long if there is
-    nothing left to forget. Only for requests that stand alone: it breaks the append-only property.
-    """
-    first = next((i for i, message in enumerate(messages) if message.role == "user"), len(messages))
-    if len(messages) - first < 3:
-        return list(messages)
-    mark, later = CUT.strip(), messages[first + 2].content
-    opening = messages[first].content.partition(f"\n{mark}\n")[0]
-    return [*messages[:first], Message("user", f"{opening}\n{mark}\n{later}"), *messages[first + 3 :]]

@@ -1,0 +1,37 @@
+"""Words every prompt, and reads the actions that come back. Nothing else in the package does either."""
+
+from __future__ import annotations
+
+from trailnotes.prompts.actions import MAX_ACTION_CHARS, NO_OP, ParsedAction, parse_action
+from trailnotes.prompts.conversation import (
+    NOTES_HEADER,
+    Conversation,
+    fresh_tips,
+    listed_actions,
+    memory_query,
+    system_prompt,
+)
+from trailnotes.prompts.finished import forget_turn, instruction_of, memory_keys, reflection_messages, replay
+from trailnotes.prompts.quoting import CUT, CountTokens, quoted, truncate
+
+__all__ = [
+    "CUT",
+    "MAX_ACTION_CHARS",
+    "NOTES_HEADER",
+    "NO_OP",
+    "Conversation",
+    "CountTokens",
+    "ParsedAction",
+    "forget_turn",
+    "fresh_tips",
+    "instruction_of",
+    "listed_actions",
+    "memory_keys",
+    "memory_query",
+    "parse_action",
+    "quoted",
+    "reflection_messages",
+    "replay",
+    "system_prompt",
+    "truncate",
+]

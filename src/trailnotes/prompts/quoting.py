@@ -1,0 +1,57 @@
+"""Text that others supply: cut to size, and made fit to stand between double quotes."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable
+from typing import Final
+
+CountTokens = Callable[[str], int]
+
+CUT: Final = " [...]"  # marks where text was cut; tips cannot hold it, their brackets are replaced
+
+
+def truncate(text: str, max_tokens: int, count_tokens: CountTokens) -> str:
+    """Cut `text` to `max_tokens` tokens, the mark " [...]" included; shorter text stays as it is.
+
+    Where not even the mark fits, the mark alone is left: a cut is never silent.
+    """
+    if count_tokens(text) <= max_tokens:
+        return text
+    low, high = 0, len(text) - 1  # characters kept: `low` is known to fit, or is 0
+    while low < high:
+        middle = (low + high + 1) // 2
+        if count_tokens(text[:middle].rstrip() + CUT) <= max_tokens:
+            low = middle
+        else:
+            high = middle - 1
+    kept = text[:low].rstrip()
+    return kept + CUT if kept else CUT.strip()
+
+
+# One-to-one replacements: nothing is left that closes a quote, opens a tag or imitates a chat template's brackets.
+_HARMLESS: Final = str.maketrans(
+    {**dict.fromkeys('"“”„‟«»`', "'"), "<": "\u2039", ">": "\u203a", "[": "(", "]": ")", "|": "/", "#": " "}
+)
+_SPEAKERS: Final = re.compile(
+    r"\b(system|user|human|assistant|ai|model|tool|developer|notes?|task|instructions?|observation|"
+    r"(?:admissible )?actions?|reply|response)\s*:",
+    re.IGNORECASE,
+)
+_HEADER: Final = re.compile(
+    r"notes from earlier attempts(?: at this task)?(?: \(quoted; they may be wrong\))?", re.IGNORECASE
+)
+
+
+def quoted(text: str) -> str:
+    """One line of data, fit to stand between double quotes in a prompt.
+
+    Control and format characters are gone, look-alikes are folded (NFKC), quotes, angle and square brackets, bars
+    and hashes are replaced, and words that announce a speaker or one of our own segments lose their colon. So the
+    result can neither end its quotation nor start a line, a turn or a segment.
+    """
+    visible = "".join(" " if c.isspace() else c for c in text if c.isspace() or unicodedata.category(c)[0] != "C")
+    plain = unicodedata.normalize("NFKC", visible).translate(_HARMLESS)
+    line = " ".join(plain.split())
+    return _SPEAKERS.sub(r"\1 -", _HEADER.sub("(notes)", line))
