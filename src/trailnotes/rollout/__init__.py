@@ -1,0 +1,60 @@
+"""Episodes: one agent's loop, groups of them at once, the notes written afterwards, and what they measure."""
+
+from __future__ import annotations
+
+from trailnotes.rollout.acting import (
+    Actor,
+    Decision,
+    MakeActor,
+    NotesActor,
+    Seating,
+    action_sampling,
+    completion_seed,
+    context_limit,
+    find_tips,
+    num_tokens,
+    observe_within,
+)
+from trailnotes.rollout.episode import AsyncEnv, Pool, run_episode
+from trailnotes.rollout.groups import OnTrajectory, gather, run_groups
+from trailnotes.rollout.measures import note_metrics, rollout_metrics
+from trailnotes.rollout.notes import (
+    Note,
+    Request,
+    Written,
+    note_requests,
+    notes_of,
+    write_all,
+    write_tips,
+    written_about,
+)
+
+__all__ = [
+    "Actor",
+    "AsyncEnv",
+    "Decision",
+    "MakeActor",
+    "Note",
+    "NotesActor",
+    "OnTrajectory",
+    "Pool",
+    "Request",
+    "Seating",
+    "Written",
+    "action_sampling",
+    "completion_seed",
+    "context_limit",
+    "find_tips",
+    "gather",
+    "note_metrics",
+    "note_requests",
+    "notes_of",
+    "num_tokens",
+    "observe_within",
+    "rollout_metrics",
+    "run_episode",
+    "run_groups",
+    "write_all",
+    "write_tips",
+    "written_about",
+]

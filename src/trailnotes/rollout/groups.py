@@ -1,0 +1,183 @@
+"""Groups of episodes, played at once.
+
+A failed episode costs itself, never the run: it is handed to `on_error` with its error text and tried afresh.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, TypeVar
+
+from trailnotes.config import Config
+from trailnotes.memory.base import Memory
+from trailnotes.policies.base import Policy
+from trailnotes.rollout.acting import MakeActor, completion_seed
+from trailnotes.rollout.episode import AsyncEnv, Pool, run_episode
+from trailnotes.types import Mode, Task, Trajectory, TrajectoryGroup
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+OnTrajectory = Callable[[Trajectory], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """A member's place in a batch: what one episode is to play, whoever fails in between."""
+
+    task: Task
+    mode: Mode
+    member: int
+    seed: int
+    episode: str  # its name for the policy, unique in the batch
+
+
+async def run_groups(  # noqa: PLR0913 (see `run_episode`)
+    policy: Policy,
+    pool: Pool,
+    tasks: Sequence[Task],
+    modes: Sequence[Sequence[Mode]],
+    memory: Memory | None,
+    config: Config,
+    *,
+    seed: int,
+    progress: OnTrajectory | None = None,
+    on_error: OnTrajectory | None = None,
+    make_actor: MakeActor | None = None,
+    done: Iterable[Trajectory] = (),
+) -> list[TrajectoryGroup]:
+    """Play `modes[i][j]` for task i, member j, all at once; results in this order, whichever ends first.
+
+    With `env.max_envs`, so many at once: whenever one ends, the next in order begins.
+
+    An episode that fails is handed to `on_error` and tried afresh, `env.max_replacements` times. A group goes on
+    without a member that failed for good while at least two are left (or all, of a group of one); else it is dropped
+    with a warning, so the result may be shorter than `tasks`. Episodes that begin together are all announced to the
+    policy before the first of them begins, and each later one before the one that it follows is closed. A task that
+    stands in `tasks` twice gets other seeds the second time.
+
+    Args:
+        policy: acts for all.
+        pool: lends each attempt an environment.
+        tasks: B tasks.
+        modes: a row of modes for each task.
+        memory: shared; None shows no tips.
+        config: `rollout`, `memory`, `env.max_envs`, `env.max_replacements`.
+        seed: of the whole batch.
+        progress: called with each trajectory as it ends well.
+        on_error: called with each failed trajectory as it ends.
+        make_actor: who acts, see `run_episode`.
+        done: episodes of these very seats that were played before a restart, by task and member: they are taken as
+            they are. No task may then stand in `tasks` twice.
+    """
+    rows = _seats(tasks, modes, seed)
+    before = {(trajectory.task.id, trajectory.member): trajectory for trajectory in done}
+    assert not before or len({task.id for task in tasks}) == len(tasks), "which of the two was played is not known"
+    played: dict[str, Trajectory | None] = {
+        seat.episode: before[seat.task.id, seat.member]
+        for row in rows
+        for seat in row
+        if (seat.task.id, seat.member) in before
+    }
+    seats = [seat for row in rows for seat in row if seat.episode not in played]
+    waiting = iter(seats)
+    attempts = 1 + config.env.max_replacements
+
+    async def play(live: _Live, env: AsyncEnv, seat: Seat) -> Trajectory:
+        return await run_episode(
+            policy, env, seat.task, seat.mode, memory, config,
+            member=seat.member, seed=seat.seed, episode=live.episode, make_actor=make_actor,
+        )  # fmt: skip
+
+    async def play_on(live: _Live, seat: Seat | None) -> None:
+        try:
+            while seat is not None:
+                trajectory = played[seat.episode] = await _play_seat(live, pool, seat, attempts, play, on_error)
+                seat = next(waiting, None)
+                live.give_way(seat.episode if seat else "")
+                if trajectory is not None and progress is not None:
+                    progress(trajectory)
+        finally:
+            live.give_way("")
+
+    first = list(islice(waiting, config.env.max_envs or len(seats)))
+    lives = [_Live(policy, seat.episode) for seat in first]
+    try:
+        await gather([play_on(live, seat) for live, seat in zip(lives, first, strict=True)])
+    finally:
+        for live in lives:
+            live.give_way("")
+    groups = (_group(task, [played[seat.episode] for seat in row]) for task, row in zip(tasks, rows, strict=True))
+    return [group for group in groups if group is not None]
+
+
+def _seats(tasks: Sequence[Task], modes: Sequence[Sequence[Mode]], seed: int) -> list[list[Seat]]:
+    """A row of seats for each task."""
+    seen: Counter[str] = Counter()
+    rows = []
+    for index, (task, row) in enumerate(zip(tasks, modes, strict=True)):
+        again = seen[task.id]
+        seen[task.id] += 1
+        base = completion_seed(seed, task.id, again, "again") if again else seed
+        rows.append([Seat(task, mode, member, base, f"{index}/{task.id}/{member}") for member, mode in enumerate(row)])
+    return rows
+
+
+class _Live:
+    """One of the episodes that are open with the policy at the same time, and those that follow it one by one."""
+
+    def __init__(self, policy: Policy, episode: str) -> None:
+        self.policy, self.episode = policy, episode
+        policy.open_episode(episode)
+
+    def give_way(self, episode: str) -> None:
+        """Close the episode; `episode` ("" = none) is announced before, so that the number of live ones never dips."""
+        if episode:
+            self.policy.open_episode(episode)
+        self.policy.close_episode(self.episode)
+        self.episode = episode or self.episode
+
+
+async def _play_seat(
+    live: _Live,
+    pool: Pool,
+    seat: Seat,
+    attempts: int,
+    play: Callable[[_Live, AsyncEnv, Seat], Awaitable[Trajectory]],
+    on_error: OnTrajectory | None,
+) -> Trajectory | None:
+    """The first attempt that does not fail, or None. The policy sees each attempt as an episode of its own."""
+    for attempt in range(attempts):
+        if attempt:
+            live.give_way(f"{seat.episode}+{attempt}")
+        async with pool.lease() as env:
+            trajectory = await play(live, env, seat)
+        if trajectory.outcome != "error":
+            return trajectory
+        if on_error is not None:
+            on_error(trajectory)
+    return None
+
+
+def _group(task: Task, members: Sequence[Trajectory | None]) -> TrajectoryGroup | None:
+    """The members that are left, if they are enough to be a group."""
+    left = tuple(member for member in members if member is not None)
+    if not left or len(left) < min(2, len(members)):
+        logger.warning("task %s is left out: %d of %d episodes failed", task.id, len(members) - len(left), len(members))
+        return None
+    return TrajectoryGroup(task, left)
+
+
+async def gather(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """All results in order. The first failure is raised once all other coroutines are cancelled and have ended."""
+    running = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        return await asyncio.gather(*running)
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)

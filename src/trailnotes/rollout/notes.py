@@ -1,0 +1,147 @@
+"""What the policy writes about finished episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from trailnotes.config import Config
+from trailnotes.memory.tips import tips_of
+from trailnotes.policies.base import Policy
+from trailnotes.prompts import forget_turn, memory_keys, reflection_messages
+from trailnotes.rollout.acting import completion_seed, num_tokens
+from trailnotes.rollout.groups import gather
+from trailnotes.types import Completion, Message, Sampling, Tip, Trajectory, TrajectoryGroup
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A conversation that the policy is to answer once, apart from any episode."""
+
+    messages: Sequence[Message]
+    sampling: Sampling
+
+
+async def write_all(
+    policy: Policy, requests: Sequence[Request], *, on_done: Callable[[int, Completion], None] | None = None
+) -> list[Completion]:
+    """Answer all requests together; results in their order.
+
+    Where a conversation leaves no room for the answer, its oldest turns are forgotten; where that does not help, the
+    answer is empty and has finish_reason "length". `on_done` gets each answer, with its index, as it comes.
+    """
+    names = [f"note/{index}" for index in range(len(requests))]
+    for name in names:
+        policy.open_episode(name)
+
+    async def write(index: int) -> Completion:
+        try:
+            completion = await _write(policy, requests[index], names[index])
+        finally:
+            policy.close_episode(names[index])
+        if on_done is not None:
+            on_done(index, completion)
+        return completion
+
+    try:
+        return await gather([write(index) for index in range(len(requests))])
+    finally:
+        for name in names:
+            policy.close_episode(name)
+
+
+async def _write(policy: Policy, request: Request, name: str) -> Completion:
+    messages, limit = list(request.messages), request.sampling.max_tokens
+    while (room := policy.context_length - num_tokens(policy, messages)) < limit:
+        if len(shorter := forget_turn(messages)) == len(messages):
+            break
+        messages = shorter
+    if room < 1:
+        return Completion((), (), (), "", "length")
+    return await policy.generate(messages, replace(request.sampling, max_tokens=min(room, limit)), name)
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What the policy wrote after an episode, and the memory entries made of it: none if nothing was usable."""
+
+    trajectory: Trajectory
+    completion: Completion
+    tips: tuple[Tip, ...]
+
+
+class Written(NamedTuple):
+    """The tips of a batch in task order, and what they cost."""
+
+    tips: list[Tip]
+    num_tokens: int  # generated for all notes, unusable ones included
+
+
+async def write_tips(
+    policy: Policy,
+    groups: Sequence[TrajectoryGroup],
+    config: Config,
+    *,
+    seed: int,
+    step: int,
+    on_note: Callable[[Note], None] | None = None,
+) -> Written:
+    """Have the policy write one note about each episode, all together, from the conversation without tips.
+
+    Nothing is stored here. Episodes without a step are passed over. Notes of which `clean_tip` leaves nothing give no
+    tip, but count in `num_tokens` and reach `on_note`.
+
+    Args:
+        policy: the author.
+        groups: the episodes.
+        config: `memory` (limits and temperature of writing), `rollout` (wording), `run.name`.
+        seed: of the batch; each note's seed follows from it, its task and member.
+        step: training iteration or adaptation trial, kept with each tip.
+        on_note: called with every note in task order; `note_metrics` counts them.
+    """
+    trajectories = written_about([t for group in groups for t in group.trajectories])
+    completions = await write_all(policy, note_requests(policy, trajectories, config, seed=seed))
+    notes = notes_of(policy, trajectories, completions, config, step=step)
+    for note in notes:
+        if on_note is not None:
+            on_note(note)
+    return Written([tip for note in notes for tip in note.tips], sum(note.completion.num_tokens for note in notes))
+
+
+def written_about(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+    """Those that there is something to say about."""
+    return [t for t in trajectories if t.steps and t.outcome != "error"]
+
+
+def note_requests(policy: Policy, trajectories: Sequence[Trajectory], config: Config, *, seed: int) -> list[Request]:
+    """A request for one tip about each episode, from its conversation without tips."""
+    memory = config.memory
+    return [
+        Request(
+            reflection_messages(t, config.rollout, memory, policy.count_tokens),
+            Sampling(
+                memory.write_temperature,
+                max_tokens=memory.max_write_tokens,
+                seed=completion_seed(seed, t.task.id, t.member, "note"),
+            ),
+        )
+        for t in trajectories
+    ]
+
+
+def notes_of(
+    policy: Policy, trajectories: Sequence[Trajectory], completions: Sequence[Completion], config: Config, *, step: int
+) -> list[Note]:
+    """What was answered to `note_requests`, as memory entries."""
+    return [_note(policy, t, done, config, step) for t, done in zip(trajectories, completions, strict=True)]
+
+
+def _note(policy: Policy, trajectory: Trajectory, completion: Completion, config: Config, step: int) -> Note:
+    """The note with its tips, found by the final state or, with entries = "step", by each step's."""
+    keys = memory_keys(trajectory, config.rollout, config.memory, policy.count_tokens)
+    tips = tips_of(
+        trajectory, completion.text, config.memory, keys=keys[-1:] if config.memory.entries == "episode" else keys[:-1],
+        model=policy.name, version=policy.version, run=config.run.name, step=step,
+    )  # fmt: skip
+    return Note(trajectory, completion, tuple(tips))
