@@ -22,7 +22,7 @@ diagnose evaluation viewer dryrun compare
 training
 algorithms
 warmstart
-run
+run trials
 learner
 export metrics optimizer
 panels

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trailnotes.prompts.actions import MAX_ACTION_CHARS, NO_OP, ParsedAction, parse_action
+from trailnotes.prompts.advice import Example, Situation, Valued, advice_messages, advice_text, parse_advice
 from trailnotes.prompts.conversation import (
     NOTES_HEADER,
     Conversation,
@@ -12,6 +13,7 @@ from trailnotes.prompts.conversation import (
     system_prompt,
 )
 from trailnotes.prompts.finished import forget_turn, instruction_of, memory_keys, reflection_messages, replay
+from trailnotes.prompts.plans import plan_lines, plan_messages
 from trailnotes.prompts.quoting import CUT, CountTokens, quoted, truncate
 
 __all__ = [
@@ -21,7 +23,12 @@ __all__ = [
     "NO_OP",
     "Conversation",
     "CountTokens",
+    "Example",
     "ParsedAction",
+    "Situation",
+    "Valued",
+    "advice_messages",
+    "advice_text",
     "forget_turn",
     "fresh_tips",
     "instruction_of",
@@ -29,6 +36,9 @@ __all__ = [
     "memory_keys",
     "memory_query",
     "parse_action",
+    "parse_advice",
+    "plan_lines",
+    "plan_messages",
     "quoted",
     "reflection_messages",
     "replay",

@@ -1,0 +1,149 @@
+"""REMEMBERER in words: examples with advice, and reading an answer that is advice itself (arXiv 2306.07929, section 3).
+
+Every step is a prompt of its own: rules, examples, the present input. The answer is a block of encouraged actions with
+the value that the policy expects of each; the one that it values most is taken.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from trailnotes.prompts.actions import MAX_ACTION_CHARS
+from trailnotes.prompts.quoting import quoted
+from trailnotes.types import Message
+
+Style = Literal["full", "terse"]
+
+_RULES: Final = (
+    "You act in a text environment to complete a task. You are shown examples of situations with advice: actions that "
+    "were worth taking there, and actions that were not, each with its value; near the best score is good, 0 or less "
+    "is bad. For the last situation, write the encouraged actions only, one a line, as: ACTION -> VALUE. Take what the "
+    "examples encourage where the situation is the same, avoid what they discourage, do not repeat what has failed, "
+    "and do not invent objects."
+)
+_WORDS: Final = {
+    "full": {
+        "example": "Example {} (quoted):",
+        "task": "Task: {}",
+        "did": "Last actions: {}",
+        "nothing": "none",
+        "saw": "Observation: {}",
+        "actions": "Admissible actions: {}",
+        "do": "Encouraged:",
+        "not": "Discouraged:",
+        "now": "The present situation:",
+        "separator": "; ",
+    },
+    "terse": {
+        "example": "example {} :",
+        "task": "{}",
+        "did": "did : {}",
+        "nothing": "nothing",
+        "saw": "{}",
+        "actions": "actions : {}",
+        "do": "do :",
+        "not": "not :",
+        "now": "",
+        "separator": " , ",
+    },
+}
+_LINE: Final = re.compile(
+    r"^\s*(?:[-*]\s*)?(?P<action>.+?)\s*->\s*(?P<value>[-+]?\s*\d+(?:\s*\.\s*\d+)?)(?P<reason>.*)$"
+)
+_STOP: Final = re.compile(r"^\s*(?:discouraged|not)\s*:", re.IGNORECASE)
+_OPENING: Final = re.compile(r"^\s*(?:encouraged|do)\s*:\s*", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What an example and the present input have in common; texts as shown, already cut to their caps."""
+
+    task: str
+    observation: str
+    history: tuple[str, ...] = ()  # the last actions, oldest first
+    actions: tuple[str, ...] = ()  # admissible ones, shown for the present situation only
+
+
+@dataclass(frozen=True, slots=True)
+class Valued:
+    """An action with its value: an estimate of the return, in the unit of the environment's rewards."""
+
+    action: str
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A remembered situation with its advice."""
+
+    situation: Situation
+    encouraged: tuple[Valued, ...]
+    discouraged: tuple[Valued, ...]
+
+
+def advice_messages(present: Situation, examples: Sequence[Example], style: Style) -> list[Message]:
+    """The whole prompt of one step.
+
+    Args:
+        present: the situation to act in.
+        examples: the most similar one last, so that it stands nearest to the question.
+        style: wording.
+    """
+    words = _WORDS[style]
+    lines = []
+    for number, example in enumerate(examples, 1):
+        lines += [words["example"].format(number), *_situation(example.situation, style, quote=True)]
+        lines += _block(words["do"], example.encouraged)
+        lines += _block(words["not"], example.discouraged)
+        if style == "full":
+            lines.append("")
+    if style == "full":
+        lines.append(words["now"])
+    lines += [*_situation(present, style, quote=False), words["do"]]
+    system = [Message("system", _RULES)] if style == "full" else []
+    return [*system, Message("user", "\n".join(lines))]
+
+
+def advice_text(valued: Sequence[Valued]) -> str:
+    """The answer that a good adviser gives: what `parse_advice` reads."""
+    return "\n".join(_line(item) for item in valued)
+
+
+def parse_advice(text: str) -> list[Valued]:
+    """The encouraged actions of an answer, in its order; [] if nothing of it can be read. Never raises.
+
+    A line is ``ACTION -> VALUE reason``; what comes from "Discouraged:" on is not read.
+    """
+    found = []
+    for line in text.splitlines():
+        if _STOP.match(line):
+            break
+        match = _LINE.match(_OPENING.sub("", line))
+        if match is None:
+            continue
+        action = " ".join(match["action"].split()).strip("\"'")
+        if 0 < len(action) <= MAX_ACTION_CHARS:
+            found.append(Valued(action, float("".join(match["value"].split()))))
+    return found
+
+
+def _situation(situation: Situation, style: Style, *, quote: bool) -> list[str]:
+    words = _WORDS[style]
+    shown = quoted if quote else str
+    did = words["separator"].join(situation.history) or words["nothing"]
+    lines = [words["task"].format(shown(situation.task)), words["did"].format(shown(did))]
+    lines.append(words["saw"].format(shown(situation.observation)))
+    if situation.actions:
+        lines.append(words["actions"].format(shown(words["separator"].join(situation.actions))))
+    return lines
+
+
+def _block(header: str, valued: Sequence[Valued]) -> list[str]:
+    return [header, *(_line(item) for item in valued)]
+
+
+def _line(item: Valued) -> str:
+    return f"{quoted(item.action)} -> {item.value:.1f}"

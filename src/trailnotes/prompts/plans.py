@@ -1,0 +1,95 @@
+"""Reflexion in words: the request for a new plan after a failure (arXiv 2303.11366, section 3).
+
+The request comes after the failed episode and holds two worked examples of failure and plan: without them a model of
+moderate size goes on acting instead of reflecting. Earlier plans are quoted, oldest first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from trailnotes.config import MemoryConfig, RolloutConfig
+from trailnotes.prompts.finished import replay
+from trailnotes.prompts.quoting import CountTokens, quoted, truncate
+from trailnotes.types import Message, Tip, Trajectory
+
+_REQUEST: Final = (
+    "The episode has ended without success, with a score of {score:g} of {max_score:g}. Do not act any more, and do "
+    "not describe the environment. Think about what went wrong, and write a new plan for the next attempt at the same "
+    "task: which actions should have been taken instead, in which order. One line, under 100 words."
+)
+_EXAMPLES: Final = {  # (task, what happened, plan)
+    "full": (
+        (
+            "put a clean mug on the desk",
+            "take mug; go to desk; put mug on desk; the episode ended, the mug was dirty",
+            "I carried a dirty mug. Next time: take mug, go to sink, clean mug with sink, go to desk, put mug on desk.",
+        ),
+        (
+            "find the measuring tape in the workshop",
+            "open drawer 1; open drawer 2; open drawer 1; open drawer 2; out of steps",
+            "I opened the same drawers again and again. Next time: open each once; if empty, go to shelf and take tape.",
+        ),
+    ),
+    "terse": (
+        ("find the way through the dusk maze", "north > a dead end .", "dusk : east south east north"),
+        ("unlock the boxes of the kelp vault", "west > nothing found", "nothing found"),
+    ),
+}
+_WORDS: Final = {
+    "full": {
+        "header": "Two examples of a failed attempt and the plan made after it, quoted from other tasks:",
+        "example": '- Task: "{}" What happened: "{}" New plan: "{}"',
+        "previous": "Your plans so far for this task, oldest first (quoted; they failed or were not followed):",
+        "plan": '- Trial {}: "{}"',
+        "end": "New plan:",
+    },
+    "terse": {
+        "header": "example :",
+        "example": '- " {} " > " {} " > " {} "',
+        "previous": "notes :",
+        "plan": '- " {1} "',
+    },
+}
+
+
+def plan_messages(
+    trajectory: Trajectory,
+    plans: Sequence[Tip],
+    rollout: RolloutConfig,
+    memory: MemoryConfig,
+    count_tokens: CountTokens,
+    max_plan_tokens: int,
+) -> list[Message]:
+    """The tip-free conversation of a failed episode, its end, two examples, the plans so far, and the request.
+
+    Args:
+        trajectory: a failed episode.
+        plans: those shown to it, oldest first; `Tip.step` is the trial that each was written after.
+        rollout: wording and caps.
+        memory: caps.
+        count_tokens: of the reflector.
+        max_plan_tokens: a quoted plan is cut here.
+    """
+    (*_, conversation) = replay(trajectory, rollout, memory, count_tokens)
+    words, style = _WORDS[rollout.style], rollout.style
+    lines = [conversation.turn(trajectory.final_observation)]
+    if style == "full":
+        lines += ["", _REQUEST.format(score=trajectory.score, max_score=trajectory.max_score), ""]
+    lines += [words["header"], *(words["example"].format(*example) for example in _EXAMPLES[style])]
+    if plans:
+        lines += [words["previous"], *plan_lines(plans, rollout, count_tokens, max_plan_tokens)]
+    if style == "terse":
+        lines.append(f"score {trajectory.score:g} / {trajectory.max_score:g} . plan ?")
+    else:
+        lines.append(words["end"])
+    return [*conversation.plain, Message("user", "\n".join(lines))]
+
+
+def plan_lines(
+    plans: Sequence[Tip], rollout: RolloutConfig, count_tokens: CountTokens, max_plan_tokens: int
+) -> list[str]:
+    """Each plan as quoted data, with the trial that it was written after, counted from 1."""
+    line = _WORDS[rollout.style]["plan"]
+    return [line.format(plan.step + 1, truncate(quoted(plan.text), max_plan_tokens, count_tokens)) for plan in plans]
