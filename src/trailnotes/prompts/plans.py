@@ -29,7 +29,7 @@ _EXAMPLES: Final = {  # (task, what happened, plan)
         (
             "find the measuring tape in the workshop",
             "open drawer 1; open drawer 2; open drawer 1; open drawer 2; out of steps",
-            "I opened the same drawers again and again. Next time: open each once; if empty, go to shelf and take tape.",
+            "I opened the same drawers again. Next time: open each once; if empty, go to shelf and take tape.",
         ),
     ),
     "terse": (
