@@ -1,21 +1,19 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from small import small_config
+from test_jobs import alive, children_of, wait_for
 from trailnotes import demo as module
 from trailnotes.configio import to_toml
-from trailnotes.demo import Job, demo, unequal_steps
+from trailnotes.demo import demo, unequal_steps
 from trailnotes.errors import ConfigError, RunError
 from trailnotes.evaluation import PanelResult
 from trailnotes.jsonl import read_jsonl
@@ -25,7 +23,7 @@ SETTINGS = ["--eval.num_tasks", "2"]
 
 @pytest.fixture(autouse=True)
 def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "POLL", 0.02)
+    monkeypatch.setattr("trailnotes.jobs.POLL", 0.02)
 
 
 def config_file(start: Path, path: Path) -> Path:
@@ -97,7 +95,7 @@ def test_once_more_trains_and_plays_nothing(
     def never(*_: object, **__: object) -> None:
         raise AssertionError("this was done already")
 
-    monkeypatch.setattr(module, "_start", never)
+    monkeypatch.setattr("trailnotes.jobs.Process", never)
     monkeypatch.setattr(module, "play_subject", never)
     monkeypatch.setattr("trailnotes.evaluation.play_panel", never)
     before = (out / "table.json").read_bytes()
@@ -144,7 +142,7 @@ def test_interrupted_with_two_seeds_it_ends_as_if_left_alone(start_model: Path, 
     subprocess.run([sys.executable, "-c", code, str(whole)], check=True)
     process = subprocess.Popen([sys.executable, "-c", code, str(cut)], stdout=subprocess.PIPE, text=True)
     wait_for(lambda: any(cut.glob("*/metrics.jsonl")), 120)
-    pids = [int(line) for line in children_of(process.pid)]
+    pids = children_of(process.pid)
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=120)
     assert process.returncode != 0
@@ -158,132 +156,6 @@ def test_interrupted_with_two_seeds_it_ends_as_if_left_alone(start_model: Path, 
         row["seconds"] = 0
     assert tables[0] == tables[1]
     assert tables[0][1]["seeds"] == 2
-
-
-# -- processes
-
-
-def jobs_in(out: Path, *names: str) -> list[Job]:
-    return [Job(name, 0, out / f"{name}-0") for name in names]
-
-
-def script(code: str) -> Sequence[str]:
-    return [sys.executable, "-c", code]
-
-
-GOOD_SLEEPER = """
-import os, pathlib, signal, sys, time
-def save(*_):
-    pathlib.Path(sys.argv[1], "saved").write_text("x")
-    sys.exit(0)
-signal.signal(signal.SIGTERM, save)
-signal.signal(signal.SIGINT, lambda *_: pathlib.Path(sys.argv[1], "interrupted").write_text("x"))
-pathlib.Path(sys.argv[1], "pid").write_text(str(os.getpid()))
-time.sleep(60)
-"""
-DEAF_SLEEPER = GOOD_SLEEPER.replace(
-    "signal.signal(signal.SIGTERM, save)", "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
-)
-
-
-def wait_for(condition: Any, seconds: float = 30.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
-
-
-def children_of(pid: int) -> list[str]:
-    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-
-
-def alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-def pid_of(job: Job) -> int:
-    return int((job.directory / "pid").read_text())
-
-
-def run_jobs(jobs: list[Job], commands: dict[str, Sequence[str]], at_once: int = 2) -> None:
-    module._train_all(small_config(), jobs, at_once, lambda job: [*commands[job.method], str(job.directory)])
-
-
-def test_a_process_that_fails_is_named_with_its_last_line_and_the_others_are_ended(tmp_path: Path) -> None:
-    fails, sleeps = jobs_in(tmp_path, "fails", "sleeps")
-    other = str(sleeps.directory / "pid")
-    code = (
-        f"import os, time, sys\nwhile not os.path.exists({other!r}): time.sleep(.02)\nprint('a'); sys.exit('no disk')"
-    )
-    with pytest.raises(RunError, match=r"run fails-0 ended with status 1: no disk \(all of it: .*console\.log\)"):
-        run_jobs([fails, sleeps], {"fails": script(code), "sleeps": script(GOOD_SLEEPER)})
-    assert (fails.directory / "console.log").read_text().split() == ["a", "no", "disk"]
-    assert (sleeps.directory / "saved").exists()
-    assert not alive(pid_of(sleeps))
-
-
-def test_an_interrupted_demo_asks_each_process_once_to_save(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    jobs = jobs_in(tmp_path, "one", "two")
-
-    def show(*_: object) -> None:
-        if all((job.directory / "pid").exists() for job in jobs):
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(module, "_show", show)
-    with pytest.raises(KeyboardInterrupt):
-        run_jobs(jobs, dict.fromkeys(("one", "two"), script(GOOD_SLEEPER)))
-    assert all((job.directory / "saved").exists() for job in jobs)
-    assert not any(alive(pid_of(job)) for job in jobs)
-    assert "the same command goes on from here" in capsys.readouterr().out
-
-
-def test_a_process_that_will_not_stop_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (job,) = jobs_in(tmp_path, "deaf")
-    monkeypatch.setattr(module, "PATIENCE", 0.1)
-
-    def show(*_: object) -> None:
-        if (job.directory / "pid").exists():
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(module, "_show", show)
-    with pytest.raises(KeyboardInterrupt):
-        run_jobs([job], {"deaf": script(DEAF_SLEEPER)})
-    assert not alive(pid_of(job))
-    assert not (job.directory / "saved").exists()
-
-
-def test_ctrl_c_of_the_terminal_does_not_reach_the_processes(tmp_path: Path) -> None:
-    """It goes to the group in the foreground; a second signal would stop a run in mid-iteration."""
-    (job,) = jobs_in(tmp_path, "one")
-    process = module._start(job, [*script(GOOD_SLEEPER), str(job.directory)])
-    try:
-        wait_for((job.directory / "pid").exists)
-        assert os.getpgid(process.pid) == process.pid != os.getpgrp()
-    finally:
-        module._end([process])
-    assert process.returncode == 0
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_termination_ends_the_demo_as_ctrl_c_does(number: signal.Signals) -> None:
-    before = signal.getsignal(number)
-    with pytest.raises(KeyboardInterrupt), module._ended_by_signals():
-        signal.raise_signal(number)
-    assert signal.getsignal(number) is before
-
-
-def test_no_more_than_so_many_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    jobs, most = jobs_in(tmp_path, "a", "b", "c"), []
-    monkeypatch.setattr(module, "_show", lambda bar, config, jobs, running: most.append(len(running)))
-    run_jobs(jobs, dict.fromkeys("abc", script("import time; time.sleep(.1)")), at_once=2)
-    assert max(most) == 2
-    assert all((job.directory / "console.log").exists() for job in jobs)
 
 
 # -- rows

@@ -25,8 +25,8 @@ warmstart
 run trials
 learner
 export metrics optimizer
-panels
-rollout samples demonstrations players
+panels jobs
+rollout samples demonstrations players novelty
 tasks
 prompts envs policies memory credit losses checkpoint logprobs smallmodel plots
 render stats logs

@@ -5,18 +5,13 @@ Every stage leaves its result in the directory, so a demo that was interrupted g
 
 from __future__ import annotations
 
-import contextlib
-import signal
-import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trailnotes import checkpoint
 from trailnotes.configio import diff, load_config
 from trailnotes.console import Bar, clock
 from trailnotes.errors import ConfigError, RunError
@@ -32,12 +27,13 @@ from trailnotes.evaluation import (
     write_table,
 )
 from trailnotes.files import write_text_atomic
+from trailnotes.jobs import Job as Command
+from trailnotes.jobs import compile_games, ended_by_signals, is_trained, run_jobs
 from trailnotes.jsonl import read_jsonl
 from trailnotes.logs import run_config
 from trailnotes.records import trajectory_from_json
 from trailnotes.stats import bootstrap
 from trailnotes.story import before_and_after, draw, last_line, print_table
-from trailnotes.tasks import tasks_of
 
 if TYPE_CHECKING:
     from trailnotes.config import Config
@@ -45,8 +41,6 @@ if TYPE_CHECKING:
 
 CONFIG = Path("configs/demo.toml")
 METHODS = ("grpo", "empo2")
-POLL = 0.5  # seconds between two looks at the running processes
-PATIENCE = 120.0  # seconds that a process asked to stop may take for its iteration
 TOLERANCE = 0.02  # share by which the environment steps of the methods may differ without a word about it
 
 
@@ -67,10 +61,10 @@ class Job:
         """All that differs between the runs, and what every run was given."""
         return ["--algorithm.name", self.method, "--run.seed", str(self.seed), "--run.name", self.name, *extra]
 
-    def command(self, config: Path, extra: Sequence[str]) -> list[str]:
+    def command(self, config: Path, extra: Sequence[str]) -> Command:
         """What a person would type for this run."""
         words = ["train", str(config), "--run-dir", str(self.directory), *self.settings(extra)]
-        return [sys.executable, "-m", "trailnotes", *words]
+        return Command(self.name, self.directory, (sys.executable, "-m", "trailnotes", *words))
 
 
 def demo(
@@ -103,9 +97,9 @@ def demo(
     jobs = [Job(method, seed, out / f"{method}-{seed}") for seed in range(seeds) for method in METHODS]
     _refuse_other_settings(out, jobs, config_path, settings)
     print(f"{len(jobs)} runs of {config.train.max_env_steps:,} environment steps each, in {out}", flush=True)
-    _compile(config)
-    with _ended_by_signals():
-        _train_all(config, jobs, jobs_at_once, lambda job: job.command(config_path, settings))
+    compile_games([config])
+    with ended_by_signals():
+        _train_all(config, jobs, jobs_at_once, settings, config_path)
     rows = _examine(config, jobs, out, trials)
     write_table(rows, out)
     draw(config, jobs, rows, out / "curves.png")
@@ -138,104 +132,21 @@ def unequal_steps(rows: Sequence[PanelResult]) -> list[str]:
     return [f"Note: environment steps differ by more than {TOLERANCE:.0%} ({counts}); the comparison is not even."]
 
 
-def _compile(config: Config) -> None:
-    """All games of the panels, on every core; those in the cache cost nothing."""
-    if config.env.name != "waymarks":
-        return
-    from trailnotes.envs.waymarks import compile_all
-
-    splits = {config.train.split, config.eval.split, *([config.train.validation_split] * bool(config.train.eval_every))}
-    tasks = [task for split in sorted(splits) for task in tasks_of(config, split)]
-    with Bar(len(tasks), "compiling games") as bar:
-        compile_all(tasks, num_workers=2, progress=lambda done, _: bar.update(done))
+# -- training
 
 
-# -- training processes
+def _train_all(config: Config, jobs: Sequence[Job], at_once: int, settings: Sequence[str], path: Path) -> None:
+    """Train the jobs, a few side by side, those that are not done already."""
+    waiting = [job for job in jobs if not is_trained(job.directory, config)]
+    with Bar(config.train.max_env_steps * len(jobs), "training") as bar:
+        commands = [job.command(path, settings) for job in waiting]
+        run_jobs(commands, at_once, watch=lambda running: _show(bar, config, jobs, [job.name for job in running]))
+        _show(bar, config, jobs, [])
 
 
-def _train_all(config: Config, jobs: Sequence[Job], at_once: int, command: Callable[[Job], Sequence[str]]) -> None:
-    """Train the jobs, a few side by side, those that are not done already. However this ends, no process is left."""
-    waiting = [job for job in jobs if not finished(job, config)]
-    running: dict[Job, subprocess.Popen[bytes]] = {}
-    try:
-        with Bar(config.train.max_env_steps * len(jobs), "training") as bar:
-            while waiting or running:
-                while waiting and len(running) < at_once:
-                    job = waiting.pop(0)
-                    running[job] = _start(job, command(job))
-                for job, process in list(running.items()):
-                    if process.poll() is not None:
-                        del running[job]
-                        _check(job, process.returncode)
-                _show(bar, config, jobs, list(running))
-                time.sleep(POLL)
-            _show(bar, config, jobs, [])
-    finally:
-        _end(list(running.values()))
-
-
-def finished(job: Job, config: Config) -> bool:
-    """Whether a run's last checkpoint has all its environment steps."""
-    saved = checkpoint.latest(job.directory / "checkpoints")
-    return saved is not None and int(checkpoint.load_meta(saved)["env_steps"]) >= config.train.max_env_steps
-
-
-def _start(job: Job, command: Sequence[str]) -> subprocess.Popen[bytes]:
-    """In a process group of its own: Ctrl-C reaches the demo alone, which then asks each run once to stop."""
-    job.directory.mkdir(parents=True, exist_ok=True)
-    with (job.directory / "console.log").open("ab") as log:
-        return subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, process_group=0)  # noqa: S603
-
-
-def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Ask to stop, which finishes the iteration and saves; whoever interrupts again, or waits too long, kills."""
-    alive = [process for process in processes if process.poll() is None]
-    if alive:
-        print("stopping after the iterations under way; interrupt again to stop at once", flush=True)
-    for process in alive:
-        process.terminate()
-    try:
-        deadline = time.monotonic() + PATIENCE
-        for process in alive:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.0, deadline - time.monotonic()))
-    finally:
-        for process in alive:
-            process.kill()  # does nothing to one that has ended
-            process.wait()
-    if alive:
-        print("stopped; the same command goes on from here", flush=True)
-
-
-@contextlib.contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """Termination and a closed terminal end the demo as Ctrl-C does, so that its processes are ended, too."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _check(job: Job, status: int) -> None:
-    if status:
-        log = job.directory / "console.log"
-        last = log.read_text(errors="replace").strip().splitlines()[-1:] or ["no output"]
-        raise RunError(f"run {job.name} ended with status {status}: {last[0]} (all of it: {log}); "
-                       "the same command goes on from its last checkpoint")  # fmt: skip
-
-
-def _show(bar: Bar, config: Config, jobs: Sequence[Job], running: Sequence[Job]) -> None:
-    lines = {job: last_line(job.directory) for job in jobs}
-    facts = {job.name: lines[job].get("rollout/success/plain", 0.0) for job in running}
+def _show(bar: Bar, config: Config, jobs: Sequence[Job], running: Sequence[str]) -> None:
+    lines = {job.name: last_line(job.directory) for job in jobs}
+    facts = {name: lines[name].get("rollout/success/plain", 0.0) for name in running}
     most = config.train.max_env_steps  # the last iteration of a run goes beyond
     bar.update(sum(min(line.get("env_steps", 0), most) for line in lines.values()), facts)
 
