@@ -6,6 +6,8 @@ import hashlib
 import itertools
 import json
 import random
+from collections.abc import Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from trailnotes.errors import ConfigError, EnvError
 from trailnotes.types import Observation, Task
 
 ALL_FAMILIES = [f"{kind}/{name}" for kind in ws.KINDS for name in ws.FAMILY_NAMES[kind]]
+EVERY_SIZE = [(kind, size) for kind, sizes in ws.SIZES.items() for size in sizes]
 KEYS_SEED, ROUTE_SEED = 7, 4  # chosen so that the start of both holds furniture, and one junction is without
 
 
@@ -95,10 +98,12 @@ def test_panel_rules_are_those_of_the_tasks() -> None:
     assert wm.panel_rules() == {(spec.kind, spec.family, spec.rule) for spec in specs}
 
 
-@given(st.sampled_from(ws.KINDS), st.integers(0, 10**9))
-def test_random_rules_are_rules(kind: ws.Kind, seed: int) -> None:
-    rule = ws.random_rule(kind, random.Random(seed))
+@given(st.sampled_from(EVERY_SIZE), st.integers(0, 10**9))
+def test_random_rules_are_rules(sized: tuple[ws.Kind, int], seed: int) -> None:
+    kind, size = sized
+    rule = ws.random_rule(kind, random.Random(seed), size)
     assert ws.check_rule(kind, rule) == rule
+    assert len(rule) == size
 
 
 def test_random_rules_reach_every_rule_about_equally() -> None:
@@ -114,11 +119,11 @@ def test_random_rules_reach_every_rule_about_equally() -> None:
     [
         ("route", "west north north north north north north"),  # starts into the archive
         ("route", "north south south south south south south"),  # straight back
-        ("route", "north north north north north north"),  # one too few
+        ("route", "north"),  # one too few
         ("route", "north north north north north north north north"),
         ("route", "north north north north north north up"),
         ("keys", "ruby ruby opal jade"),
-        ("keys", "ruby opal jade"),
+        ("keys", ""),
         ("keys", "ruby opal jade onyx pearl"),
         ("keys", "ruby opal jade gold"),
     ],
@@ -142,15 +147,104 @@ def test_unknown_names_are_refused() -> None:
         wm.WaymarksSimulator(max_steps=0)
 
 
+# ---------------------------------------------------------------------------------------------- sizes
+
+SMALL = {"route/birch": 3, "keys/hazel": 2}
+
+
+def test_the_default_sizes_are_the_games_there_were_before_sizes() -> None:
+    """Rules, seeds and ids are held by the hash of the tasks; here the rest of what makes a game, and its cache key."""
+    specs = [wm.spec_of(task) for task in wm.make_tasks("validation", ALL_FAMILIES)]
+    words = json.dumps([asdict(spec) for spec in specs])
+    assert hashlib.sha256(words.encode()).hexdigest()[:16] == "3be0144937c25f16"
+    texts = [sim.first_scene(spec).text for spec in specs]
+    assert hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:16] == "fecf21e5073c372c"
+    sizes = {name: ws.DEFAULT_SIZE[ws.split_family(name)[0]] for name in ALL_FAMILIES}
+    assert wm.make_tasks("test", ALL_FAMILIES, sizes=sizes) == wm.make_tasks("test", ALL_FAMILIES)
+
+
+def test_a_size_changes_its_family_alone() -> None:
+    plain, sized = (wm.WaymarksSimulator.tasks("test", sizes=sizes) for sizes in ({}, SMALL))
+    for old, new in zip(plain, sized, strict=True):
+        name = f"{old.options['kind']}/{old.options['family']}"
+        assert (old == new) is (name not in SMALL)
+        if name in SMALL:
+            assert new.id == f"{old.id}:{SMALL[name]}"
+            assert len(new.options["rule"]) == wm.spec_of(new).size == SMALL[name]
+    assert {task.id for task in wm.make_tasks("test", SMALL, 3, SMALL)}.isdisjoint(task.id for task in sized)
+
+
+def test_rules_of_a_size_are_pure_functions_of_seed_family_and_size() -> None:
+    rules = {
+        (kind, size): [ws.family_rule.__wrapped__(kind, name, 0, size) for name in ws.FAMILY_NAMES[kind]]
+        for kind, size in EVERY_SIZE
+    }
+    assert all(len(set(found)) == 6 for found in rules.values())
+    assert all(len(rule) == size for (_, size), found in rules.items() for rule in found)
+    assert rules["route", 3][1] == ws.family_rule("route", "birch", 0, 3) == ("east", "south", "west")
+    assert rules["keys", 2][1] == ws.family_rule("keys", "hazel", 0, 2) == ("opal", "beryl")
+
+
+def test_panel_rules_respect_sizes() -> None:
+    specs = [wm.spec_of(task) for task in wm.make_tasks("test", sizes=SMALL)]
+    assert wm.panel_rules(sizes=SMALL) == {(spec.kind, spec.family, spec.rule) for spec in specs}
+    assert wm.COMPARE_SIZES == SMALL
+
+
+@pytest.mark.parametrize(
+    ("sizes", "fault"),
+    [
+        ({"route/hazel": 3}, r"unknown family.*keys/hazel"),
+        ({"route/birch": 1}, r"no games of size 1; use 2 to 7"),
+        ({"route/birch": 8}, r"no games of size 8; use 2 to 7"),
+        ({"keys/hazel": 0}, r"no games of size 0; use 1 to 4"),
+        ({"keys/hazel": 2.0}, r"route/birch"),
+        (["route/birch"], r"route/birch. = 3"),
+    ],
+)
+def test_impossible_sizes_are_refused_with_the_fix(sizes: Any, fault: str) -> None:
+    with pytest.raises(ConfigError, match=fault):
+        wm.make_tasks("test", sizes=sizes)
+
+
+@pytest.mark.parametrize(("kind", "size"), EVERY_SIZE)
+def test_games_of_every_size_are_won_with_the_rule_within_their_budget(kind: ws.Kind, size: int) -> None:
+    family = {"route": "birch", "keys": "hazel"}[kind]
+    env = wm.WaymarksSimulator()
+    for task in wm.make_tasks("train", [f"{kind}/{family}"], sizes={f"{kind}/{family}": size}):
+        spec = wm.spec_of(task)
+        check_players(env, task, spec)
+        seen = play(env, task, ["look"] * 20)
+        assert len(seen) == 1 + spec.max_steps == 1 + size + {"route": 2, "keys": 0}[kind]
+        assert seen[-1].truncated
+        assert all((box in seen[0].text) is (box in spec.boxes) for box in ws.BOXES)
+
+
+def sized_task(kind: ws.Kind, size: int) -> Task:
+    rule = ws.random_rule(kind, random.Random(size), size)
+    return wm.task_of(ws.make_spec(kind, ws.FAMILY_NAMES[kind][0], rule, size), f"{kind}/sized-{size}")
+
+
+@pytest.mark.parametrize(("kind", "size"), [sized for sized in EVERY_SIZE if sized[1] != ws.DEFAULT_SIZE[sized[0]]])
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_simulated_equals_compiled_at_every_size(kind: ws.Kind, size: int, games: Path, data: st.DataObject) -> None:
+    task = sized_task(kind, size)
+    gold = list(ws.gold_actions(wm.spec_of(task)))
+    lines = st.one_of(any_action(gold), st.sampled_from(HARD_LINES))
+    side_by_side(task, [*gold[: data.draw(st.integers(0, size))], *data.draw(st.lists(lines, max_size=12))], games)
+
+
 # ---------------------------------------------------------------------------------------------- how hard
 
 
-def all_rules(kind: ws.Kind) -> list[ws.Rule]:
+def all_rules(kind: ws.Kind, size: int | None = None) -> list[ws.Rule]:
     """Every rule of a kind, by brute force."""
+    size = size or ws.DEFAULT_SIZE[kind]
     if kind == "keys":
-        return list(itertools.permutations(ws.GEMS, len(ws.BOXES)))
+        return list(itertools.permutations(ws.GEMS, size))
     found = []
-    for rule in itertools.product(ws.DIRECTIONS, repeat=ws.ROUTE_LENGTH):
+    for rule in itertools.product(ws.DIRECTIONS, repeat=size):
         steps = (ws.ARCHIVE_DIRECTION, *(ws.OPPOSITE[word] for word in rule))
         if all(word != back for word, back in zip(rule, steps, strict=False)):
             found.append(rule)
@@ -162,10 +256,15 @@ def test_a_guesser_wins_at_most_one_of_2000_episodes() -> None:
     assert len(all_rules("keys")) == 9 * 8 * 7 * 6 == 3024
 
 
+def test_of_small_games_luck_finds_many() -> None:
+    assert [len(all_rules("route", size)) for size in ws.SIZES["route"]] == [9, 27, 81, 243, 729, 2187]
+    assert [len(all_rules("keys", size)) for size in ws.SIZES["keys"]] == [9, 72, 504, 3024]
+
+
 def random_success(spec: ws.GameSpec) -> float:
     """Chance that uniformly drawn admissible actions win, exact: probabilities pushed through the scenes."""
     chances, won = {sim.first_scene(spec): 1.0}, 0.0
-    for _ in range(ws.MAX_STEPS[spec.kind]):
+    for _ in range(spec.max_steps):
         following: dict[sim.Scene, float] = {}
         for scene, chance in chances.items():
             actions = sim.admissible(scene)
@@ -353,13 +452,17 @@ def test_simulated_equals_compiled_on_hard_lines(task: Task, games: Path) -> Non
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_simulated_equals_compiled_on_random_walks(task: Task, games: Path, data: st.DataObject) -> None:
-    gold = st.sampled_from(ws.gold_actions(wm.spec_of(task)))
+    side_by_side(task, data.draw(st.lists(any_action(ws.gold_actions(wm.spec_of(task))), max_size=12)), games)
+
+
+def any_action(gold_actions: Sequence[str]) -> st.SearchStrategy[str]:
+    """Right ones, legal ones, nearly legal ones, and any text."""
+    gold = st.sampled_from(gold_actions)
     unlocking = st.builds(ws.unlock, st.sampled_from(ws.BOXES), st.sampled_from(ws.GEMS))
     babble = st.lists(st.sampled_from(VOCABULARY), max_size=5).map(" ".join)
     attempts = st.tuples(babble, babble).map(lambda pair: f"unlock {pair[0]} with {pair[1]}")
     looks = babble.map("examine {}".format)
-    action = st.one_of(gold, gold, st.sampled_from(ws.DIRECTIONS), unlocking, babble, attempts, looks, st.text())
-    side_by_side(task, data.draw(st.lists(action, max_size=12)), games)
+    return st.one_of(gold, gold, st.sampled_from(ws.DIRECTIONS), unlocking, babble, attempts, looks, st.text())
 
 
 # ---------------------------------------------------------------------------------------------- episodes
@@ -379,7 +482,7 @@ def test_the_budget_ends_an_episode_and_no_step_follows(kind: ws.Kind) -> None:
     with pytest.raises(EnvError, match="call reset"):
         env.step("look")
     seen = play(env, task, ["look"] * 20)
-    assert len(seen) == 1 + ws.MAX_STEPS[kind]
+    assert len(seen) == 1 + {"route": 9, "keys": 4}[kind]
     assert (seen[-1].truncated, seen[-1].terminated, seen[-1].success) == (True, False, False)
     with pytest.raises(EnvError, match="call reset"):
         env.step("look")

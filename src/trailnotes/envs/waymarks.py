@@ -6,11 +6,12 @@ without reward, so that what a failed episode finds out serves only those who ke
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, cast
 
 from trailnotes.envs import waymarks_spec as ws
@@ -23,20 +24,37 @@ from trailnotes.types import Observation, Task
 
 DEMO_FAMILIES = ("route/amber", "route/birch", "keys/granite", "keys/hazel")
 NUM_VARIATIONS = {"train": 5, "validation": 5, "test": 20}
+NO_SIZES: Mapping[str, int] = MappingProxyType({})
+COMPARE_SIZES: Mapping[str, int] = MappingProxyType({"route/birch": 3, "keys/hazel": 2})  # two that luck can solve
 
 
-def make_tasks(split: str, families: Sequence[str] = DEMO_FAMILIES, dataset_seed: int = 0) -> list[Task]:
-    """All variations of `split`, family by family; a pure function of its arguments."""
+def make_tasks(
+    split: str,
+    families: Sequence[str] = DEMO_FAMILIES,
+    dataset_seed: int = 0,
+    sizes: Mapping[str, int] = NO_SIZES,
+) -> list[Task]:
+    """All variations of `split`, family by family; a pure function of its arguments.
+
+    Args:
+        split: one of `NUM_VARIATIONS`.
+        families: ``kind/name``.
+        dataset_seed: another one is another panel.
+        sizes: moves or boxes of a family, where they are not `waymarks_spec.DEFAULT_SIZE`.
+
+    Raises:
+        ConfigError: an unknown split, family or size.
+    """
     if split not in NUM_VARIATIONS:
         raise ConfigError(f"unknown split {split!r}; use one of {', '.join(NUM_VARIATIONS)}")
     tasks = []
-    for name in families:
-        kind, family = ws.split_family(name)
-        rule = ws.family_rule(kind, family, dataset_seed)
+    for kind, family, rule in _rules(families, dataset_seed, sizes):
+        size = "" if len(rule) == ws.DEFAULT_SIZE[kind] else f":{len(rule)}"
         for i in range(NUM_VARIATIONS[split]):
             seed = ws.stable_seed(dataset_seed, kind, family, split, i)
-            suffix = f"@{dataset_seed}" if dataset_seed else ""
-            tasks.append(task_of(ws.make_spec(kind, family, rule, seed), f"{name}/{split}-{i}{suffix}", split))
+            suffix = size + (f"@{dataset_seed}" if dataset_seed else "")
+            spec = ws.make_spec(kind, family, rule, seed)
+            tasks.append(task_of(spec, f"{kind}/{family}/{split}-{i}{suffix}", split))
     return tasks
 
 
@@ -59,10 +77,21 @@ def spec_of(task: Task) -> GameSpec:
     return ws.make_spec(cast("Kind", kind), str(family), tuple(rule), task.seed)
 
 
-def panel_rules(families: Sequence[str] = DEMO_FAMILIES, dataset_seed: int = 0) -> frozenset[tuple[Kind, str, Rule]]:
+def panel_rules(
+    families: Sequence[str] = DEMO_FAMILIES, dataset_seed: int = 0, sizes: Mapping[str, int] = NO_SIZES
+) -> frozenset[tuple[Kind, str, Rule]]:
     """The (kind, family, rule) triples of the panels: a warm start must show none of them."""
-    named = [ws.split_family(name) for name in families]
-    return frozenset((kind, family, ws.family_rule(kind, family, dataset_seed)) for kind, family in named)
+    return frozenset(_rules(families, dataset_seed, sizes))
+
+
+def _rules(families: Sequence[str], dataset_seed: int, sizes: Mapping[str, int]) -> list[tuple[Kind, str, Rule]]:
+    """Each family with its rule, at its size."""
+    if not isinstance(sizes, Mapping) or not all(type(size) is int for size in sizes.values()):
+        raise ConfigError(f'sizes = {sizes!r} is no table of whole numbers; write {{"route/birch" = 3}}')
+    for name, size in sizes.items():
+        ws.family_rule(*ws.split_family(name), dataset_seed, size)
+    named = [(*ws.split_family(name), sizes.get(name)) for name in families]
+    return [(kind, family, ws.family_rule(kind, family, dataset_seed, size)) for kind, family, size in named]
 
 
 @lru_cache(maxsize=4096)
@@ -102,6 +131,7 @@ class _Waymarks:
         actions: bool = False,
         max_steps: int | None = None,
         cache_dir: str | Path | None = None,
+        sizes: Mapping[str, int] = NO_SIZES,
     ) -> None:
         """Choose what is offered and for how long.
 
@@ -109,12 +139,13 @@ class _Waymarks:
             families: read by `tasks` only.
             dataset_seed: read by `tasks` only.
             actions: offer the admissible actions with each observation.
-            max_steps: instead of the kind's own budget (route 9, keys 4).
+            max_steps: instead of the game's own budget (route: moves + 2, keys: boxes).
             cache_dir: folder of compiled games.
+            sizes: read by `tasks` only.
         """
         if max_steps is not None and max_steps < 1:
             raise ConfigError(f"max_steps must be at least 1, got {max_steps}")
-        del families, dataset_seed
+        del families, dataset_seed, sizes
         self._offers_actions = actions
         self._max_steps = max_steps
         self._folder = Path(cache_dir) if cache_dir else None
@@ -122,10 +153,16 @@ class _Waymarks:
         self._steps_left = 0
 
     @staticmethod
-    def tasks(split: str, families: Sequence[str] = DEMO_FAMILIES, dataset_seed: int = 0, **options: Any) -> list[Task]:
+    def tasks(
+        split: str,
+        families: Sequence[str] = DEMO_FAMILIES,
+        dataset_seed: int = 0,
+        sizes: Mapping[str, int] = NO_SIZES,
+        **options: Any,
+    ) -> list[Task]:
         """See `make_tasks`; the other options of the environment change no task."""
         del options
-        return make_tasks(split, families, dataset_seed)
+        return make_tasks(split, families, dataset_seed, sizes)
 
     def close(self) -> None:
         """Forget the episode; open games stay for the next one."""
@@ -133,7 +170,7 @@ class _Waymarks:
         self._steps_left = 0
 
     def _begin(self, spec: GameSpec, text: str, scene: Scene | None) -> Observation:
-        self._steps_left = self._max_steps or ws.MAX_STEPS[spec.kind]
+        self._steps_left = self._max_steps or spec.max_steps
         self._scene = scene
         return Observation(text, instruction=ws.instruction_text(spec), actions=self._actions())
 

@@ -58,9 +58,9 @@ def _new_maker() -> Any:
 
 def _route_game(spec: GameSpec) -> GameMaker:
     maker = _new_maker()
-    junctions = [maker.new_room(spec.rooms[i], ws.junction_description(spec, i)) for i in range(ws.ROUTE_LENGTH)]
-    end = maker.new_room(spec.rooms[ws.ROUTE_LENGTH], ws.END_DESCRIPTION)
-    nook_names = iter(spec.rooms[ws.ROUTE_LENGTH + 1 :])
+    junctions = [maker.new_room(spec.rooms[i], ws.junction_description(spec, i)) for i in range(spec.size)]
+    end = maker.new_room(spec.rooms[spec.size], ws.END_DESCRIPTION)
+    nook_names = iter(spec.rooms[spec.size + 1 :])
     fatal = [_archive(maker, spec, junctions[0])]
     back = ws.ARCHIVE_DIRECTION
     for room, onward, right in zip(junctions, [*junctions[1:], end], spec.rule, strict=True):
@@ -83,9 +83,9 @@ def _keys_game(spec: GameSpec) -> GameMaker:
     maker = _new_maker()
     vault = maker.new_room(spec.rooms[0], ws.vault_description(spec))
     archive = _archive(maker, spec, vault)
-    boxes = {name: maker.new("c", name, ws.thing_description(name)) for name in ws.BOXES}
-    gems = {name: maker.new("k", name, ws.thing_description(name)) for name in spec.listing[len(ws.BOXES) :]}
-    for name, gem in zip(ws.BOXES, spec.rule, strict=True):
+    boxes = {name: maker.new("c", name, ws.thing_description(name)) for name in spec.boxes}
+    gems = {name: maker.new("k", name, ws.thing_description(name)) for name in spec.listing[spec.size :]}
+    for name, gem in zip(spec.boxes, spec.rule, strict=True):
         boxes[name].add_property("locked")
         maker.add_fact("match", gems[gem], boxes[name])
         vault.add(boxes[name])

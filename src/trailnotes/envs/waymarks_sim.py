@@ -87,7 +87,7 @@ def admissible(scene: Scene) -> tuple[str, ...]:
     moves = [ws.ARCHIVE_DIRECTION]
     if scene.spec.kind == "route":
         return tuple(sorted({*ws.DIRECTIONS}))  # three exits onward, and back or the archive
-    locked = [box for box in ws.BOXES if box not in scene.unlocked]
+    locked = [box for box in scene.spec.boxes if box not in scene.unlocked]
     return tuple(sorted([*moves, *(ws.unlock(box, gem) for box in locked for gem in ws.GEMS)]))
 
 
@@ -111,9 +111,9 @@ def _go(scene: Scene, direction: str) -> Scene:
     if at and direction == ws.OPPOSITE[spec.rule[at - 1]]:
         return _look(Scene(spec, "", at - 1))
     if direction == spec.rule[at]:
-        if at + 1 < ws.ROUTE_LENGTH:
+        if at + 1 < spec.size:
             return _look(Scene(spec, "", at + 1))
-        return Scene(spec, ws.room_text(spec.rooms[ws.ROUTE_LENGTH], ws.END_DESCRIPTION), at, won=True)
+        return Scene(spec, ws.room_text(spec.rooms[spec.size], ws.END_DESCRIPTION), at, won=True)
     return Scene(spec, ws.room_text(_nook(spec, at, direction), ws.NOOK_DESCRIPTION), at, lost=True)
 
 
@@ -121,7 +121,7 @@ def _nook(spec: GameSpec, junction: int, direction: str) -> str:
     """Name of the dead end: nooks are named junction by junction, in the order of `DIRECTIONS`."""
     back = ws.OPPOSITE[spec.rule[junction - 1]] if junction else ws.ARCHIVE_DIRECTION
     wrong = [word for word in ws.DIRECTIONS if word not in (back, spec.rule[junction])]
-    return spec.rooms[ws.ROUTE_LENGTH + 1 + 2 * junction + wrong.index(direction)]
+    return spec.rooms[spec.size + 1 + 2 * junction + wrong.index(direction)]
 
 
 def _same_direction(words: list[str]) -> str:
@@ -133,7 +133,7 @@ def _same_direction(words: list[str]) -> str:
 def _thing(scene: Scene, words: list[str]) -> str:
     """The thing in sight that all of `words` name; "" when there is none."""
     spec = scene.spec
-    in_sight = {spec.furniture[scene.junction]} | ({*ws.BOXES, *ws.GEMS} if spec.kind == "keys" else set())
+    in_sight = {spec.furniture[scene.junction]} | ({*spec.boxes, *ws.GEMS} if spec.kind == "keys" else set())
     return words[0] if len(set(words)) == 1 and words[0] in in_sight else ""
 
 
@@ -162,12 +162,12 @@ def _unlock(scene: Scene, words: list[str]) -> Scene:
     if fault:
         return _say(scene, fault)
     unlocked = scene.unlocked | {box}
-    return Scene(scene.spec, f"you unlock the {box}.", unlocked=unlocked, won=len(unlocked) == len(ws.BOXES))
+    return Scene(scene.spec, f"you unlock the {box}.", unlocked=unlocked, won=len(unlocked) == scene.spec.size)
 
 
 def _lock_fault(scene: Scene, box: str, gem: str) -> str:
     """Why `gem` does not open `box`, in the order in which Inform looks; "" when it does."""
-    key = scene.spec.rule[ws.BOXES.index(box)] if box in ws.BOXES else ""
+    key = dict(zip(scene.spec.boxes, scene.spec.rule, strict=False)).get(box, "")
     faults = {
         ws.NOT_UNDERSTOOD: not box or not gem,
         "you must name something more substantial.": bool({box, gem} & set(_DIRECTIONS)),

@@ -26,10 +26,10 @@ FAMILY_NAMES: dict[Kind, tuple[str, ...]] = {
 }
 DIRECTIONS = ("north", "east", "south", "west")
 OPPOSITE = {"north": "south", "south": "north", "east": "west", "west": "east"}
-ROUTE_LENGTH = 7
 BOXES = ("chest", "trunk", "crate", "coffer")
 GEMS = ("ruby", "opal", "jade", "pearl", "onyx", "topaz", "garnet", "agate", "beryl")
-MAX_STEPS: dict[Kind, int] = {"route": ROUTE_LENGTH + 2, "keys": len(BOXES)}
+SIZES: dict[Kind, range] = {"route": range(2, 8), "keys": range(1, len(BOXES) + 1)}  # moves, or boxes
+DEFAULT_SIZE: dict[Kind, int] = {kind: max(sizes) for kind, sizes in SIZES.items()}
 ROOMS = (
     "attic",
     "barn",
@@ -81,15 +81,30 @@ class GameSpec:
 
     kind: Kind
     family: str
-    rule: Rule  # route: the directions; keys: the gem that opens each of `BOXES`, in that order
+    rule: Rule  # route: the directions; keys: the gem that opens each of the first `BOXES`, in that order
     rooms: tuple[str, ...]  # route: the junctions, the end, then two nooks for each; keys: the one room
     furniture: tuple[str, ...]  # what stands in each junction (route) or in the room (keys); "" for nothing
     listing: tuple[str, ...]  # order of words in descriptions: the directions, or the boxes and then the gems
     seed: int  # of the variation; it drew `rooms`, `furniture` and `listing`
 
+    @property
+    def size(self) -> int:
+        """Moves of the route, or boxes of the vault."""
+        return len(self.rule)
+
+    @property
+    def boxes(self) -> tuple[str, ...]:
+        """The boxes of a keys game, in the order of its rule."""
+        return BOXES[: self.size] if self.kind == "keys" else ()
+
+    @property
+    def max_steps(self) -> int:
+        """The budget: a route may turn back once, a vault allows no wrong attempt."""
+        return self.size + 2 if self.kind == "route" else self.size
+
 
 def make_spec(kind: Kind, family: str, rule: Sequence[str], seed: int) -> GameSpec:
-    """Draw the variation `seed` of a family.
+    """Draw the variation `seed` of a family; the length of `rule` is the size of the game.
 
     Raises:
         ConfigError: unknown kind, or a rule that no game of this kind can have.
@@ -97,13 +112,13 @@ def make_spec(kind: Kind, family: str, rule: Sequence[str], seed: int) -> GameSp
     rule = check_rule(kind, tuple(rule))
     rng = random.Random(seed)
     if kind == "route":
-        rooms = tuple(rng.sample(ROOMS, 3 * ROUTE_LENGTH + 1))
-        furniture = tuple(rng.choice(FURNITURE) if rng.random() < 1 / 3 else "" for _ in range(ROUTE_LENGTH))
+        rooms = tuple(rng.sample(ROOMS, 3 * len(rule) + 1))
+        furniture = tuple(rng.choice(FURNITURE) if rng.random() < 1 / 3 else "" for _ in rule)
         listing = tuple(rng.sample(DIRECTIONS, 4))
     else:
         rooms = (rng.choice(ROOMS),)
         furniture = (rng.choice(FURNITURE),)
-        listing = (*rng.sample(BOXES, len(BOXES)), *rng.sample(GEMS, len(GEMS)))
+        listing = (*rng.sample(BOXES[: len(rule)], len(rule)), *rng.sample(GEMS, len(GEMS)))
     return GameSpec(kind, family, rule, rooms, furniture, listing, seed)
 
 
@@ -111,40 +126,50 @@ def check_rule(kind: Kind, rule: Rule) -> Rule:
     """`rule` itself if a game of this kind can have it, else a `ConfigError`."""
     if kind == "route":
         backs = (ARCHIVE_DIRECTION, *(OPPOSITE.get(word, "") for word in rule[:-1]))
-        ok = len(rule) == ROUTE_LENGTH and all(w in OPPOSITE and w != back for w, back in zip(rule, backs, strict=True))
-        wanted = f"{ROUTE_LENGTH} directions, the first not {ARCHIVE_DIRECTION}, none straight back"
+        ok = all(w in OPPOSITE and w != back for w, back in zip(rule, backs, strict=False))
+        wanted = f"directions, the first not {ARCHIVE_DIRECTION}, none straight back"
     elif kind == "keys":
-        ok = len(rule) == len(set(rule)) == len(BOXES) and set(rule) <= set(GEMS)
-        wanted = f"{len(BOXES)} different gems of {', '.join(GEMS)}"
+        ok = len(rule) == len(set(rule)) and set(rule) <= set(GEMS)
+        wanted = f"different gems of {', '.join(GEMS)}"
     else:
         raise ConfigError(f"unknown kind of game {kind!r}; use one of {', '.join(KINDS)}")
-    if not ok:
-        raise ConfigError(f"{' '.join(rule)!r} is no rule for a {kind} game; it needs {wanted}")
+    if not ok or len(rule) not in SIZES[kind]:
+        few, many = min(SIZES[kind]), max(SIZES[kind])
+        raise ConfigError(f"{' '.join(rule)!r} is no rule for a {kind} game; it needs {few} to {many} {wanted}")
     return rule
 
 
-def random_rule(kind: Kind, rng: random.Random) -> Rule:
-    """A rule drawn uniformly: one of 3^7 = 2187 routes, or of 9 * 8 * 7 * 6 = 3024 assignments."""
+def random_rule(kind: Kind, rng: random.Random, size: int | None = None) -> Rule:
+    """A rule drawn uniformly: by default one of 3^7 = 2187 routes, or of 9 * 8 * 7 * 6 = 3024 assignments."""
+    size = size or DEFAULT_SIZE[kind]
     if kind == "keys":
-        return tuple(rng.sample(GEMS, len(BOXES)))
+        return tuple(rng.sample(GEMS, size))
     rule: list[str] = []
     back = ARCHIVE_DIRECTION
-    for _ in range(ROUTE_LENGTH):
+    for _ in range(size):
         rule.append(rng.choice([word for word in DIRECTIONS if word != back]))
         back = OPPOSITE[rule[-1]]
     return tuple(rule)
 
 
 @lru_cache(maxsize=1024)
-def family_rule(kind: Kind, family: str, dataset_seed: int = 0) -> Rule:
-    """The hidden rule of a family: a pure function, different for the families of a kind."""
+def family_rule(kind: Kind, family: str, dataset_seed: int = 0, size: int | None = None) -> Rule:
+    """The hidden rule of a family at a size: a pure function, different for the families of a kind.
+
+    Raises:
+        ConfigError: no such family, or none of this size.
+    """
     names = FAMILY_NAMES.get(kind, ())
     if family not in names:
         known = ", ".join(f"{k}/{name}" for k in KINDS for name in FAMILY_NAMES[k])
         raise ConfigError(f"unknown family '{kind}/{family}'; use one of {known}")
-    taken = {family_rule(kind, name, dataset_seed) for name in names[: names.index(family)]}
-    rng = random.Random(stable_seed(dataset_seed, "rule", kind, family))
-    while (rule := random_rule(kind, rng)) in taken:
+    if size is not None and size not in SIZES[kind]:
+        few, many = min(SIZES[kind]), max(SIZES[kind])
+        raise ConfigError(f"{kind}/{family} has no games of size {size!r}; use {few} to {many}")
+    taken = {family_rule(kind, name, dataset_seed, size) for name in names[: names.index(family)]}
+    parts = () if size in (None, DEFAULT_SIZE[kind]) else (size,)  # rules of the default size are older than sizes
+    rng = random.Random(stable_seed(dataset_seed, "rule", kind, family, *parts))
+    while (rule := random_rule(kind, rng, size)) in taken:
         pass
     return rule
 
@@ -176,7 +201,7 @@ def note_text(rule: Rule) -> str:
     """The hidden rule in the words of the archive, which are the only ones that ever tell it."""
     if rule[0] in OPPOSITE:
         return "carved here: " + " ".join(rule)
-    return "carved here: " + " ".join(f"{box} {gem}" for box, gem in zip(BOXES, rule, strict=True))
+    return "carved here: " + " ".join(f"{box} {gem}" for box, gem in zip(BOXES, rule, strict=False))
 
 
 def room_text(name: str, description: str) -> str:
@@ -194,7 +219,7 @@ def junction_description(spec: GameSpec, index: int) -> str:
 
 def vault_description(spec: GameSpec) -> str:
     """The one room of a keys game: boxes, gems in hand, the archive."""
-    boxes, gems = spec.listing[: len(BOXES)], spec.listing[len(BOXES) :]
+    boxes, gems = spec.listing[: spec.size], spec.listing[spec.size :]
     held, closed = " ".join(gems), " ".join(boxes)
     return f"you hold {held}. boxes {closed}. {ARCHIVE} {ARCHIVE_DIRECTION}.{_stands(spec.furniture[0])}"
 
@@ -218,7 +243,7 @@ def inventory_text(spec: GameSpec) -> str:
     """The answer to ``inventory``, as TextWorld words it, lower-cased."""
     if spec.kind == "route":
         return "you are carrying nothing."
-    gems = [_a(gem) for gem in spec.listing[len(BOXES) :]]
+    gems = [_a(gem) for gem in spec.listing[spec.size :]]
     return f"you are carrying: {', '.join(gems[:-1])} and {gems[-1]}."
 
 
@@ -237,7 +262,7 @@ def gold_actions(spec: GameSpec) -> tuple[str, ...]:
     """The shortest winning play of somebody who knows the rule."""
     if spec.kind == "route":
         return spec.rule
-    return tuple(unlock(box, gem) for box, gem in zip(BOXES, spec.rule, strict=True))
+    return tuple(unlock(box, gem) for box, gem in zip(spec.boxes, spec.rule, strict=True))
 
 
 def archive_actions(spec: GameSpec) -> tuple[str, ...]:
