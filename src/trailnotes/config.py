@@ -368,6 +368,10 @@ class WarmstartConfig(Section):
     read: float = key(
         0.5, "share of the others that explore: read the note (waymarks), or wander (scienceworld)", ge=0, le=1
     )
+    sizes: float = key(0.0, "waymarks: share of the games whose number of moves or boxes is drawn too", ge=0, le=1)
+    scores: float = key(1.0, "waymarks: share of the episodes whose tips show a score (memory.show_score)", ge=0, le=1)
+    plans: float = key(0.0, "waymarks: share of the failures after which a plan is asked for, not a note", ge=0, le=1)
+    advice: float = key(0.0, "waymarks: share of the demonstrations that answer with advice (rememberer)", ge=0, le=1)
     variations: int = key(40, "scienceworld: training variations of each task that are recorded", ge=1)
     vocab_size: int = key(1024, "size of the small model's vocabulary", ge=300)
 
