@@ -18,15 +18,16 @@ __main__
 cli
 demo
 story
+adapting
 diagnose evaluation viewer dryrun compare
 training
 algorithms
 warmstart
 run trials
-learner
+learner critic
 export metrics optimizer
 panels jobs
-rollout samples demonstrations players novelty
+rollout samples scores demonstrations players novelty
 tasks
 prompts envs policies memory credit losses checkpoint logprobs smallmodel plots
 render stats logs

@@ -1,7 +1,7 @@
 """From episodes to training rows, and from rows to batches. No tensor yet, no model.
 
-Advantages come in as one number for each trajectory, computed before anything here happens: neither the number of
-rows, nor dropping, nor the cut into batches changes them.
+Advantages come in as numbers for whole trajectories or for their steps, computed before anything here happens: neither
+the number of rows, nor dropping, nor the cut into batches changes them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from trailnotes.types import Sample, Step, TokenIds, Trajectory, TrajectoryGroup
 
@@ -23,24 +23,27 @@ class _Row:
     token_ids: list[int] = field(default_factory=list)
     loss_mask: list[int] = field(default_factory=list)
     behavior_logprobs: list[float] = field(default_factory=list)
+    advantages: list[float] = field(default_factory=list)
 
-    def extend(self, token_ids: Sequence[int], logprobs: Sequence[float] | None = None) -> None:
-        """Append context (no `logprobs`), or sampled tokens with theirs."""
+    def extend(self, token_ids: Sequence[int], logprobs: Sequence[float] | None = None, advantage: float = 0.0) -> None:
+        """Append context (no `logprobs`), or sampled tokens with theirs and the advantage of their step."""
         self.token_ids += token_ids
+        self.advantages += [advantage] * len(token_ids)
         self.loss_mask += [0 if logprobs is None else 1] * len(token_ids)
         self.behavior_logprobs += [0.0] * len(token_ids) if logprobs is None else logprobs
 
 
 def build_samples(
     groups: Sequence[TrajectoryGroup],
-    advantages: Sequence[Sequence[float] | NDArray[np.float64]],
+    advantages: Sequence[Sequence[ArrayLike] | NDArray[np.float64]],
     rows: Literal["auto", "step"] = "auto",
 ) -> list[Sample]:
     """The training rows of all trajectories, in order.
 
     Args:
         groups: the groups of an iteration.
-        advantages: one number for each trajectory, aligned with `groups`.
+        advantages: for each trajectory of each group one number, which all its sampled tokens get, or (T,) one for
+            each of its T steps.
         rows: "auto" makes one row of an episode as long as each prompt starts with the last prompt and the ids
             sampled for it, and forks a new row where not; "step" makes one row for each step.
 
@@ -51,11 +54,11 @@ def build_samples(
         ValueError: the numbers do not match the groups, a trajectory ended in an error, or one has no token ids.
     """
     if [len(group.trajectories) for group in groups] != [len(row) for row in advantages]:
-        raise ValueError("advantages must hold one number for each trajectory of each group")
+        raise ValueError("advantages must hold one number for each trajectory of each group, or one for each step")
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
-    numbers = [float(advantage) for row in advantages for advantage in row]
+    given = [advantage for row in advantages for advantage in row]
     samples: list[Sample] = []
-    for index, (trajectory, advantage) in enumerate(zip(trajectories, numbers, strict=True)):
+    for index, (trajectory, advantage) in enumerate(zip(trajectories, given, strict=True)):
         # Whether the context differs is asked of the whole trajectory, so that every choice of rows agrees on it; off
         # policy on an empty memory is on policy.
         off_policy = trajectory.mode == "off_policy" and any(
@@ -66,24 +69,36 @@ def build_samples(
                 token_ids=tuple(row.token_ids),
                 loss_mask=tuple(row.loss_mask),
                 behavior_logprobs=tuple(row.behavior_logprobs),
-                advantages=tuple(advantage if trained else 0.0 for trained in row.loss_mask),
+                advantages=tuple(row.advantages),
                 off_policy=off_policy,
                 trajectory=index,
             )
-            for row in _rows(trajectory, merge=rows == "auto")
+            for row in _rows(trajectory, _by_step(advantage, trajectory), merge=rows == "auto")
             if any(row.loss_mask)
         ]
     return samples
 
 
-def _rows(trajectory: Trajectory, merge: bool) -> list[_Row]:
+def _by_step(advantage: ArrayLike, trajectory: Trajectory) -> list[float]:
+    """One number for each step."""
+    numbers, num_steps = np.asarray(advantage, dtype=np.float64), len(trajectory.steps)
+    if numbers.ndim and numbers.shape != (num_steps,):
+        raise ValueError(
+            f"trajectory {trajectory.member} of {trajectory.task.id} has {num_steps} steps but advantages of shape "
+            f"{numbers.shape}: give one number for each trajectory, or one for each step"
+        )
+    by_step: list[float] = np.broadcast_to(numbers, num_steps).tolist()
+    return by_step
+
+
+def _rows(trajectory: Trajectory, advantages: Sequence[float], merge: bool) -> list[_Row]:
     if trajectory.outcome == "error":
         raise ValueError(
             f"trajectory {trajectory.member} of {trajectory.task.id} ended in an error ({trajectory.error}) and must "
             "not be trained on: drop or replace it before build_samples"
         )
     rows: list[_Row] = []
-    for step in trajectory.steps:
+    for step, advantage in zip(trajectory.steps, advantages, strict=True):
         prompt = _trained_prompt(step, trajectory)
         if merge and rows and prompt[: len(rows[-1].token_ids)] == tuple(rows[-1].token_ids):
             row = rows[-1]
@@ -91,7 +106,7 @@ def _rows(trajectory: Trajectory, merge: bool) -> list[_Row]:
             row = _Row()
             rows.append(row)
         row.extend(prompt[len(row.token_ids) :])
-        row.extend(step.completion.token_ids, step.completion.logprobs)
+        row.extend(step.completion.token_ids, step.completion.logprobs, advantage)
     return rows
 
 

@@ -1,0 +1,159 @@
+"""Returns of episodes, and advantages that compare whole episodes with their group."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from trailnotes.types import Trajectory
+
+EPSILON = 1e-6  # keeps a group of nearly equal returns from dividing by nothing (EMPO2, release 0b40cb72)
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """What the N episodes of one group saw and earned: all that advantages are made of. Episode i has T_i steps."""
+
+    returns: Array  # (N,) R_i, the whole episode's, undiscounted; statistics are taken over these
+    rewards: tuple[Array, ...]  # N times (T_i,): r_it
+    states: tuple[tuple[Hashable, ...], ...]  # N times T_i: what was seen before each action
+    penalties: tuple[Array, ...]  # N times (T_i,): taken off a step's score, before it is compared
+    deductions: tuple[Array, ...]  # N times (T_i,): taken off a step's advantage
+
+    def __post_init__(self) -> None:
+        lengths = {tuple(map(len, rows)) for rows in (self.rewards, self.states, self.penalties, self.deductions)}
+        if len(lengths) != 1 or len(self.returns) != len(self.rewards):
+            raise ValueError(f"the numbers of a group differ in length: {sorted(lengths)}, {len(self.returns)} returns")
+
+
+def episode_return(trajectory: Trajectory, beta: float = 0.0) -> float:
+    """R = sum_t r_t + beta * sum_t r_int_t, undiscounted (EMPO2, section 4.3).
+
+    Args:
+        trajectory: a whole episode; extrinsic and intrinsic rewards are read from its steps.
+        beta: weight of the intrinsic rewards.
+
+    Returns:
+        The return in the environment's own unit. Summed exactly, so equal rewards give equal returns in any order.
+    """
+    rewards = [step.reward for step in trajectory.steps]
+    bonuses = [beta * step.reward_intrinsic for step in trajectory.steps] if beta else []
+    return math.fsum(rewards + bonuses)
+
+
+def group_relative(
+    values: ArrayLike,
+    normalize_std: bool = True,
+    *,
+    group: ArrayLike | None = None,
+    ddof: int = 1,
+    std_floor: float = 0.0,
+) -> Array:
+    """A = (x - mean R) / (std R + 1e-6), with the sample standard deviation (GRPO, arXiv 2402.03300, eq. 3).
+
+    Args:
+        values: (M,) what is compared: x, mostly the returns R themselves.
+        normalize_std: divide by the standard deviation; otherwise only the mean is taken off (Dr. GRPO, arXiv
+            2503.20783).
+        group: (N,) what it is compared with: R. None: with each other.
+        ddof: of the standard deviation.
+        std_floor: least standard deviation to divide by.
+
+    Returns:
+        (M,) advantages. A group of equal values (one alone is such) has that value as its mean and no spread, by
+        which nothing is divided: its members get exact zeros.
+
+    Raises:
+        ValueError: the values are not a row of finite numbers.
+    """
+    compared = _row(values)
+    reference = compared if group is None else _row(group)
+    if not reference.size:
+        return np.zeros_like(compared)
+    equal = np.ptp(reference) == 0.0
+    centred: Array = compared - (reference[0] if equal else reference.mean())
+    spread = max(0.0 if equal else float(reference.std(ddof=ddof)), std_floor)
+    return centred / (spread + EPSILON) if normalize_std and spread else centred
+
+
+def leave_one_out(returns: ArrayLike) -> Array:
+    """A_i = R_i - mean_{j != i} R_j = n / (n - 1) (R_i - mean R) (RLOO: Ahmadian et al., arXiv 2402.14740, eq. 7).
+
+    Args:
+        returns: (N,) returns of the episodes of one group.
+
+    Returns:
+        (N,) advantages; exact zeros where all returns are equal, and for a group of one.
+
+    Raises:
+        ValueError: the returns are not a row of finite numbers.
+    """
+    centred = group_relative(returns, normalize_std=False)
+    return centred * (centred.size / max(1, centred.size - 1))
+
+
+def group_advantages(scores: Scores, normalize_std: bool = True) -> list[Array]:
+    """`group_relative` of each step's score, the return of its episode less what the step is fined.
+
+    Returns:
+        N times (T_i,): an advantage for each step; all steps of an episode without fines have the same.
+    """
+    rows = zip(scores.returns, scores.penalties, scores.deductions, strict=True)
+    return [group_relative(R - fine, normalize_std, group=scores.returns) - off for R, fine, off in rows]
+
+
+def leave_one_out_advantages(scores: Scores) -> list[Array]:
+    """`leave_one_out` of each step's score: the baseline is of the others' returns, so a fine is taken off as it is.
+
+    Returns:
+        N times (T_i,): an advantage for each step.
+    """
+    rows = zip(leave_one_out(scores.returns), scores.penalties, scores.deductions, strict=True)
+    return [advantage - fine - off for advantage, fine, off in rows]
+
+
+def novelty_bonus(counts: Sequence[int]) -> float:
+    """Sum over an episode of 1/n_t, n_t being how often a state like s_t has been seen, itself included (EMPO2, 4.3).
+
+    Args:
+        counts: (T,) counts, each at least 1.
+
+    Raises:
+        ValueError: a count below 1.
+    """
+    if any(count < 1 for count in counts):
+        raise ValueError(f"a state that was visited has a count of at least 1, got {list(counts)}")
+    return math.fsum(1.0 / count for count in counts)
+
+
+def discounted_return(rewards: ArrayLike, gamma: float) -> Array:
+    """G_t = r_t + gamma * G_{t+1}, the discounted return from each step on.
+
+    Args:
+        rewards: (T,) rewards.
+        gamma: discount in [0, 1].
+
+    Returns:
+        (T,) returns; the first is the episode's.
+
+    Raises:
+        ValueError: gamma is outside [0, 1].
+    """
+    if not 0.0 <= gamma <= 1.0:
+        raise ValueError(f"gamma must be in [0, 1], got {gamma}")
+    returns = np.asarray(rewards, dtype=np.float64).copy()
+    for t in range(len(returns) - 2, -1, -1):
+        returns[t] += gamma * returns[t + 1]
+    return returns
+
+
+def _row(values: ArrayLike) -> Array:
+    row = np.asarray(values, dtype=np.float64)
+    if row.ndim != 1 or not np.isfinite(row).all():
+        raise ValueError(f"returns must be (N,) finite numbers, got {row.tolist()}")
+    return row

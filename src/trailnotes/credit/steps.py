@@ -1,0 +1,176 @@
+"""Advantages that compare steps: the visits of one state within a group (GiGPO), level by level of history (HGPO).
+
+Sources: GiGPO, arXiv 2505.10978, and HGPO (ICLR 2026), with what verl-agent's code (2716b30) settles.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections import defaultdict
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trailnotes.credit.episodes import Array, Scores, discounted_return, group_relative
+
+
+@dataclass(frozen=True, slots=True)
+class Visits:
+    """The steps of one group as M samples in any order. One that is listed twice counts once in every statistic."""
+
+    trajectory: NDArray[np.int64]  # (M,) index of its episode
+    step: NDArray[np.int64]  # (M,) t, from 0
+    states: tuple[Hashable, ...]  # (M,) equal for visits of the same state
+    episode_scores: Array  # (M,) x = R(trajectory) - fine
+    step_scores: Array  # (M,) y = sum_{k >= t} gamma^(k - t) r_k - fine
+
+
+def visits_of(scores: Scores, gamma: float, similarity: float = 1.0) -> Visits:
+    """The steps of all episodes in order; a fine is taken off after discounting, so earlier steps do not pay it.
+
+    Args:
+        scores: one group.
+        gamma: discount of the return from a step on.
+        similarity: difflib ratio from which two observations are one state; 1 = only equal ones.
+    """
+    lengths = [len(row) for row in scores.rewards]
+    returns = [discounted_return(row, gamma) for row in scores.rewards]
+    fines = _joined(scores.penalties)
+    return Visits(
+        trajectory=np.repeat(np.arange(len(lengths)), lengths),
+        step=np.array([t for length in lengths for t in range(length)], dtype=np.int64),
+        states=tuple(state_ids([state for row in scores.states for state in row], similarity)),
+        episode_scores=np.repeat(scores.returns, lengths) - fines,
+        step_scores=_joined(returns) - fines,
+    )
+
+
+def state_ids(states: Sequence[Any], similarity: float = 1.0) -> list[int]:
+    """A number for each state, the same for the same.
+
+    Args:
+        states: (M,) observations.
+        similarity: below 1, an observation belongs to the first state whose first observation it resembles this much
+            by difflib's ratio (greedy first fit, as in the release: the result depends on the order).
+
+    Returns:
+        (M,) numbers from 0.
+    """
+    first: list[Any] = []
+    known: dict[Hashable, int] = {}
+    for state in states:
+        if state not in known:
+            found = (i for i, other in enumerate(first) if similarity < 1.0 and _alike(other, state, similarity))
+            known[state] = next(found, len(first))
+            if known[state] == len(first):
+                first.append(state)
+    return [known[state] for state in states]
+
+
+def _alike(a: str, b: str, threshold: float) -> bool:
+    matcher = difflib.SequenceMatcher(None, a, b)
+    # Upper bounds first: the ratio itself takes time that grows with the square of the length.
+    bounds = (matcher.real_quick_ratio, matcher.quick_ratio, matcher.ratio)
+    return all(bound() >= threshold for bound in bounds)
+
+
+def step_relative(
+    visits: Visits,
+    states: Sequence[Hashable],
+    normalize_std: bool = False,
+    *,
+    ddof: int = 1,
+    std_floor: float = 0.0,
+    dedup: bool = False,
+) -> Array:
+    """A^S: the score of each visit relative to those of the same state (GiGPO, arXiv 2505.10978, eq. 7).
+
+    Args:
+        visits: the samples of one group.
+        states: (M,) groups of visits, `visits.states` or longer histories; None belongs to no group.
+        normalize_std: divide by the standard deviation too.
+        ddof: of the standard deviation.
+        std_floor: least standard deviation to divide by.
+        dedup: only the first visit of each episode counts in mean and deviation; later ones are compared with these.
+
+    Returns:
+        (M,) advantages; exact zeros where fewer than two visits count, or all that count are equal.
+    """
+    members: dict[Hashable, list[int]] = defaultdict(list)
+    for index, state in enumerate(states):
+        if state is not None:
+            members[state].append(index)
+    advantages = np.zeros(len(visits.step))
+    for indices in members.values():
+        counted = _counted(visits, indices, dedup)
+        if len(counted) > 1:
+            values, group = visits.step_scores[indices], visits.step_scores[counted]
+            advantages[indices] = group_relative(values, normalize_std, group=group, ddof=ddof, std_floor=std_floor)
+    return advantages
+
+
+def _counted(visits: Visits, indices: Sequence[int], dedup: bool = False) -> list[int]:
+    """Each visit once, or the first of each episode; in order of episode and step, so that sums are always the same."""
+    ordered = sorted(indices, key=lambda i: (visits.trajectory[i], visits.step[i]))
+    unique: dict[Hashable, int] = {}
+    for i in ordered:
+        unique.setdefault(visits.trajectory[i] if dedup else (visits.trajectory[i], visits.step[i]), i)
+    return list(unique.values())
+
+
+def episode_relative(
+    visits: Visits,
+    returns: Array,
+    normalize_std: bool = False,
+    *,
+    over_steps: bool = False,
+    ddof: int = 1,
+    std_floor: float = 0.0,
+) -> Array:
+    """A^E: the score of each visit's episode relative to the group (GiGPO, arXiv 2505.10978, eq. 3).
+
+    Args:
+        visits: the samples of one group.
+        returns: (N,) R of the episodes.
+        normalize_std: divide by the standard deviation too.
+        over_steps: mean and deviation are those of all steps' scores, so that an episode counts as often as it has
+            steps (the release), instead of those of `returns`.
+        ddof: of the standard deviation.
+        std_floor: least standard deviation to divide by.
+
+    Returns:
+        (M,) advantages.
+    """
+    group = visits.episode_scores[_counted(visits, range(len(visits.step)))] if over_steps else returns
+    return group_relative(visits.episode_scores, normalize_std, group=group, ddof=ddof, std_floor=std_floor)
+
+
+def hierarchical(levels: Mapping[int, Array], alpha: float = 1.0) -> dict[int, Array]:
+    """What each level k adds to A = sum_k w_k A_k, with w_k ~ (k + 1)^alpha over the levels that are not 0 (HGPO).
+
+    Args:
+        levels: (M,) advantages A_k by k.
+        alpha: 0 weighs all levels alike; the higher, the more do long histories count.
+
+    Returns:
+        w_k A_k, (M,), by k; zeros where all levels are 0.
+    """
+    weights = {k: (k + 1.0) ** alpha * (values != 0) for k, values in levels.items()}
+    total = sum(weights.values(), np.zeros(1))
+    return {k: weights[k] / np.where(total == 0, 1.0, total) * values for k, values in levels.items()}
+
+
+def histories(visits: Visits, length: int) -> list[Hashable]:
+    """(M,) the last `length` states of each visit, its own included; None where its episode has not had so many."""
+    seen = dict(zip(zip(visits.trajectory.tolist(), visits.step.tolist(), strict=True), visits.states, strict=True))
+    return [
+        tuple(seen[trajectory, t - back] for back in range(length)) if t + 1 >= length else None
+        for trajectory, t in zip(visits.trajectory.tolist(), visits.step.tolist(), strict=True)
+    ]
+
+
+def _joined(rows: Sequence[Array]) -> Array:
+    return np.concatenate([np.zeros(0), *rows])

@@ -1,0 +1,52 @@
+"""Dynamic sampling: groups whose members all earned the same teach nothing, and others are played in their place.
+
+Source: DAPO, arXiv 2503.14476, section 3.2, with a limit of rounds as in verl-agent (2716b30).
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+from trailnotes.types import Task, TrajectoryGroup
+
+PlayRound = Callable[[int, int], Awaitable[list[TrajectoryGroup]]]
+
+
+def all_equal(group: TrajectoryGroup) -> bool:
+    """Whether all members have the same return, novelty and fines aside."""
+    return len({trajectory.episode_return for trajectory in group.trajectories}) == 1
+
+
+async def replace_equal(
+    groups: Sequence[TrajectoryGroup], num_rounds: int, play: PlayRound
+) -> tuple[list[TrajectoryGroup], int]:
+    """Put freshly played groups in the place of those with equal returns, until none is left or the rounds are over.
+
+    Args:
+        groups: as played.
+        num_rounds: fresh groups are looked at, and replaced, so many times at most; those of the last round stay.
+        play: ``await play(number, num_groups)`` plays other tasks; `number` counts the rounds from 1.
+
+    Returns:
+        The groups to train on, kept ones first, and how many were replaced.
+    """
+    kept = [group for group in groups if not all_equal(group)]
+    fresh = [group for group in groups if all_equal(group)]
+    replaced = 0
+    for number in range(1, num_rounds + 1):
+        num_equal = sum(map(all_equal, fresh))
+        if not num_equal:
+            break
+        kept += [group for group in fresh if not all_equal(group)]
+        fresh = await play(number, num_equal)
+        replaced += num_equal
+    return kept + fresh, replaced
+
+
+def further_tasks(tasks: Sequence[Task], played: Iterable[str], num: int, rng: random.Random) -> list[Task]:
+    """`num` tasks in random order, those first whose ids stand least often in `played`."""
+    often = Counter(played)
+    order = sorted(rng.sample(tasks, len(tasks)), key=lambda task: often[task.id])
+    return [order[i % len(order)] for i in range(num)]
