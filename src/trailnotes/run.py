@@ -6,11 +6,10 @@ resumed at an iteration goes on exactly as it would have.
 
 from __future__ import annotations
 
-import itertools
 import json
 import random
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,12 +20,10 @@ from safetensors.torch import load_file as load_torch
 from safetensors.torch import save_file as save_torch
 
 from trailnotes import checkpoint
-from trailnotes.credit import novelty_bonus
 from trailnotes.errors import RunError
 from trailnotes.learner import Learner
 from trailnotes.memory import open_memory
-from trailnotes.memory.embed import make_embedder
-from trailnotes.memory.novelty import StateCounter
+from trailnotes.novelty import Novelty
 from trailnotes.panels import derive_seed, play_panel
 from trailnotes.policies.hf import HFPolicy, load_model
 from trailnotes.rollout import Note, note_metrics, rollout_metrics, run_groups, write_tips
@@ -90,7 +87,7 @@ class Run:
         )
         uses_memory = config.algorithm.name != "grpo"
         self.memory = open_memory(directory.memory_path, config.memory) if uses_memory else None
-        self.counter = StateCounter(make_embedder(config.memory.embedder), config.algorithm.novelty_threshold)
+        self.novelty = Novelty(config.algorithm, config.memory, derive_seed(config.run.seed, "novelty"))
         self.tasks = tasks_of(config, config.train.split)
         self.count = Counters()
         self.stop_requested = False
@@ -171,32 +168,12 @@ class Run:
         self._metrics |= {f"notes/{name}": value for name, value in note_metrics(notes).items()}
 
     def add_novelty(self, groups: Sequence[TrajectoryGroup]) -> list[TrajectoryGroup]:
-        """The groups with `reward_intrinsic` of every step filled in; counters move in task order."""
-        kind = self.config.algorithm.intrinsic
-        if kind == "none":
-            return list(groups)
-        return [
-            replace(group, trajectories=tuple(self._novelty_of(t, kind) for t in group.trajectories))
-            for group in groups
-        ]
-
-    def _novelty_of(self, trajectory: Trajectory, kind: str) -> Trajectory:
-        """The release counts the tips retrieved, in tips modes only; the paper counts similar states of the task."""
-        if kind == "tips" and trajectory.mode == "plain":
-            return trajectory
-        if kind == "tips":
-            counts = [1 + num for num in self._num_retrieved(trajectory)]
-        else:
-            counts = [self.counter.count(trajectory.task.id, step.observation.text) for step in trajectory.steps]
-        steps = zip(trajectory.steps, counts, strict=True)
-        return replace(trajectory, steps=tuple(replace(step, reward_intrinsic=novelty_bonus([n])) for step, n in steps))
-
-    def _num_retrieved(self, trajectory: Trajectory) -> list[int]:
-        """Tips retrieved at each step, those that an earlier turn shows already among them."""
-        shown = [len(step.tips) for step in trajectory.steps]
-        if self.config.memory.repeat_shown:
-            return shown
-        return [min(num, self.config.memory.top_k) for num in itertools.accumulate(shown)]
+        """The groups with `reward_intrinsic` of every step filled in, by `algorithm.intrinsic`."""
+        rated = self.novelty.rate(groups)
+        bonuses = [step.reward_intrinsic for group in rated for t in group.trajectories for step in t.steps]
+        if self.novelty.kind != "none" and bonuses:
+            self._metrics["novelty/bonus"] = sum(bonuses) / len(bonuses)
+        return rated
 
     def update(self, samples: Sequence[Sample]) -> dict[str, float]:
         """One pass of the learner over the batch; the engine's caches are void afterwards."""
@@ -278,9 +255,9 @@ class Run:
         tensors, rest = self.learner.state_dict()
         save_torch(tensors, path / "learner.safetensors")
         checkpoint.write_json(path / "learner.json", rest)
-        novelty = self.counter.state_dict()
-        save_numpy({"vectors": novelty.pop("vectors")}, path / "novelty.safetensors")
-        checkpoint.write_json(path / "novelty.json", novelty)
+        arrays, rest = self.novelty.state_dict()
+        save_numpy(dict(arrays), path / "novelty.safetensors")
+        checkpoint.write_json(path / "novelty.json", rest)
         if self.memory is not None:
             self.memory.snapshot(path / "memory.db")
 
@@ -291,10 +268,10 @@ class Run:
             RunError: it is the state of another model or of another embedder.
         """
         self.count = Counters(**checkpoint.load_meta(path))
-        vectors = load_numpy(path / "novelty.safetensors")
+        novelty = load_numpy(path / "novelty.safetensors")
         try:
             self.learner.load_state_dict(load_torch(path / "learner.safetensors"), _read_json(path / "learner.json"))
-            self.counter.load_state_dict({**_read_json(path / "novelty.json"), **vectors})
+            self.novelty.load_state_dict(novelty, _read_json(path / "novelty.json"))
         except (ValueError, RuntimeError) as error:  # torch's word for tensors of other shapes is RuntimeError
             raise RunError(f"{path} does not fit the settings of this start: {error}") from error
         self.policy.weights_changed()

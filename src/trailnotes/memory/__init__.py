@@ -2,14 +2,12 @@
 
 from trailnotes.memory.base import Memory
 from trailnotes.memory.embed import Embedder, make_embedder
-from trailnotes.memory.novelty import StateCounter
 from trailnotes.memory.portable import reembed
 from trailnotes.memory.tips import TipMemory, clean_tip, open_memory, tips_of
 
 __all__ = [
     "Embedder",
     "Memory",
-    "StateCounter",
     "TipMemory",
     "clean_tip",
     "make_embedder",
