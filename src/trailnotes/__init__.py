@@ -9,10 +9,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from trailnotes.adapting import adapt
     from trailnotes.config import Config
     from trailnotes.configio import load_config
     from trailnotes.envs import check_env, make_env
-    from trailnotes.evaluation import adapt, evaluate
+    from trailnotes.evaluation import evaluate
     from trailnotes.memory import open_memory
     from trailnotes.training import train
 
@@ -22,7 +23,7 @@ __all__ = ["Config", "adapt", "check_env", "evaluate", "load_config", "make_env"
 
 _HOMES = {
     "Config": "trailnotes.config",
-    "adapt": "trailnotes.evaluation",
+    "adapt": "trailnotes.adapting",
     "check_env": "trailnotes.envs",
     "evaluate": "trailnotes.evaluation",
     "load_config": "trailnotes.configio",

@@ -12,25 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trailnotes.adapting import adapt
 from trailnotes.configio import diff, load_config
 from trailnotes.console import Bar, clock
 from trailnotes.errors import ConfigError, RunError
-from trailnotes.evaluation import (
-    COUNTS,
-    PanelResult,
-    adapt,
-    family_of,
-    play_subject,
-    spending,
-    value_of,
-    write_episodes,
-    write_table,
-)
+from trailnotes.evaluation import play_subject
 from trailnotes.files import write_text_atomic
 from trailnotes.jobs import Job as Command
 from trailnotes.jobs import compile_games, ended_by_signals, is_trained, run_jobs
 from trailnotes.jsonl import read_jsonl
 from trailnotes.logs import run_config
+from trailnotes.panels import COUNTS, PanelResult, family_of, spending, value_of, write_episodes, write_table
 from trailnotes.records import trajectory_from_json
 from trailnotes.stats import bootstrap
 from trailnotes.story import before_and_after, draw, last_line, print_table
@@ -185,8 +177,8 @@ def _play(config: Config, job: Job, out: Path) -> list[Trajectory]:
 
 def _play_with_notes(config: Config, job: Job, out: Path, trials: int) -> list[Trajectory]:
     """The last of `trials` trials with notes that the agent took on the panel's own games."""
-    adapt(_seeded(config, job), job.directory, trials=trials, out=out)
-    return [trajectory_from_json(record) for record in read_jsonl(out / f"trial-{trials:02d}.jsonl")]
+    adapt(_seeded(config, job), job.directory, method="empo2-tips", trials=trials, out=out)
+    return [trajectory_from_json(record) for record in read_jsonl(out / "eval" / "episodes.jsonl")]
 
 
 def _seeded(config: Config, job: Job) -> Config:

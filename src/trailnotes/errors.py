@@ -7,6 +7,7 @@
     ├── MissingExtraError  an optional package is absent; the message names the extra to install
     ├── EnvError           an environment died, hung or answered nonsense (one episode is lost, not the run)
     ├── PolicyError        the engine could not load or could not generate
+    ├── BudgetError        a spending limit was reached; what was paid for is kept
     ├── MemoryStoreError   the memory file is corrupt, locked or of a newer version
     ├── RunError           a run directory that is locked, damaged or belongs to another config
     └── NonFiniteError     a loss or gradient that is not finite; training stopped before the step
@@ -35,6 +36,10 @@ class EnvError(TrailnotesError):
 
 class PolicyError(TrailnotesError):
     """The policy could not be loaded, or could not answer."""
+
+
+class BudgetError(TrailnotesError):
+    """A request could have passed a spending limit, and was not sent. The text names the limit."""
 
 
 class MemoryStoreError(TrailnotesError):

@@ -22,8 +22,8 @@ _FIX = "free space or fix the permissions, then run the same command again"
 _ITERATION = re.compile(rb'\{"iteration": (\d+)[,}]')
 
 
-def append_jsonl(path: Path, records: list[Mapping[str, Any]]) -> None:
-    """Append `records`, all of them or none.
+def append_jsonl(path: Path, records: list[Mapping[str, Any]], *, sync: bool = False) -> None:
+    """Append `records`, all of them or none; with `sync` they are on the disk when this returns.
 
     Raises:
         RunError: the disk is full or the file not writable; says what the file still holds.
@@ -35,6 +35,8 @@ def append_jsonl(path: Path, records: list[Mapping[str, Any]]) -> None:
             try:
                 while data:
                     data = data[file.write(data) :]
+                if sync:
+                    os.fsync(file.fileno())
             except OSError:
                 os.truncate(path, start)
                 raise

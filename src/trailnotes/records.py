@@ -1,7 +1,7 @@
 """Trajectories as JSON: whole episodes for people and later tools, nothing cut.
 
 A record leaves out what is at its default, and two things for their size: the prompts' token ids (their lengths are
-there; the texts give them back) and the retrieval keys of the tips.
+there, and come back as `Completion.usage`; the texts give them back) and the retrieval keys of the tips.
 """
 
 from __future__ import annotations
@@ -42,8 +42,23 @@ def trajectory_from_json(record: Mapping[str, Any]) -> Trajectory:
     )
 
 
+def completion_to_json(completion: Completion) -> dict[str, Any]:
+    """What was sampled, and how many tokens were read and sampled for it."""
+    return {
+        "completion": _set_fields(completion, leave_out=("prompt_ids",)),
+        "tokens": completion.num_tokens,
+        "prompt_tokens": completion.num_prompt_tokens,
+    }
+
+
+def completion_from_json(record: Mapping[str, Any]) -> Completion:
+    """The completion again, without prompt ids; `usage` says how many there were."""
+    said = record["completion"]
+    ids = {name: tuple(said.get(name, ())) for name in ("token_ids", "logprobs")}
+    return Completion(**{**said, **ids, "prompt_ids": (), "usage": (record["prompt_tokens"], record["tokens"])})
+
+
 def _step_to_json(step: Step) -> dict[str, Any]:
-    completion = step.completion
     return {
         "observation": _set_fields(step.observation),
         "tips": [_set_fields(tip, leave_out=("key", "created")) for tip in step.tips],
@@ -51,29 +66,17 @@ def _step_to_json(step: Step) -> dict[str, Any]:
         "reward": step.reward,
         "reward_intrinsic": step.reward_intrinsic,
         "policy_version": step.policy_version,
-        "completion": _set_fields(completion, leave_out=("prompt_ids",)),
-        "tokens": completion.num_tokens,
+        **completion_to_json(step.completion),
         "other_tokens": step.other_tokens,
-        "prompt_tokens": completion.num_prompt_tokens,
-        "plain_prompt_tokens": len(step.plain_prompt_ids),
+        "plain_prompt_tokens": len(step.plain_prompt_ids) or None,  # null: not known
     }
 
 
 def _step_from_json(record: Mapping[str, Any]) -> Step:
-    said = record["completion"]
-    completion = Completion(
-        **{
-            **said,
-            "prompt_ids": (),
-            "token_ids": tuple(said.get("token_ids", ())),
-            "logprobs": tuple(said.get("logprobs", ())),
-            "usage": tuple(said["usage"]) if said.get("usage") else None,
-        }
-    )
     return Step(
         observation=_observation(record["observation"]),
         tips=tuple(Tip(key="", **tip) for tip in record["tips"]),
-        completion=completion,
+        completion=completion_from_json(record),
         plain_prompt_ids=(),
         other_tokens=record.get("other_tokens", 0),
         **{name: record[name] for name in ("action", "reward", "reward_intrinsic", "policy_version")},

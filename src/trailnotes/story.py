@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from trailnotes.config import Config
-    from trailnotes.evaluation import PanelResult
+    from trailnotes.panels import PanelResult
 
 Record = dict[str, Any]  # an episode as JSON (records.py)
 WIDTH = 100

@@ -5,7 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trailnotes.algorithms.empo2 import empo2
+from trailnotes.algorithms.empo2_tips import empo2_tips
+from trailnotes.algorithms.gigpo import gigpo
 from trailnotes.algorithms.grpo import grpo
+from trailnotes.algorithms.naive import naive
+from trailnotes.algorithms.reflexion import reflexion
+from trailnotes.algorithms.rloo import rloo
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -13,8 +18,12 @@ if TYPE_CHECKING:
     from trailnotes.run import Run
     from trailnotes.trials import Trials
 
-ALGORITHMS: dict[str, Callable[[Run], Awaitable[None]]] = {"empo2": empo2, "grpo": grpo}
+ALGORITHMS: dict[str, Callable[[Run], Awaitable[None]]] = {"empo2": empo2, "gigpo": gigpo, "grpo": grpo, "rloo": rloo}
 """Those that train: `trailnotes train`."""
 
-ADAPTERS: dict[str, Callable[[Trials], Awaitable[None]]] = {}
+ADAPTERS: dict[str, Callable[[Trials], Awaitable[None]]] = {
+    "empo2-tips": empo2_tips,
+    "naive": naive,
+    "reflexion": reflexion,
+}
 """Those that change no weights: `trailnotes adapt --method`."""

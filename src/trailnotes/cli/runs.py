@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 _CONFIG = argument("config", type=Path, metavar="CONFIG", help="settings, a TOML file")
 _SUBJECT = argument(
-    "subject", metavar="MODEL_OR_RUN", help="a run directory (its last checkpoint), a model directory, or a hub name"
+    "subject",
+    metavar="MODEL_OR_RUN",
+    help="a run directory (its last checkpoint), a model directory, a hub name, openai:NAME, or random",
 )
 _OTHER_CONFIG = argument(
     "--config", type=Path, metavar="CONFIG", help="settings, a TOML file; by default those of the run directory"
@@ -38,7 +40,8 @@ def _train(args: Namespace) -> None:
 
 
 def _eval(args: Namespace) -> None:
-    from trailnotes.evaluation import evaluate, markdown_table
+    from trailnotes.evaluation import evaluate
+    from trailnotes.panels import markdown_table
 
     config = _config_of(args.subject, args.config, args.settings)
     print(markdown_table([evaluate(config, args.subject, memory=args.memory, out=args.out)]), end="")
@@ -46,17 +49,21 @@ def _eval(args: Namespace) -> None:
 
 
 def _adapt(args: Namespace) -> None:
-    from trailnotes.evaluation import adapt, markdown_table
+    from trailnotes.adapting import adapt
+    from trailnotes.console import Bar
 
     config = _config_of(args.subject, args.config, args.settings)
-    results = adapt(
-        config,
-        args.subject,
-        trials=args.trials,
-        out=args.out,
-        progress=lambda trial, result: print(f"trial {trial}: {result}", flush=True),
-    )
-    print(markdown_table(results), end="")
+    with Bar(1.0, "adapt") as bar:
+        adapt(
+            config,
+            args.subject,
+            out=args.out,
+            method=args.method,
+            trials=args.trials,
+            allow_change=args.allow_change,
+            progress=bar,
+        )
+    print((args.out / "table.md").read_text(encoding="utf-8"), end="")
     _say_where(args.out)
 
 
@@ -157,19 +164,24 @@ EVAL = Command(
 
 ADAPT = Command(
     name="adapt",
-    summary="take notes on new games, trial after trial, without training",
-    about="Trial 0 acts without memory; then each trial acts with the notes of the earlier ones and writes its own. "
-    "No weight changes. Every note stays in DIR/memory.db, and the same command goes on after the last trial.",
-    example="trailnotes adapt runs/smoke --out runs/smoke/adapt --trials 2 --eval.num_tasks 2",
+    summary="get better at new games, trial after trial, without training",
+    about="Play the panel of the config's [eval] again and again by a method that changes no weights: notes of every "
+    "episode (empo2-tips), plans after failures (reflexion), and others; docs/algorithms has a page for each. DIR is a "
+    "run directory of its own, with the figures, the curve, and the last trial as `trailnotes eval` writes it. The "
+    "same command goes on wherever it stopped: nothing that has ended is played, asked or paid for again.",
+    example="trailnotes adapt runs/smoke --method reflexion --out runs/smoke/adapt --trials 2 --eval.num_tasks 2",
     run=_adapt,
     arguments=(
         _SUBJECT,
         _OTHER_CONFIG,
-        argument("--trials", type=int, metavar="K", help="trials with memory; eval.trials by default"),
-        argument("--out", type=Path, metavar="DIR", required=True, help="where notes, episodes and the curve go"),
+        argument("--method", metavar="METHOD", help="empo2-tips (default), reflexion, rememberer, retrospex, or naive"),
+        argument("--trials", type=int, metavar="K", help="trials after trial 0; eval.trials by default"),
+        argument("--out", type=Path, metavar="DIR", required=True, help="directory of the run, made if absent"),
+        argument("--allow-change", metavar="KEY", action="append", default=[],
+                 help="a key, or a section, that may differ from the run that goes on; may be repeated"),
     ),
     settings=True,
-)
+)  # fmt: skip
 
 ROLLOUT = Command(
     name="rollout",

@@ -46,6 +46,35 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE INDEX tips_by_text ON tips (namespace, text)",
         "CREATE INDEX tips_by_age ON tips (namespace, age)",
     ),
+    (
+        """
+        CREATE TABLE experience (
+            id INTEGER PRIMARY KEY,
+            task TEXT NOT NULL,
+            observation TEXT NOT NULL,
+            history TEXT NOT NULL,
+            admissible TEXT NOT NULL,
+            last_reward REAL NOT NULL,
+            total_reward REAL NOT NULL,
+            visits INTEGER NOT NULL,
+            age INTEGER NOT NULL,
+            vectors BLOB NOT NULL,
+            UNIQUE (task, observation)
+        )
+        """,
+        """
+        CREATE TABLE experience_values (
+            record INTEGER NOT NULL,
+            action TEXT NOT NULL,
+            reward REAL NOT NULL,
+            q REAL NOT NULL,
+            number INTEGER NOT NULL,
+            other_q REAL NOT NULL,
+            other_number INTEGER NOT NULL,
+            PRIMARY KEY (record, action)
+        ) WITHOUT ROWID
+        """,
+    ),
 )
 
 
@@ -110,6 +139,12 @@ def write_identity(connection: sqlite3.Connection, identity: Identity) -> None:
     """Say whose vectors the file holds."""
     rows = [("embedder", identity.name), ("dim", identity.dim)]
     connection.executemany("INSERT INTO meta VALUES (?, ?) ON CONFLICT DO UPDATE SET value = excluded.value", rows)
+
+
+def mark_once(connection: sqlite3.Connection, name: str) -> bool:
+    """Write a mark within the transaction under way; False if it is there already."""
+    assert connection.in_transaction, "a mark belongs to what is written with it"
+    return bool(connection.execute("INSERT OR IGNORE INTO meta VALUES (?, 1)", (f"once/{name}",)).rowcount)
 
 
 def write_copy(source: sqlite3.Connection, path: Path) -> None:

@@ -193,10 +193,18 @@ class TipStore:
         )
         return self.delete(row[0] for row in ids)
 
+    def once(self, name: str) -> bool:
+        """Whether this is the first time for `name`: a mark that is written, or undone, with the whole transaction.
+
+        Marks travel with snapshots: a batch that a restored memory does not hold is not marked either.
+        """
+        return schema.mark_once(self._connection, name)
+
     def clear(self) -> None:
-        """Remove all rows and count ids and writes from the start again, as in a new file."""
+        """Remove all rows and marks, and count ids and writes from the start again, as in a new file."""
         self._touched.update(row[0] for row in self._rows("DELETE FROM tips RETURNING namespace"))
         self._write("UPDATE meta SET value = 0 WHERE name = 'sequence'", ())
+        self._write("DELETE FROM meta WHERE name LIKE 'once/%'", ())
         self._write("DELETE FROM sqlite_sequence", ())
 
     def set_vectors(self, identity: Identity, tips: Sequence[Tip], vectors: Sequence[Floats]) -> None:

@@ -74,8 +74,10 @@ class TipMemory:
             rows = _ranked(page, rows, similarities, order)
         return self.store.fetch(page, rows[:top_k].tolist())
 
-    def add(self, tips: Sequence[Tip]) -> int:
+    def add(self, tips: Sequence[Tip], *, once: str = "") -> int:
         """Store `tips` in the order given, in one transaction; returns how many rows are new or changed.
+
+        `once` names the batch: one of that name that was stored before, perhaps before a restart, is not stored again.
 
         Texts are cleaned (`clean_tip`) and tips of which nothing is left are skipped. The same text again in a
         namespace (with entries = "step": under the same key) is a duplicate: it is rejected, or counted as support,
@@ -85,6 +87,8 @@ class TipMemory:
         usable = [clean for tip in tips if (clean := _bounded(tip, self._clock))]
         vectors = self._embed([tip.key for tip in usable])
         with self.store.transaction():
+            if once and not self.store.once(once):
+                return 0
             changed = sum(self._add(tip, vector) for tip, vector in zip(usable, vectors, strict=True))
             for namespace in dict.fromkeys(tip.namespace for tip in usable):
                 self.store.evict(namespace, self.config.capacity)

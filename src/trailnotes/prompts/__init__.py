@@ -13,7 +13,7 @@ from trailnotes.prompts.conversation import (
     system_prompt,
 )
 from trailnotes.prompts.finished import forget_turn, instruction_of, memory_keys, reflection_messages, replay
-from trailnotes.prompts.plans import plan_lines, plan_messages
+from trailnotes.prompts.plans import introduce_plans, plan_lines, plan_messages
 from trailnotes.prompts.quoting import CUT, CountTokens, quoted, truncate
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "forget_turn",
     "fresh_tips",
     "instruction_of",
+    "introduce_plans",
     "listed_actions",
     "memory_keys",
     "memory_query",

@@ -8,12 +8,14 @@ history would have had.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal
 
 from trailnotes.config import MemoryConfig, RolloutConfig
 from trailnotes.prompts.quoting import CUT, CountTokens, quoted, truncate
 from trailnotes.types import Message, Observation, Tip, TokenIds
+
+Introduce = Callable[[Sequence[Tip]], list[str]]  # from tips to the lines of the turn that shows them
 
 NOTES_HEADER: Final = "Notes from earlier attempts at this task (quoted; they may be wrong)"
 _ROLE: Final = (
@@ -78,13 +80,20 @@ class Conversation:
     `rollout.max_observation_tokens`, tips to `memory.max_tip_tokens`. What the policy wrote is never cut.
     """
 
-    def __init__(self, rollout: RolloutConfig, memory: MemoryConfig, count_tokens: CountTokens) -> None:
+    def __init__(
+        self,
+        rollout: RolloutConfig,
+        memory: MemoryConfig,
+        count_tokens: CountTokens,
+        introduce: Introduce | None = None,
+    ) -> None:
         self.acting: list[Message] = []
         self.plain: list[Message] = []
         self.instruction = ""  # as shown
         self.observation = ""  # the newest, as shown
         self.shown: tuple[Tip, ...] = ()  # every tip that `acting` holds
         self._rollout, self._memory, self._count_tokens = rollout, memory, count_tokens
+        self._introduce = introduce or self.notes
 
     def start(self, instruction: str) -> None:
         """Open with the system prompt; the first user turn will begin with `instruction` ('' for none)."""
@@ -130,8 +139,7 @@ class Conversation:
         if first and observation.briefing:
             parts += self.briefing(observation.briefing)
         if tips:
-            lines = [self.tip_line(tip) for tip in tips]
-            parts += ["notes :", *lines] if terse else [f"{NOTES_HEADER}:", *lines, ""]
+            parts += self._introduce(tips)
         text = self.capped(observation.text)
         parts.append(text if terse else f"Observation: {text}")
         if self._rollout.show_actions and observation.actions and not observation.done:
@@ -159,6 +167,11 @@ class Conversation:
             quotes += [turn.format(quoted(seen), quoted(done)) for seen, done in example["turns"]]
             lines += [first.format(number), self.capped("\n".join(quotes)), last.format(number)]
         return lines
+
+    def notes(self, tips: Sequence[Tip]) -> list[str]:
+        """The lines that show `tips` in a turn, where nobody else says how."""
+        lines = [self.tip_line(tip) for tip in tips]
+        return ["notes :", *lines] if self._rollout.style == "terse" else [f"{NOTES_HEADER}:", *lines, ""]
 
     def tip_line(self, tip: Tip) -> str:
         """One tip as quoted data, cut to its cap."""

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from trailnotes.config import MemoryConfig, RolloutConfig
+from trailnotes.prompts.conversation import Introduce
 from trailnotes.prompts.finished import replay
 from trailnotes.prompts.quoting import CountTokens, quoted, truncate
 from trailnotes.types import Message, Tip, Trajectory
@@ -41,6 +42,7 @@ _WORDS: Final = {
     "full": {
         "header": "Two examples of a failed attempt and the plan made after it, quoted from other tasks:",
         "example": '- Task: "{}" What happened: "{}" New plan: "{}"',
+        "shown": "Your plans for this task, each made after a failed trial, oldest first (quoted; they may be wrong):",
         "previous": "Your plans so far for this task, oldest first (quoted; they failed or were not followed):",
         "plan": '- Trial {}: "{}"',
         "end": "New plan:",
@@ -85,6 +87,17 @@ def plan_messages(
     else:
         lines.append(words["end"])
     return [*conversation.plain, Message("user", "\n".join(lines))]
+
+
+def introduce_plans(rollout: RolloutConfig, count_tokens: CountTokens, max_plan_tokens: int) -> Introduce | None:
+    """How plans stand in the actor's first turn; None in terse style, where they are notes like any other."""
+    if rollout.style == "terse":
+        return None
+
+    def introduce(plans: Sequence[Tip]) -> list[str]:
+        return [_WORDS["full"]["shown"], *plan_lines(plans, rollout, count_tokens, max_plan_tokens), ""]
+
+    return introduce
 
 
 def plan_lines(

@@ -14,7 +14,7 @@ from typing import Protocol
 from trailnotes.config import Config
 from trailnotes.memory.base import Memory
 from trailnotes.policies.base import Policy
-from trailnotes.prompts import Conversation, memory_query, parse_action
+from trailnotes.prompts import Conversation, introduce_plans, memory_query, parse_action
 from trailnotes.types import Completion, Message, Mode, Observation, Sampling, Task, Tip, TokenIds
 
 
@@ -62,26 +62,42 @@ MakeActor = Callable[[Seating], Actor]
 
 
 class NotesActor:
-    """The policy as it is, with the tips of a memory in its turns in all modes but "plain"; None shows no tips."""
+    """The policy as it is, with the tips of a memory in its turns in all modes but "plain"; None shows no tips.
 
-    def __init__(self, seating: Seating, memory: Memory | None) -> None:
-        self.seating, self.memory = seating, memory
-        config = seating.config
-        self.conversation = Conversation(config.rollout, config.memory, seating.policy.count_tokens)
+    With `plans` the memory is one of plans (Reflexion): all that it gives for the task stand in the first turn.
+    """
+
+    def __init__(self, seating: Seating, memory: Memory | None, *, plans: bool = False) -> None:
+        self.seating, self.memory, self.plans = seating, memory, plans
+        config, count_tokens = seating.config, seating.policy.count_tokens
+        shown, introduce = config.memory, None
+        if plans:
+            cap = config.reflexion.max_shown_tokens
+            introduce = introduce_plans(config.rollout, count_tokens, cap)
+            # Two failures may have been followed by the same words; each trial is shown with its own.
+            shown = shown.model_copy(update={"max_tip_tokens": cap, "repeat_shown": True})
+        self.conversation = Conversation(config.rollout, shown, count_tokens, introduce)
         self.num_turns = 0
 
     def start(self, observation: Observation) -> None:
         """Open the conversation."""
         self.conversation.start(observation.instruction or "")
 
+    def find(self, observation: Observation) -> list[Tip]:
+        """The tips for this turn."""
+        seating = self.seating
+        if seating.mode == "plain" or self.memory is None:
+            return []
+        if not self.plans:
+            return find_tips(self.memory, seating.task, self.conversation, observation, seating.config)
+        return self.memory.search(seating.task.id, "", seating.config.reflexion.window) if not self.num_turns else []
+
     async def act(self, observation: Observation) -> Decision | None:
         """Find tips, show them, sample, read the action."""
         seating, conversation = self.seating, self.conversation
         policy, config = seating.policy, seating.config
-        found = []
-        if seating.mode != "plain":
-            found = find_tips(self.memory, seating.task, conversation, observation, config)
-        tips = observe_within(context_limit(policy, config), policy, conversation, observation, found)
+        limit = context_limit(policy, config)
+        tips = observe_within(limit, policy, conversation, observation, self.find(observation))
         if tips is None:
             return None
         sampling = seating.sampling(self.num_turns)

@@ -35,6 +35,11 @@ class Seat:
     seed: int
     episode: str  # its name for the policy, unique in the batch
 
+    @property
+    def place(self) -> tuple[str, int]:
+        """Task and member, by which an episode is known again."""
+        return self.task.id, self.member
+
 
 async def run_groups(  # noqa: PLR0913 (see `run_episode`)
     policy: Policy,
@@ -72,20 +77,21 @@ async def run_groups(  # noqa: PLR0913 (see `run_episode`)
         on_error: called with each failed trajectory as it ends.
         make_actor: who acts, see `run_episode`.
         done: episodes of these very seats that were played before a restart, by task and member: they are taken as
-            they are. No task may then stand in `tasks` twice.
+            they are, and failed ones count as attempts. No task may then stand in `tasks` twice.
     """
     rows = _seats(tasks, modes, seed)
-    before = {(trajectory.task.id, trajectory.member): trajectory for trajectory in done}
-    assert not before or len({task.id for task in tasks}) == len(tasks), "which of the two was played is not known"
-    played: dict[str, Trajectory | None] = {
-        seat.episode: before[seat.task.id, seat.member]
-        for row in rows
-        for seat in row
-        if (seat.task.id, seat.member) in before
-    }
+    attempts = 1 + config.env.max_replacements
+    failed: Counter[tuple[str, int]] = Counter()
+    before: dict[tuple[str, int], Trajectory | None] = {}
+    for trajectory in done:
+        place = trajectory.task.id, trajectory.member
+        failed[place] += trajectory.outcome == "error"
+        if trajectory.outcome != "error" or failed[place] >= attempts:
+            before[place] = None if trajectory.outcome == "error" else trajectory
+    assert not failed or len({task.id for task in tasks}) == len(tasks), "which of the two was played is not known"
+    played = {seat.episode: before[seat.place] for row in rows for seat in row if seat.place in before}
     seats = [seat for row in rows for seat in row if seat.episode not in played]
     waiting = iter(seats)
-    attempts = 1 + config.env.max_replacements
 
     async def play(live: _Live, env: AsyncEnv, seat: Seat) -> Trajectory:
         return await run_episode(
@@ -96,7 +102,8 @@ async def run_groups(  # noqa: PLR0913 (see `run_episode`)
     async def play_on(live: _Live, seat: Seat | None) -> None:
         try:
             while seat is not None:
-                trajectory = played[seat.episode] = await _play_seat(live, pool, seat, attempts, play, on_error)
+                left = range(failed[seat.place], attempts)
+                trajectory = played[seat.episode] = await _play_seat(live, pool, seat, left, play, on_error)
                 seat = next(waiting, None)
                 live.give_way(seat.episode if seat else "")
                 if trajectory is not None and progress is not None:
@@ -146,12 +153,12 @@ async def _play_seat(
     live: _Live,
     pool: Pool,
     seat: Seat,
-    attempts: int,
+    attempts: Iterable[int],
     play: Callable[[_Live, AsyncEnv, Seat], Awaitable[Trajectory]],
     on_error: OnTrajectory | None,
 ) -> Trajectory | None:
     """The first attempt that does not fail, or None. The policy sees each attempt as an episode of its own."""
-    for attempt in range(attempts):
+    for attempt in attempts:
         if attempt:
             live.give_way(f"{seat.episode}+{attempt}")
         async with pool.lease() as env:

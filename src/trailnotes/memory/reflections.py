@@ -1,0 +1,78 @@
+"""Reflexion's memory: the plans of each task, all kept, the newest few shown (arXiv 2303.11366, section 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from trailnotes.memory.embed import HashingEmbedder
+from trailnotes.memory.schema import Identity
+from trailnotes.memory.store import TipStore
+from trailnotes.memory.tips import clean_tip, encodable, utc_now
+from trailnotes.types import Tip
+
+MAX_WORDS: Final = 300  # of a plan: the released run's longest has 231
+
+
+class ReflectionMemory:
+    """Plans by task, in a memory file like any other. Nothing is retrieved by similarity, and nothing ever goes.
+
+    Args:
+        path: the file; None keeps everything in this process.
+        window: plans shown at most, the newest.
+        clock: gives `created`; information only.
+    """
+
+    def __init__(self, path: Path | None, window: int, *, clock: Callable[[], str] | None = None) -> None:
+        self.embedder = HashingEmbedder()  # `trailnotes memory search` finds plans by their words
+        self.store = TipStore(path, Identity(self.embedder.name, self.embedder.dim))
+        self.window = window
+        self._clock = clock or utc_now
+
+    def search(self, namespace: str, query: str, top_k: int) -> list[Tip]:  # noqa: ARG002 (a task has one window)
+        """The newest `window` enabled plans of the task, `top_k` at most, the oldest of them first."""
+        plans = [plan for plan in self.store.tips(encodable(namespace)) if plan.enabled]
+        return plans[max(0, len(plans) - min(self.window, top_k)) :]
+
+    def add(self, tips: Sequence[Tip], *, once: str = "") -> int:
+        """Store plans in the order given, in one transaction; repeated words are another plan all the same.
+
+        Texts are cleaned, and plans of which nothing is left are skipped. `once` as in `TipMemory.add`.
+        """
+        texts = [clean_tip(tip.text, MAX_WORDS) for tip in tips]
+        usable = [replace(tip, text=text) for tip, text in zip(tips, texts, strict=True) if text]
+        vectors = self.embedder.embed([tip.text for tip in usable])
+        with self.store.transaction():
+            if once and not self.store.once(once):
+                return 0
+            for tip, vector in zip(usable, vectors, strict=True):
+                names = {name: encodable(getattr(tip, name)) for name in ("namespace", "key", "action", "model", "run")}
+                self.store.insert(replace(tip, **names, created=tip.created or self._clock()), vector)
+        return len(usable)
+
+    def snapshot(self, path: Path) -> None:
+        """Write a consistent copy to `path`, atomically."""
+        self.store.snapshot(path)
+
+    def restore(self, path: Path) -> None:
+        """Replace the content by that of a snapshot."""
+        self.store.restore(path)
+
+    def stats(self) -> dict[str, float]:
+        """See `TipStore.stats`."""
+        return self.store.stats()
+
+    def close(self) -> None:
+        """Close the store. Twice is fine."""
+        self.store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
