@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,9 @@ try:
     import transformers
 
     from trailnotes.policies.chat import ChatFormat
-    from trailnotes.policies.decoder import make_decoder
+    from trailnotes.policies.decoder import MAX_TOKENS, make_decoder
     from trailnotes.policies.engine import Engine
+    from trailnotes.policies.network import Network
 except ModuleNotFoundError as missing:
     raise MissingExtraError(f"{missing.name} is not installed: pip install 'trailnotes[train]'") from missing
 
@@ -79,6 +82,37 @@ class HFPolicy:
                 f"{self.context_length} tokens"
             )
         return await self.engine.generate(prompt_ids, sampling, episode)
+
+    def score(self, messages: Sequence[Message], replies: Sequence[str | TokenIds]) -> list[float]:
+        """Mean log-probability of the tokens of each reply, at temperature 1: exp of it is a geometric mean.
+
+        Args:
+            messages: a conversation that the assistant answers.
+            replies: what it might say: a text, which counts with the end of the turn, or the ids as they were sampled.
+                Not empty.
+
+        Raises:
+            PolicyError: prompt and longest reply exceed the context.
+        """
+        prompt = self.encode(messages)
+        rows = [self._spoken(messages, reply) if isinstance(reply, str) else reply for reply in replies]
+        if not all(rows):
+            raise ValueError("an empty reply has no log-probability")
+        width = len(prompt) + max(map(len, rows), default=0)
+        if width > self.context_length:
+            raise PolicyError(f"a prompt and reply of {width} tokens exceed the context of {self.context_length}")
+        size = max(1, MAX_TOKENS // width)
+        parts = (self._network.reply_logprobs(prompt, rows[i : i + size]) for i in range(0, len(rows), size))
+        return [math.fsum(row) / len(row) for part in parts for row in part]
+
+    @cached_property
+    def _network(self) -> Network:
+        return Network(self.model)
+
+    def _spoken(self, messages: Sequence[Message], text: str) -> TokenIds:
+        """Ids of the assistant's turn that says `text`; () for nothing."""
+        last = self.format.segments([*messages, Message("assistant", text)])
+        return next(segment.token_ids for segment in reversed(last) if segment.spoken) if text.strip() else ()
 
     def close_episode(self, episode: str) -> None:
         """Free the episode's cache."""

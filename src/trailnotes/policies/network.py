@@ -55,6 +55,26 @@ class Network:
         picked: Tensor = self.head(hidden[:, 0] if hidden.shape[1] == 1 else hidden[rows, columns])
         return picked
 
+    @torch.inference_mode()
+    def reply_logprobs(self, prompt: Sequence[int], replies: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Log-probability of each token of each reply to one prompt, at temperature 1, by a pass without any cache."""
+        if self.model.training:
+            self.model.eval()
+        width, start = len(prompt) + max(map(len, replies)) - 1, len(prompt) - 1
+        ids, mask = (np.zeros((len(replies), width), dtype=np.int64) for _ in range(2))
+        for row, reply in enumerate(replies):
+            ids[row, : start + len(reply)] = [*prompt, *reply[:-1]]
+            mask[row, : start + len(reply)] = 1
+        inputs = {"input_ids": ids, "attention_mask": mask}
+        given = {name: torch.from_numpy(array).to(self.device) for name, array in inputs.items()}
+        if self.split:
+            assert self.body is not None
+            logits = self.head(self.body(**given, use_cache=False).last_hidden_state[:, start:])
+        else:
+            logits = self.model(**given, use_cache=False).logits[:, start:]
+        found = torch.log_softmax(logits.float(), dim=-1)
+        return [found[row, torch.arange(len(reply)), torch.tensor(reply)].tolist() for row, reply in enumerate(replies)]
+
     def reference(self, ids: Sequence[int]) -> Tensor:
         """Logits after one sequence, by the plainest call there is: (V,)."""
         self.model.eval()
