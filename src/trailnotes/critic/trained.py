@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -194,9 +195,13 @@ def _train(iql: IQL, data: Sequence[Transition], about: Mapping[str, Any], root:
         except (ValueError, RuntimeError) as error:
             raise RunError(f"{saved} does not fit this critic ({error}): delete {root}") from error
         done, losses = int(meta["epoch"]), meta["losses"]
+
+    def show(passed: float, facts: Mapping[str, float]) -> None:
+        bar.update(passed, facts, f"epoch {math.ceil(passed)}/{epochs}")
+
     with Bar(epochs, "critic") as bar:
         for epoch in range(done, epochs):
-            losses = iql.run_epoch(data, epoch, bar.update)
+            losses = iql.run_epoch(data, epoch, show)
             meta = {"epoch": epoch + 1, "losses": losses, "about": dict(about)}
             checkpoint.save(root, epoch + 1, lambda path: save_file(iql.state_dict(), path / "iql.safetensors"), meta)
             checkpoint.prune(root, keep_last=1)
