@@ -39,9 +39,14 @@ def tips(count: int, namespace: str = "task") -> list[Tip]:
     return [Tip(namespace, f"tip {number}", f"key {number}", float(number)) for number in range(count)]
 
 
+def columns_of(connection: sqlite3.Connection, table: str) -> list[tuple[str, str]]:
+    return [(name, kind) for _, name, kind, *_ in connection.execute(f"PRAGMA table_info({table})")]
+
+
 def test_final_columns(memory: TipMemory, path: Path) -> None:
     with closing(sqlite3.connect(path)) as connection:
-        columns = [(name, kind) for _, name, kind, *_ in connection.execute("PRAGMA table_info(tips)")]
+        columns, experience = columns_of(connection, "tips"), columns_of(connection, "experience")
+        values = columns_of(connection, "experience_values")
         indexes = {name for _, name, *_ in connection.execute("PRAGMA index_list(tips)")}
         version = connection.execute("PRAGMA user_version").fetchone()
         mode = connection.execute("PRAGMA journal_mode").fetchone()
@@ -65,8 +70,40 @@ def test_final_columns(memory: TipMemory, path: Path) -> None:
         ("age", "INTEGER"),
     ]
     assert indexes == {"tips_by_text", "tips_by_age"}
-    assert version == (1,)
+    assert experience == [
+        ("id", "INTEGER"),
+        ("task", "TEXT"),
+        ("observation", "TEXT"),
+        ("history", "TEXT"),
+        ("admissible", "TEXT"),
+        ("last_reward", "REAL"),
+        ("total_reward", "REAL"),
+        ("visits", "INTEGER"),
+        ("age", "INTEGER"),
+        ("vectors", "BLOB"),
+    ]
+    assert values == [
+        ("record", "INTEGER"),
+        ("action", "TEXT"),
+        ("reward", "REAL"),
+        ("q", "REAL"),
+        ("number", "INTEGER"),
+        ("other_q", "REAL"),
+        ("other_number", "INTEGER"),
+    ]
+    assert version == (2,)
     assert mode == ("wal",)
+
+
+def test_a_file_of_before_the_experience_table_is_migrated_and_keeps_its_tips(path: Path, monkeypatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:1])
+        with open_memory(path, ANY) as memory:
+            memory.add(tips(2))
+    with closing(open_store(path)) as store:
+        assert [tip.text for tip in store.tips()] == ["tip 0", "tip 1"]
+        assert store._rows("SELECT COUNT(*) FROM experience") == [(0,)]
+        assert store._rows("PRAGMA user_version") == [(2,)]
 
 
 def test_every_field_comes_back(memory: TipMemory, path: Path) -> None:
@@ -87,7 +124,7 @@ def test_an_older_file_is_migrated_and_keeps_its_rows(memory: TipMemory, path: P
         with closing(open_store(path)) as store:
             assert [tip.text for tip in store.tips()] == ["tip 0", "tip 1"]
             assert store._rows("SELECT DISTINCT mood FROM tips") == [("calm",)]
-            assert store._rows("PRAGMA user_version") == [(2,)]
+            assert store._rows("PRAGMA user_version") == [(3,)]
 
 
 def test_a_failed_migration_leaves_the_file_as_it_was(memory: TipMemory, path: Path, monkeypatch) -> None:
