@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -190,6 +191,48 @@ def test_only_off_policy_rows_are_masked_and_the_mean_runs_over_what_is_left() -
     subject.update([plain, cut])
     assert_equal_weights(masked, subject, atol=1e-6, rtol=0)
     assert metrics["masked_fraction"] == pytest.approx(1 / sum(off.loss_mask))
+
+
+def test_shaping_changes_off_policy_rows_alone() -> None:
+    plain = with_logprobs(rows(modes=("plain", "on_policy_tips")), 0)
+    clipped, shaped = (learner(shaping=shaping) for shaping in ("none", "luffy"))
+    for subject in (clipped, shaped):
+        subject.update(plain)
+    assert_equal_weights(clipped, shaped)  # bit for bit
+    for subject in (clipped, shaped):
+        subject.update(with_logprobs(rows(), 0))
+    assert any(not torch.equal(a, b) for a, b in zip(weights(clipped).values(), weights(shaped).values(), strict=True))
+
+
+@pytest.mark.parametrize("threshold", [None, -3.5])
+def test_the_shaped_loss_by_hand_with_mask_and_kl(threshold: float | None) -> None:
+    """The mask, where there is one, and the KL hold shaped rows as they hold clipped ones."""
+    samples = with_logprobs(rows(), 1, spread=2.0)
+    subject = learner(shaping="luffy", mask_logprob=threshold, kl=0.05, reference=tiny_model(1))
+    frozen, before = learner(tiny_model(1)), subject.logprobs(samples)
+    terms, penalties, off = [], [], []
+    for sample, now, start in zip(samples, before, frozen.logprobs(samples), strict=True):
+        for t, trained in enumerate(sample.loss_mask):
+            if not trained or (sample.off_policy and threshold is not None and now[t] < threshold):
+                continue
+            ratio, advantage = math.exp(now[t] - sample.behavior_logprobs[t]), sample.advantages[t]
+            clipped = -min(ratio * advantage, min(max(ratio, 0.8), 1.3) * advantage)
+            bounded = min(clipped, -10 * advantage) if advantage < 0 else clipped
+            terms.append(-ratio / (ratio + 0.1) * advantage if sample.off_policy else bounded)
+            penalties.append(math.exp(start[t] - now[t]) - (start[t] - now[t]) - 1)
+            off.append(sample.off_policy)
+    metrics = subject.update(samples)
+    assert {True, False} == set(off)
+    assert metrics["policy_loss"] == pytest.approx(sum(terms) / len(terms), rel=1e-4)
+    assert metrics["kl_to_reference"] == pytest.approx(sum(penalties) / len(penalties), rel=1e-4)
+
+
+def test_a_shaped_token_is_never_clipped() -> None:
+    samples = [s for s in with_logprobs(rows(), 0, spread=3.0) if s.off_policy]
+    fractions = ("clip_fraction_low", "clip_fraction_high", "dual_clip_fraction")
+    clipped, shaped = (learner(shaping=shaping).update(samples) for shaping in ("none", "luffy"))
+    assert sum(clipped[name] for name in fractions) > 0
+    assert sum(shaped[name] for name in fractions) == 0
 
 
 def test_kl_to_the_reference_is_zero_at_the_start_and_pulls_back_later() -> None:

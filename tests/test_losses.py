@@ -122,15 +122,48 @@ def test_the_response_mask_is_the_token_mask_where_every_response_is_one_token(
     assert not (by_token & ~trained).any()
 
 
-def test_token_and_sequence_means_by_hand() -> None:
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "loss"),
+    [
+        (1.0, 2.0, -20 / 11),  # 1 / 1.1
+        (0.1, 2.0, -1.0),  # half
+        (0.9, -3.0, 2.7),  # 0.9 / 1.0, where the clip would start to matter soon
+        (9.9, 2.0, -1.98),  # far above the clip: 9.9 / 10
+        (99.9, -2.0, 1.998),  # far above the dual clip: no bound is needed below 1
+        (0.0, 5.0, 0.0),
+    ],
+)
+def test_shaped_surrogate_by_hand(ratio: float, advantage: float, loss: float) -> None:
+    torch.testing.assert_close(losses.shaped_surrogate(row(ratio), row(advantage)), row(loss))
+
+
+def test_shaping_lets_improbable_tokens_learn_more_than_the_plain_ratio() -> None:
+    """d loss / d log pi = -A x f'(x) = -A 0.1 x / (x + 0.1)^2: at 0.1 a quarter, at 1 of 1.1^2 a tenth."""
+    logprobs = row(math.log(0.1), 0.0, math.log(0.01)).requires_grad_()
+    advantages = row(2.0, -1.0, 1.0)
+    losses.shaped_surrogate(losses.ratio(logprobs, torch.zeros(1, 3)), advantages).sum().backward()
+    torch.testing.assert_close(logprobs.grad, row(-2 * 0.25, 0.1 / 1.21, -0.001 / 0.0121))
+    assert logprobs.grad is not None
+    assert (logprobs.grad.abs() > losses.ratio(logprobs, torch.zeros(1, 3)) * advantages.abs()).tolist() == [
+        [True, False, True]
+    ]
+
+
+def test_an_enormous_ratio_is_finite_when_shaped() -> None:
+    logprobs = row(0.0).requires_grad_()
+    losses.shaped_surrogate(losses.ratio(logprobs, row(-1e4)), row(-1.0)).sum().backward()
+    assert logprobs.grad is not None
+    assert torch.isfinite(logprobs.grad).all()
+
+
+def test_token_and_sequence_sums_by_hand() -> None:
     values = torch.tensor([[7.0, 1.0, 2.0, 3.0], [7.0, 8.0, 7.0, 7.0], [7.0, 7.0, 7.0, 7.0]])
     trained = torch.tensor([[0, 1, 1, 1], [0, 1, 0, 0], [0, 0, 0, 0]]).bool()
-    assert losses.masked_mean(values, trained, "token").item() == 14 / 4
-    assert losses.masked_mean(values, trained, "sequence").item() == (2 + 8) / 2  # the empty row does not count
     assert [t.item() for t in losses.masked_sum(values, trained, "token")] == [14, 4]
-    assert [t.item() for t in losses.masked_sum(values, trained, "sequence")] == [10, 2]
+    assert [t.item() for t in losses.masked_sum(values, trained, "sequence")] == [10, 2]  # the empty row counts not
 
 
 @pytest.mark.parametrize("aggregation", ["token", "sequence"])
-def test_the_mean_of_nothing_is_zero(aggregation: str) -> None:
-    assert losses.masked_mean(row(3.0, 4.0), mask(0, 0), aggregation).item() == 0  # type: ignore[arg-type]
+def test_the_sum_of_nothing_is_zero(aggregation: str) -> None:
+    found = losses.masked_sum(row(3.0, 4.0), mask(0, 0), aggregation)  # type: ignore[arg-type]
+    assert [value.item() for value in found] == [0, 0]

@@ -165,8 +165,7 @@ class Learner:
         logprobs, entropies = self._score(batch.token_ids, batch.mask)
         kept = self._kept(logprobs.detach(), batch)
         ratio = losses.ratio(logprobs, batch.behavior_logprobs)
-        clips = (self.loss.clip_low, self.loss.clip_high, self.loss.dual_clip)
-        surrogate = losses.clipped_surrogate(ratio, batch.advantages, *clips)
+        surrogate = self._surrogate(ratio, batch)
         policy, count = losses.masked_sum(surrogate, kept, self.loss.aggregation)
         kl = torch.zeros_like(policy)
         if reference is not None:
@@ -174,9 +173,25 @@ class Learner:
             held = kept if self.loss.mask_kl else batch.mask
             kl = losses.masked_sum(tokens_kl, held, self.loss.aggregation)[0]
         (policy + self.loss.kl * kl).backward()  # type: ignore[no-untyped-call]
-        clipped = losses.clip_events(ratio.detach(), batch.advantages, *clips)
-        metrics.add_batch(batch, kept, logprobs.detach(), ratio.detach(), entropies, clipped)
+        metrics.add_batch(
+            batch, kept, logprobs.detach(), ratio.detach(), entropies, self._clipped(ratio.detach(), batch)
+        )
         return torch.stack([policy.detach(), kl.detach(), count.to(policy.dtype)])
+
+    def _surrogate(self, ratio: Tensor, batch: Batch) -> Tensor:  # (B, T)
+        """Clipped; or shaped, in off-policy rows with `loss.shaping`."""
+        clips = (self.loss.clip_low, self.loss.clip_high, self.loss.dual_clip)
+        clipped = losses.clipped_surrogate(ratio, batch.advantages, *clips)
+        if self.loss.shaping == "none":
+            return clipped
+        return torch.where(batch.off_policy[:, None], losses.shaped_surrogate(ratio, batch.advantages), clipped)
+
+    def _clipped(self, ratio: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:  # three (B, T) of bool
+        """Where `_surrogate` is flat: clipped low, high, by the dual bound."""
+        clips = (self.loss.clip_low, self.loss.clip_high, self.loss.dual_clip)
+        low, high, dual = losses.clip_events(ratio, batch.advantages, *clips)
+        free = batch.off_policy[:, None] & (self.loss.shaping != "none")
+        return low & ~free, high & ~free, dual & ~free
 
     def _kept(self, logprobs: Tensor, batch: Batch) -> Tensor:  # (B, T) bool
         """The trained tokens, less the improbable ones of off-policy rows."""
