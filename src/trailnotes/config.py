@@ -279,6 +279,9 @@ class RetrospexConfig(Section):
     temperature: float = key(0.9, "sampling temperature of the candidates", "Retrospex release 6d169a4", gt=0)
     top_p: float = key(0.95, "nucleus of the candidates", "Retrospex release 6d169a4", gt=0, le=1)
     decay: float = key(0.97, "d: the policy weighs max(floor, d^t) at step t", RETROSPEX, gt=0, le=1)
+    first_step: Literal[0, 1] = key(
+        0, "t of the first action: 0, where the policy decides alone, or 1 (ALFWorld)", "Retrospex release 6d169a4"
+    )
     floor: float = key(0.6, "b: the policy's least weight", RETROSPEX, ge=0, le=1)
     score_clip: float = key(0.0, "largest advantage Q - V that counts, either way; 0 = no limit", ge=0)
     heuristics: tuple[Literal["recent_actions", "focus_named"], ...] = key(
