@@ -147,7 +147,7 @@ class Rescorer:
     def _choose(self, actions: Sequence[str], speakers: Sequence[Completion | None], observation: Observation) -> int:
         """Index of the action to take; the decision goes to the journal."""
         seat, settings, step = self.seating, self.seating.config.retrospex, len(self.history)
-        weight = policy_weight(step, settings.decay, settings.floor)
+        weight = policy_weight(settings.first_step + step, settings.decay, settings.floor)
         likelihoods, advantages = [1.0], [0.0]
         if len(actions) > 1:
             # An action that was said as it stands counts by the ids that were sampled, any other by its text.
