@@ -27,13 +27,16 @@ from trailnotes.novelty import Novelty
 from trailnotes.panels import derive_seed, play_panel
 from trailnotes.policies.hf import HFPolicy, load_model
 from trailnotes.rollout import Note, note_metrics, rollout_metrics, run_groups, write_tips
+from trailnotes.rollout.dynamic import further_tasks, replace_equal
+from trailnotes.scores import scores_of, valid_share
 from trailnotes.tasks import batch_of, panel, tasks_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from trailnotes.config import Config
+    from trailnotes.credit import Scores
     from trailnotes.envs.workers import EnvPool
     from trailnotes.logs import Progress, RunDir
     from trailnotes.types import Mode, Sample, Task, Trajectory, TrajectoryGroup
@@ -85,7 +88,7 @@ class Run:
             reference=reference,
             dump_dir=directory.path / "dumps",
         )
-        uses_memory = config.algorithm.name != "grpo"
+        uses_memory = config.algorithm.name == "empo2"
         self.memory = open_memory(directory.memory_path, config.memory) if uses_memory else None
         self.novelty = Novelty(config.algorithm, config.memory, derive_seed(config.run.seed, "novelty"))
         self.tasks = tasks_of(config, config.train.split)
@@ -125,21 +128,34 @@ class Run:
         """The B tasks of this iteration."""
         return batch_of(self.tasks, self.config.rollout.num_tasks, self.config.run.seed, self.count.iteration)
 
-    async def rollout(self, tasks: Sequence[Task], modes: list[list[Mode]]) -> list[TrajectoryGroup]:
-        """Play every member of every group; failed groups are dropped, so the list may be shorter than `tasks`."""
+    async def rollout(
+        self, tasks: Sequence[Task], modes: Sequence[Sequence[Mode]] | None = None
+    ) -> list[TrajectoryGroup]:
+        """Play every member of every group; failed groups are dropped, so the list may be shorter than `tasks`.
+
+        With `algorithm.dynamic_sampling`, groups of equal returns give way to groups of further tasks: what they took
+        is counted and logged, but they are not trained on.
+
+        Args:
+            tasks: B tasks.
+            modes: a row for each task, a mode for each member; None plays all plain.
+        """
+        plain: list[Mode] = ["plain"] * self.config.rollout.group_size
+        rows = modes or [plain] * len(tasks)
         ended: list[Trajectory] = []
+        played = [task.id for task in tasks]
+
+        async def play_further(number: int, num: int) -> list[TrajectoryGroup]:
+            further = further_tasks(self.tasks, played, num, self.rng(f"further-{number}"))
+            played.extend(task.id for task in further)
+            return await self._play(further, rows[:num], f"rollout-{number}", ended)
+
         with self._timed("rollout"):
-            groups = await run_groups(
-                self.policy,
-                self.pool,
-                tasks,
-                modes,
-                self.memory,
-                self.config,
-                seed=derive_seed(self.config.run.seed, self.count.iteration, "rollout"),
-                progress=ended.append,
-                on_error=self._errors.append,
-            )
+            groups = await self._play(tasks, rows, "rollout", ended)
+            if rounds := self.config.algorithm.dynamic_sampling:
+                groups, replaced = await replace_equal(groups, rounds, play_further)
+                success = sum(t.success for t in ended) / max(1, len(ended))
+                self.add_metrics("dynamic", {"groups_replaced": float(replaced), "success": success})
         kept = {id(trajectory) for group in groups for trajectory in group.trajectories}
         self._left_out += sorted((t for t in ended if id(t) not in kept), key=lambda t: (t.task.id, t.member))
         self._empty = 0 if groups else self._empty + 1
@@ -148,6 +164,21 @@ class Run:
                 f"no episode could be played in {self._empty} iterations; the last error was: {self._errors[-1].error}"
             )
         return groups
+
+    async def _play(
+        self, tasks: Sequence[Task], modes: Sequence[Sequence[Mode]], purpose: str, ended: list[Trajectory]
+    ) -> list[TrajectoryGroup]:
+        return await run_groups(
+            self.policy,
+            self.pool,
+            tasks,
+            modes,
+            self.memory,
+            self.config,
+            seed=derive_seed(self.config.run.seed, self.count.iteration, purpose),
+            progress=ended.append,
+            on_error=self._errors.append,
+        )
 
     async def write_tips(self, groups: Sequence[TrajectoryGroup]) -> None:
         """Have the policy write one note an episode, and store them in task order."""
@@ -174,6 +205,15 @@ class Run:
         if self.novelty.kind != "none" and bonuses:
             self._metrics["novelty/bonus"] = sum(bonuses) / len(bonuses)
         return rated
+
+    def scores(self, groups: Sequence[TrajectoryGroup]) -> list[Scores]:
+        """What the episodes of each group earned, in the numbers that credit is made of."""
+        self.add_metrics("credit", {"valid_actions": valid_share(groups, self.config.algorithm.invalid)})
+        return [scores_of(group, self.config.algorithm) for group in groups]
+
+    def add_metrics(self, section: str, metrics: Mapping[str, float]) -> None:
+        """Metrics of this iteration, logged as `section/name` when it ends."""
+        self._metrics |= {f"{section}/{name}": value for name, value in metrics.items()}
 
     def update(self, samples: Sequence[Sample]) -> dict[str, float]:
         """One pass of the learner over the batch; the engine's caches are void afterwards."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trailnotes.credit import episode_return, group_relative
+from trailnotes.credit import group_advantages
 from trailnotes.samples import build_samples, with_behavior
 
 if TYPE_CHECKING:
@@ -52,10 +52,7 @@ async def empo2(run: Run) -> None:
         await run.write_tips(groups)  # generated together, added in task order
 
         groups = run.add_novelty(groups)
-        advantages = [
-            group_relative([episode_return(t, algorithm.beta) for t in group.trajectories], algorithm.normalize_std)
-            for group in groups
-        ]
+        advantages = [group_advantages(scores, algorithm.normalize_std) for scores in run.scores(groups)]
 
         # A trajectory's mode says whether its row keeps the tips; the denominator stays that of the prompt acted on...
         samples = build_samples(groups, advantages, rows=run.config.optim.rows)

@@ -164,10 +164,10 @@ def hierarchical(levels: Mapping[int, Array], alpha: float = 1.0) -> dict[int, A
 
 
 def histories(visits: Visits, length: int) -> list[Hashable]:
-    """(M,) the last `length` states of each visit, its own included; None where its episode has not had so many."""
+    """(M,) the last `length` states of each visit, its own at the end; None where its episode has not had so many."""
     seen = dict(zip(zip(visits.trajectory.tolist(), visits.step.tolist(), strict=True), visits.states, strict=True))
     return [
-        tuple(seen[trajectory, t - back] for back in range(length)) if t + 1 >= length else None
+        tuple(seen[trajectory, t - back] for back in reversed(range(length))) if t + 1 >= length else None
         for trajectory, t in zip(visits.trajectory.tolist(), visits.step.tolist(), strict=True)
     ]
 

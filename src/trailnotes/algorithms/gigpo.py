@@ -1,0 +1,102 @@
+"""GiGPO: GRPO whose steps are also compared with each other where they met the same state; HGPO as an option.
+
+Sources: "Group-in-Group Policy Optimization" (arXiv 2505.10978), "Hierarchy-of-Groups Policy Optimization" (ICLR 2026),
+and verl-agent, the code of both (2716b30). See docs/algorithms/gigpo.md for every option and deviation.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from trailnotes.credit import episode_relative, hierarchical, histories, step_relative, visits_of
+from trailnotes.samples import build_samples
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from trailnotes.config import GigpoConfig
+    from trailnotes.credit import Scores, Visits
+    from trailnotes.run import Run
+
+
+@dataclass(frozen=True, slots=True)
+class TwoLevels:
+    """The two terms of an advantage, for each of the M steps of a group; their sum is what is trained with."""
+
+    visits: Visits
+    episode: NDArray[np.float64]  # (M,) A^E
+    step: NDArray[np.float64]  # (M,) omega A^S
+
+    def by_step(self, scores: Scores) -> list[NDArray[np.float64]]:
+        """N times (T_i,): the sum, less what is taken off at last."""
+        ends = np.cumsum([len(row) for row in scores.rewards])
+        rows = np.split(self.episode + self.step, ends[:-1])
+        return [row - off for row, off in zip(rows, scores.deductions, strict=True)]
+
+
+def two_levels(visits: Visits, returns: NDArray[np.float64], gigpo: GigpoConfig) -> TwoLevels:
+    """A = A^E + omega A^S, or HGPO's sum over the levels of history.
+
+    Args:
+        visits: (M,) steps of a group.
+        returns: (N,) returns of its episodes.
+        gigpo: which statistics.
+    """
+    with_std, floor = gigpo.norm == "mean_std", gigpo.std_floor
+    over_steps = gigpo.statistics == "steps"
+    episode = episode_relative(visits, returns, with_std, over_steps=over_steps, ddof=gigpo.ddof, std_floor=floor)
+    if not gigpo.hierarchical:
+        step = step_relative(visits, visits.states, with_std, ddof=gigpo.ddof, std_floor=floor, dedup=gigpo.dedup)
+        return TwoLevels(visits, episode, gigpo.omega * step)
+
+    levels = {0: episode} if gigpo.base_group else {}
+    for k in range(1, gigpo.history + 2):
+        past = histories(visits, k)
+        levels[k] = step_relative(visits, past, with_std, ddof=0, std_floor=floor, dedup=gigpo.dedup)
+    weighed = hierarchical(levels, gigpo.alpha)
+    nothing = np.zeros_like(episode)
+    return TwoLevels(visits, weighed.pop(0, nothing), sum(weighed.values(), nothing))
+
+
+async def gigpo(run: Run) -> None:
+    """Train until `run.finished`."""
+    while not run.finished:
+        groups = await run.rollout(run.next_tasks())
+        groups = run.add_novelty(groups)
+        terms, advantages = [], []
+        for scores in run.scores(groups):
+            visits = visits_of(scores, run.config.gigpo.gamma, run.config.gigpo.similarity)
+            terms.append(two_levels(visits, scores.returns, run.config.gigpo))
+            advantages.append(terms[-1].by_step(scores))
+        run.add_metrics("gigpo", term_metrics(terms))
+        metrics = run.update(build_samples(groups, advantages, rows=run.config.optim.rows))
+        await run.end_iteration(groups, metrics)
+
+
+def term_metrics(terms: Sequence[TwoLevels]) -> dict[str, float]:
+    """How many steps share their state with others of their group, and what the step term weighs; {} of no steps.
+
+    =============  =============================================================================
+    singletons     share of the steps that are the only visit of their state: A^S = 0
+    group_mean     mean number of visits of a state
+    group_max      largest number of visits of a state
+    step_share     sum |omega A^S| / (sum |A^E| + sum |omega A^S|), 0 if both are 0
+    =============  =============================================================================
+    """
+    sizes = [size for term in terms for size in Counter(term.visits.states).values()]
+    if not sizes:
+        return {}
+    episode = sum(float(np.abs(term.episode).sum()) for term in terms)
+    step = sum(float(np.abs(term.step).sum()) for term in terms)
+    return {
+        "singletons": sizes.count(1) / sum(sizes),
+        "group_mean": sum(sizes) / len(sizes),
+        "group_max": float(max(sizes)),
+        "step_share": step / (episode + step) if episode + step else 0.0,
+    }
