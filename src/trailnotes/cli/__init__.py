@@ -8,7 +8,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from trailnotes.cli import compare, envs, memory, runs
+from trailnotes.cli import compare, critic, envs, memory, runs
 from trailnotes.cli.command import Group, Table, parse
 from trailnotes.errors import TrailnotesError
 
@@ -20,6 +20,7 @@ TABLE: Table = (
     runs.ADAPT,
     runs.ROLLOUT,
     runs.WARMSTART,
+    critic.CRITIC,
     runs.DIAGNOSE,
     runs.DEMO,
     Group("compare", "set results beside each other", compare.COMMANDS),
@@ -31,6 +32,7 @@ TABLE: Table = (
 _EXTRAS = dict.fromkeys(("torch", "transformers", "tokenizers", "safetensors", "peft"), "train") | {
     "textworld": "textworld",
     "matplotlib": "plot",
+    "openai": "openai",
 }
 
 

@@ -4,5 +4,6 @@ from __future__ import annotations
 
 POLICIES: dict[str, str] = {
     "hf": "trailnotes.policies.hf:HFPolicy",
+    "openai": "trailnotes.policies.openai:OpenAIPolicy",
     "scripted": "trailnotes.policies.scripted:ScriptedPolicy",
 }

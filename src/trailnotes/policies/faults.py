@@ -1,0 +1,138 @@
+"""What to make of an endpoint's failures: which pass by themselves, how long to wait, and what to tell the user."""
+
+from __future__ import annotations
+
+import email.utils
+import json
+import math
+import random
+import re
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+FIRST_WAIT = 0.5  # seconds before the first retry; doubles with each
+LONGEST_WAIT: Final = 60.0
+LONGEST_RETRY_AFTER: Final = 300.0  # a server that wants more is asked again after this
+TEXT_SHOWN: Final = 300  # characters of what a server says that an error quotes
+
+_NO_MONEY = ("insufficient_quota", "billing_hard_limit_reached", "billing_not_active")
+_OVERFLOW = re.compile(
+    r"context.?length|context.?size|context.?window|maximum context|prompt is too long|longer than the model|"
+    r"max_new_tokens.{1,20}must be|exceeds? the (?:available|maximum) (?:context|number of tokens)"
+)
+_PARAMETERS: Final = {  # of a request, and what to do where a model refuses it
+    "temperature": 'add "temperature" to endpoint.omit, or set rollout.temperature and eval.temperature to what it '
+    "takes",
+    "top_p": 'add "top_p" to endpoint.omit, or set rollout.top_p to what it takes',
+    "stop": 'add "stop" to endpoint.omit (answers are cut at rollout.stop all the same)',
+    "seed": "set endpoint.send_seed = false",
+    "max_tokens": 'set endpoint.max_tokens_field = "max_completion_tokens"',
+    "max_completion_tokens": 'set endpoint.max_tokens_field = "max_tokens"',
+}
+
+
+class Trouble(Exception):  # noqa: N818 (no error of the run: it passes)
+    """A failure that another try may not meet."""
+
+    def __init__(self, reason: str, *, wait: float | None = None, billed: bool = False) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.wait = wait  # seconds that the server asks for
+        self.billed = billed  # whether the server may have generated, and charged for, an answer
+
+
+def passes(status: int, body: object) -> bool:
+    """Whether a refused request is worth another try."""
+    if status == 429:
+        return not isinstance(body, Mapping) or body.get("code") not in _NO_MONEY
+    return status in {408, 409, 425} or status >= 500
+
+
+def retry_after(headers: Mapping[str, str], now: float | None = None) -> float | None:
+    """Seconds that a server asks to wait, which it gives as a number or as an HTTP date; None if it does not.
+
+    Source: RFC 9110, section 10.2.3.
+    """
+    value = headers.get("retry-after")
+    if value is None:
+        return None
+    try:
+        seconds = float(value)
+    except ValueError:
+        try:
+            seconds = email.utils.parsedate_to_datetime(value).timestamp() - (time.time() if now is None else now)
+        except ValueError:
+            return None
+    return None if math.isnan(seconds) else max(0.0, seconds)
+
+
+def pause(tries: int, asked: float | None) -> float:
+    """Seconds to wait after `tries` failures: doubling, with jitter; never less than `asked`, up to its cap."""
+    usual = min(FIRST_WAIT * 2.0 ** (tries - 1), LONGEST_WAIT)
+    if asked is None:
+        return usual * random.uniform(0.5, 1.0)
+    return min(asked, LONGEST_RETRY_AFTER) + usual * random.uniform(0.0, 0.5)
+
+
+def said(body: object) -> str:
+    """What a server says in an error's body, on one line, cut."""
+    text: object = body
+    while isinstance(text, Mapping):
+        text = next((text[name] for name in ("error", "message", "detail", "msg") if text.get(name)), json.dumps(text))
+    words = " ".join(str(text or "no reason given").split())
+    return words if len(words) <= TEXT_SHOWN else f"{words[:TEXT_SHOWN]} ..."
+
+
+def is_about_model(status: int, body: object) -> bool:
+    """Whether the server misses the model, or the address."""
+    facts = body if isinstance(body, Mapping) else {}
+    return status == 404 or facts.get("code") == "model_not_found" or facts.get("param") == "model"
+
+
+def explain(status: int, body: object, *, url: str, model: str, key_env: str, has_key: bool) -> str:
+    """One line for the user: what was refused, and the fix. For what `passes` says no to, but for missing models."""
+    text = f"{url} answers {status}: {said(body)}"
+    if status == 401:
+        fix = "holds no valid key for it" if has_key else "is not set: export it with your key"
+        return f"{text}; the environment variable {key_env} (endpoint.api_key_env) {fix}"
+    if status == 403:
+        return f"{text}; the key in {key_env} (endpoint.api_key_env) does not allow this, or not the model {model!r}"
+    if status == 429:
+        return f"{text}; the account has nothing left to spend: top it up, and run the same command again"
+    if status == 413 or _is_overflow(body):
+        return (
+            f"{text}; set endpoint.context_tokens to what the model {model!r} holds, so that episodes end before, "
+            "and run the same command again"
+        )
+    if parameter := _refused(body):
+        return f"{text}; {_PARAMETERS[parameter]}"
+    return text
+
+
+def missing_model(status: int, body: object, *, url: str, model: str, offered: Sequence[str]) -> str:
+    """The line for a server that misses the model: whether it is the name or the address that is wrong."""
+    text = f"{url} answers {status}: {said(body)}"
+    if offered and model not in offered:
+        names = ", ".join(offered[:20]) + (", ..." if len(offered) > 20 else "")
+        return f"{text}; it has no model {model!r}: set model.path to openai: and one of {names}"
+    return (
+        f"{text}; either it has no model {model!r} (model.path = openai:{model}), or endpoint.base_url is not the "
+        "address of its API, which mostly ends in /v1"
+    )
+
+
+def _is_overflow(body: object) -> bool:
+    if isinstance(body, Mapping) and "context" in str(body.get("code") or body.get("type") or ""):
+        return True
+    return _OVERFLOW.search(said(body).lower()) is not None
+
+
+def _refused(body: object) -> str:
+    """The parameter of the request that a model does not take; "" if it is none."""
+    facts: Mapping[str, Any] = body if isinstance(body, Mapping) else {}
+    if facts.get("param") in _PARAMETERS:
+        return str(facts["param"])
+    quoted = re.search(r"unsupported (?:parameter|value): '(\w+)'|unexpected fields?.*?'(\w+)'", said(body).lower())
+    name = next((group for group in quoted.groups() if group), "") if quoted else ""
+    return name if name in _PARAMETERS else ""
