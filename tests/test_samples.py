@@ -119,6 +119,27 @@ def test_a_policy_without_token_ids_cannot_be_trained() -> None:
         build_samples([group(trajectory([step([], [])]))], [[1.0]])
 
 
+def test_each_step_may_have_an_advantage_of_its_own() -> None:
+    steps = [step([1, 2], [3, 4]), step([1, 2, 3, 4, 5], [6]), step([9], [8, 8])]  # the last one forks a row
+    first, second = build_samples([group(trajectory(steps))], [[np.array([0.5, -1.0, 2.0])]])
+    assert first.advantages == (0.0, 0.0, 0.5, 0.5, 0.0, -1.0)
+    assert second.advantages == (0.0, 2.0, 2.0)
+
+
+@given(st.integers(0, 10**6), st.integers(1, 5), st.none() | st.integers(1, 4), st.sampled_from(MODES))
+def test_the_same_number_for_each_step_is_one_for_the_trajectory(
+    seed: int, turns: int, fork: int | None, mode: Mode
+) -> None:
+    groups = [group(episode(random.Random(seed), turns, mode, fork=fork), trajectory([step([1], [2])]))]
+    assert build_samples(groups, [[np.full(turns, 0.7), [0.1]]]) == build_samples(groups, [[0.7, 0.1]])
+
+
+@pytest.mark.parametrize("advantage", [[], [1.0], [1.0, 2.0, 3.0], [[1.0, 2.0]]])
+def test_steps_and_their_advantages_must_be_as_many(advantage: list[float]) -> None:
+    with pytest.raises(ValueError, match="2 steps but advantages of shape"):
+        build_samples([group(trajectory([step([1], [2]), step([1, 2], [3])]))], [[advantage]])
+
+
 @pytest.mark.parametrize("advantages", [[], [[1.0, 2.0]], [[]]])
 def test_advantages_must_match_the_groups(advantages: list[list[float]]) -> None:
     with pytest.raises(ValueError, match="one number for each trajectory"):

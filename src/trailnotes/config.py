@@ -79,6 +79,9 @@ class EndpointConfig(Section):
         "max_tokens", "what the server calls its limit; newer OpenAI models want max_completion_tokens"
     )
     send_seed: bool = key(True, "send the seed of each completion, which some servers honour")
+    omit: tuple[Literal["temperature", "top_p", "stop"], ...] = key(
+        (), "parameters that are not sent, for models that refuse them; answers are cut at stop strings all the same"
+    )
     price_input: float = key(0.0, "price of a million prompt tokens, in your currency", ge=0)
     price_output: float = key(0.0, "price of a million completion tokens", ge=0)
     max_cost: float = key(0.0, "stop cleanly before the spending of a run passes this; 0 = no limit", ge=0)
@@ -201,7 +204,7 @@ class GigpoConfig(Section):
     statistics: Literal["trajectories", "steps"] = key(
         "trajectories", "unit of the episode statistics: one value an episode (paper), or one a step (release)"
     )
-    ddof: Literal[0, 1] = key(1, "of the standard deviation: 1 in the release, 0 is the population's")
+    ddof: Literal[0, 1] = key(1, "of the standard deviation: 1 in the release; HGPO's levels always have 0")
     std_floor: float = key(0.0, "no group is divided by less than this", ge=0)
     similarity: float = key(
         1.0, "observations this similar (difflib ratio) share a state; 1 = only equal ones", GIGPO, gt=0, le=1
@@ -230,6 +233,7 @@ class RemembererConfig(Section):
     """REMEMBERER: a table of (task, observation, action) and its value, shown as examples with advice."""
 
     epochs: int = key(3, "passes over the training tasks that fill the table", "Rememberer release 552cb62", ge=0)
+    num_tasks: int = key(0, "training tasks, at even distances in train.split; 0 = all (release: 10)", ge=0)
     group_size: int = key(1, "episodes of each training task in an epoch", ge=1)
     examples: int = key(2, "records shown", "Rememberer release 552cb62", ge=0)
     n_step: int = key(0, "rewards before the bootstrap; 0 = Monte Carlo, as the released launchers", REMEMBERER, ge=0)
@@ -239,16 +243,24 @@ class RemembererConfig(Section):
     task_weight: float = key(0.5, "lambda, weight of the task in the similarity", REMEMBERER, ge=0, le=1)
     task_similarity: Literal["embedding", "words", "equal"] = key("embedding", "how two tasks are compared")
     observation_similarity: Literal["embedding", "words", "lines"] = key(
-        "words", "how two observations are compared: embeddings, shared words, or the longest common run of lines"
+        "words",
+        "how two observations are compared: embeddings, shared words, or the longest common subsequence of lines",
     )
     record_capacity: int = key(500, "records (task, observation)", "Rememberer release 552cb62", ge=1)
     action_capacity: int = key(20, "actions of a record", "Rememberer release 552cb62", ge=1)
     good: float = key(0.0, "an action is encouraged if its value is above this", ge=-1e9)
-    bad: float = key(0.0, "actions up to this value are discouraged; negative values always show", ge=-1e9)
+    bad: float = key(0.0, "actions up to this value are discouraged, the worst first; not above good", ge=-1e9)
     random_advice: bool = key(True, "where no action is good, encourage an untried admissible one at random")
     history: int = key(5, "last actions shown", "Rememberer release 552cb62", ge=0)
     max_write_tokens: int = key(100, "decoding limit of an answer", "Rememberer release 552cb62", ge=1)
     temperature: float = key(0.1, "sampling temperature", "Rememberer release 552cb62", ge=0)
+
+    @model_validator(mode="after")
+    def refuse_overlap(self) -> Self:
+        """Refuse thresholds by which the same action would be encouraged and discouraged."""
+        if self.good < self.bad:
+            raise ValueError("rememberer.good must not be below rememberer.bad: an action would be both")
+        return self
 
 
 RETROSPEX = "Retrospex, arXiv 2505.11807"
@@ -351,7 +363,7 @@ class EvalConfig(Section):
     num_samples: int = key(1, "episodes for each task, each with its own sampling seed", ge=1)
     temperature: float = key(0.4, "sampling temperature", PAPER, ge=0)
     memory: bool = key(False, "act with the run's memory")
-    trials: int = key(10, "adapt: trials with memory after trial 0 without", PAPER, ge=1)
+    trials: int = key(10, "adapt: trials after trial 0, which acts without memory", PAPER, ge=0)
     metric: Literal["success", "return"] = key("success", "what tables and curves show")
     confidence: float = key(0.95, "level of the intervals", gt=0, lt=1)
 
@@ -373,7 +385,7 @@ class WarmstartConfig(Section):
     )
     sizes: float = key(0.0, "waymarks: share of the games whose number of moves or boxes is drawn too", ge=0, le=1)
     scores: float = key(1.0, "waymarks: share of the episodes whose tips show a score (memory.show_score)", ge=0, le=1)
-    plans: float = key(0.0, "waymarks: share of the failures after which a plan is asked for, not a note", ge=0, le=1)
+    plans: float = key(0.0, "waymarks: share of requests and of tips that are of plans (reflexion)", ge=0, le=1)
     advice: float = key(0.0, "waymarks: share of the demonstrations that answer with advice (rememberer)", ge=0, le=1)
     variations: int = key(40, "scienceworld: training variations of each task that are recorded", ge=1)
     vocab_size: int = key(1024, "size of the small model's vocabulary", ge=300)
@@ -422,11 +434,31 @@ class Config(Section):
             raise ValueError("loss.dual_clip up to 1 flattens every negative advantage: set it above 1, or 0 for none")
         if algorithm.name in {"grpo", "rloo", "gigpo"} and algorithm.intrinsic == "tips":
             raise ValueError(f'{algorithm.name} retrieves no tips: set algorithm.intrinsic = "states" or "none"')
+        if algorithm.dynamic_sampling and algorithm.intrinsic != "none":
+            raise ValueError(
+                "algorithm.dynamic_sampling replaces groups of equal returns, but with a novelty reward they teach "
+                'something: set algorithm.dynamic_sampling = 0 or algorithm.intrinsic = "none"'
+            )
+        if self.archive.share:
+            self._refuse_archive(rollout.group_size - (round(algorithm.p_memory * rollout.group_size) if mixed else 0))
         if rollout.max_action_tokens >= rollout.max_context_tokens:
             raise ValueError("rollout.max_action_tokens must be smaller than rollout.max_context_tokens")
         if self.train.split == self.train.validation_split and self.train.eval_every:
             raise ValueError("train.validation_split must differ from train.split, or the best checkpoint is a memory")
         return self
+
+    def _refuse_archive(self, num_plain: int) -> None:
+        """Refuse an archive that nobody would use, or that would leave a member without any to be compared with."""
+        if self.algorithm.name not in TRAINED:
+            raise ValueError(f"{self.algorithm.name} trains nothing from kept states: set archive.share = 0")
+        if self.algorithm.dynamic_sampling:
+            raise ValueError("archive.share splits groups that algorithm.dynamic_sampling would replace: set one to 0")
+        returning = round(self.archive.share * num_plain)
+        if returning < 2:
+            raise ValueError(
+                f"archive.share = {self.archive.share:g} of {num_plain} plain members rounds to {returning}, and at "
+                "least 2 must return together to be compared: raise archive.share or rollout.group_size"
+            )
 
     def refuse_training(self) -> Self:
         """Refuse what is fine for acting but wrong for training. Called by `train` before anything is built."""
