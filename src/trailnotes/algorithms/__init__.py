@@ -10,6 +10,7 @@ from trailnotes.algorithms.gigpo import gigpo
 from trailnotes.algorithms.grpo import grpo
 from trailnotes.algorithms.naive import naive
 from trailnotes.algorithms.reflexion import reflexion
+from trailnotes.algorithms.rememberer import rememberer
 from trailnotes.algorithms.retrospex import retrospex
 from trailnotes.algorithms.rloo import rloo
 
@@ -26,6 +27,7 @@ ADAPTERS: dict[str, Callable[[Trials], Awaitable[None]]] = {
     "empo2-tips": empo2_tips,
     "naive": naive,
     "reflexion": reflexion,
+    "rememberer": rememberer,
     "retrospex": retrospex,
 }
 """Those that change no weights: `trailnotes adapt --method`."""

@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from trailnotes.prompts.actions import MAX_ACTION_CHARS, NO_OP, ParsedAction, parse_action
-from trailnotes.prompts.advice import Example, Situation, Valued, advice_messages, advice_text, parse_advice
+from trailnotes.prompts.advice import (
+    Example,
+    Situation,
+    Valued,
+    action_list,
+    advice_messages,
+    advice_stop,
+    advice_text,
+    parse_advice,
+)
 from trailnotes.prompts.conversation import (
     NOTES_HEADER,
     Conversation,
@@ -27,7 +36,9 @@ __all__ = [
     "ParsedAction",
     "Situation",
     "Valued",
+    "action_list",
     "advice_messages",
+    "advice_stop",
     "advice_text",
     "forget_turn",
     "fresh_tips",

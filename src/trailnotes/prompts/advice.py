@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from trailnotes.prompts.actions import MAX_ACTION_CHARS
+from trailnotes.prompts.actions import parse_action
 from trailnotes.prompts.quoting import quoted
 from trailnotes.types import Message
 
@@ -30,6 +30,7 @@ _WORDS: Final = {
         "task": "Task: {}",
         "did": "Last actions: {}",
         "nothing": "none",
+        "earned": "Reward: {:.1f} for the last action, {:.1f} in all",
         "saw": "Observation: {}",
         "actions": "Admissible actions: {}",
         "do": "Encouraged:",
@@ -42,6 +43,7 @@ _WORDS: Final = {
         "task": "{}",
         "did": "did : {}",
         "nothing": "nothing",
+        "earned": "",
         "saw": "{}",
         "actions": "actions : {}",
         "do": "do :",
@@ -64,7 +66,10 @@ class Situation:
     task: str
     observation: str
     history: tuple[str, ...] = ()  # the last actions, oldest first
-    actions: tuple[str, ...] = ()  # admissible ones, shown for the present situation only
+    actions: str = ""  # admissible ones, see `action_list`; "" in an example
+    last_reward: float = 0.0  # rewards are shown in full style only, as the release shows them in WikiHow
+    total_reward: float = 0.0
+    facts: tuple[str, ...] = ()  # of the environment's briefing, in words; () in an example
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +101,9 @@ def advice_messages(present: Situation, examples: Sequence[Example], style: Styl
     lines = []
     for number, example in enumerate(examples, 1):
         lines += [words["example"].format(number), *_situation(example.situation, style, quote=True)]
-        lines += _block(words["do"], example.encouraged)
-        lines += _block(words["not"], example.discouraged)
+        for header, valued in ((words["do"], example.encouraged), (words["not"], example.discouraged)):
+            if valued or style == "terse":
+                lines += [header, *map(_line, valued)]
         if style == "full":
             lines.append("")
     if style == "full":
@@ -105,6 +111,11 @@ def advice_messages(present: Situation, examples: Sequence[Example], style: Styl
     lines += [*_situation(present, style, quote=False), words["do"]]
     system = [Message("system", _RULES)] if style == "full" else []
     return [*system, Message("user", "\n".join(lines))]
+
+
+def action_list(actions: Sequence[str], style: Style) -> str:
+    """Actions as one text."""
+    return _WORDS[style]["separator"].join(actions)
 
 
 def advice_text(valued: Sequence[Valued]) -> str:
@@ -115,7 +126,8 @@ def advice_text(valued: Sequence[Valued]) -> str:
 def parse_advice(text: str) -> list[Valued]:
     """The encouraged actions of an answer, in its order; [] if nothing of it can be read. Never raises.
 
-    A line is ``ACTION -> VALUE reason``; what comes from "Discouraged:" on is not read.
+    A line is ``ACTION -> VALUE reason``; what comes from "Discouraged:" on is not read. The reason is no part of the
+    action: the same action with another reason is the same action.
     """
     found = []
     for line in text.splitlines():
@@ -124,25 +136,28 @@ def parse_advice(text: str) -> list[Valued]:
         match = _LINE.match(_OPENING.sub("", line))
         if match is None:
             continue
-        action = " ".join(match["action"].split()).strip("\"'")
-        if 0 < len(action) <= MAX_ACTION_CHARS:
-            found.append(Valued(action, float("".join(match["value"].split()))))
+        action = parse_action(match["action"].strip(" \"'"), "line")
+        if action.ok:
+            found.append(Valued(action.action, float("".join(match["value"].split()))))
     return found
+
+
+def advice_stop(style: Style) -> tuple[str, ...]:
+    """Text that ends an answer: the header that would follow the encouraged actions."""
+    return (_WORDS[style]["not"],)
 
 
 def _situation(situation: Situation, style: Style, *, quote: bool) -> list[str]:
     words = _WORDS[style]
     shown = quoted if quote else str
-    did = words["separator"].join(situation.history) or words["nothing"]
-    lines = [words["task"].format(shown(situation.task)), words["did"].format(shown(did))]
+    did = action_list(situation.history, style) or words["nothing"]
+    lines = [words["task"].format(shown(situation.task)), *situation.facts, words["did"].format(shown(did))]
+    if words["earned"]:
+        lines.append(words["earned"].format(situation.last_reward, situation.total_reward))
     lines.append(words["saw"].format(shown(situation.observation)))
     if situation.actions:
-        lines.append(words["actions"].format(shown(words["separator"].join(situation.actions))))
+        lines.append(words["actions"].format(shown(situation.actions)))
     return lines
-
-
-def _block(header: str, valued: Sequence[Valued]) -> list[str]:
-    return [header, *(_line(item) for item in valued)]
 
 
 def _line(item: Valued) -> str:
