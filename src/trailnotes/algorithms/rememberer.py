@@ -53,6 +53,8 @@ async def rememberer(trials: Trials) -> None:
             return AdvisedActor(seating, table)
 
         for epoch in range(config.epochs):
+            if not tasks:
+                break
             phase = f"epoch-{epoch}"
             groups = await trials.play(phase, tasks, make_actor=advised, num_samples=config.group_size)
             trials.log(phase, groups, **table_metrics(table, groups))  # of the table as it was acted on

@@ -24,16 +24,12 @@ class Situations:
 
     def __init__(self, config: RemembererConfig, dim: int) -> None:
         self.records: list[Record] = []
+        self.age = 0  # the highest of all records
         self.similarity = Similarity(config, dim)
         self._capacity = config.record_capacity
         self._vectors: list[Floats] = []
         self._rows: dict[Situation, int] = {}
         self._pairs: Floats | None = None  # (records, records), once the table is full
-
-    @property
-    def age(self) -> int:
-        """The highest of all records."""
-        return max((record.age for record in self.records), default=0)
 
     def find(self, situation: Situation) -> Record | None:
         """The record of exactly this situation."""
@@ -54,6 +50,7 @@ class Situations:
         if row < len(self.records):
             del self._rows[_situation(self.records[row])]
         self.records[row : row + 1] = [record]
+        self.age = max(self.age, record.age)
         self._vectors[row : row + 1] = [vectors]
         self._rows[_situation(record)] = row
         self.similarity.put(row, _situation(record), vectors)
@@ -64,6 +61,7 @@ class Situations:
     def update(self, record: Record) -> None:
         """Put a newer state of a record in its row."""
         self.records[self._rows[_situation(record)]] = record
+        self.age = max(self.age, record.age)
 
     def row_for(self, situation: Situation, vectors: Floats) -> int | None:
         """Where a new record goes; None if it is more like some record than any two records are like each other.
