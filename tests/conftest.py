@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from proxy import Proxy, proxying
+from served import serving
 from small import save_start_model
 
 
@@ -13,3 +16,17 @@ from small import save_start_model
 def start_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Hugging Face directory, never written to."""
     return save_start_model(tmp_path_factory.mktemp("start") / "model")
+
+
+@pytest.fixture(scope="session")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a real server's API; it starts with the first test that asks for it."""
+    with serving(tmp_path_factory.mktemp("served")) as url:
+        yield url
+
+
+@pytest.fixture
+def proxy(served: str) -> Iterator[Proxy]:
+    """Stands before that server."""
+    with proxying(served) as proxy:
+        yield proxy
