@@ -26,7 +26,7 @@ warmstart
 run trials
 learner critic
 export metrics optimizer
-panels jobs
+panels jobs archive
 rollout samples scores demonstrations players novelty
 tasks
 prompts envs policies memory credit losses checkpoint logprobs smallmodel plots

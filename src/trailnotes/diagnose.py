@@ -101,7 +101,9 @@ def _link(
 def _gain(episodes: Sequence[Line]) -> Link:
     """Are notes followed to any use? Return of episodes that were shown tips, less that of those without."""
     question = "return with notes shown, less return without"
-    played = [e for e in episodes if e["outcome"] != "error"]
+    # An episode that returned to a kept state (archive.py) began on the way: no measure of playing without notes.
+    whole = [e for e in episodes if "return_to" not in e.get("task", {}).get("options", {})]
+    played = [e for e in whole if e["outcome"] != "error"]
     num_iterations = 1 + max((e["iteration"] for e in played), default=0)
     fifths = [[e for e in played if e["iteration"] * 5 // num_iterations == i] for i in range(5)]
 

@@ -20,6 +20,7 @@ from safetensors.torch import load_file as load_torch
 from safetensors.torch import save_file as save_torch
 
 from trailnotes import checkpoint
+from trailnotes.archive import Archive, from_start
 from trailnotes.errors import RunError
 from trailnotes.learner import Learner
 from trailnotes.memory import open_memory
@@ -91,6 +92,7 @@ class Run:
         uses_memory = config.algorithm.name == "empo2"
         self.memory = open_memory(directory.memory_path, config.memory) if uses_memory else None
         self.novelty = Novelty(config.algorithm, config.memory, derive_seed(config.run.seed, "novelty"))
+        self.archive = Archive(config.archive) if config.archive.share else None
         self.tasks = tasks_of(config, config.train.split)
         self.count = Counters()
         self.stop_requested = False
@@ -168,9 +170,12 @@ class Run:
     async def _play(
         self, tasks: Sequence[Task], modes: Sequence[Sequence[Mode]], purpose: str, ended: list[Trajectory]
     ) -> list[TrajectoryGroup]:
-        return await run_groups(
+        archive, pool = self.archive, self.pool
+        if archive is not None:
+            tasks, modes = archive.plan(tasks, modes, self.rng(f"archive-{purpose}"))
+        groups = await run_groups(
             self.policy,
-            self.pool,
+            archive.pool(pool) if archive else pool,
             tasks,
             modes,
             self.memory,
@@ -179,15 +184,19 @@ class Run:
             progress=ended.append,
             on_error=self._errors.append,
         )
+        return archive.regroup(groups) if archive else groups
 
     async def write_tips(self, groups: Sequence[TrajectoryGroup]) -> None:
-        """Have the policy write one note an episode, and store them in task order."""
+        """Have the policy write one note an episode, and store them in task order.
+
+        None is written about an episode that returned to a kept state: it would tell the last part of the way alone.
+        """
         assert self.memory is not None
         notes: list[Note] = []
         with self._timed("write_tips"):
             tips, num_tokens = await write_tips(
                 self.policy,
-                groups,
+                from_start(groups),
                 self.config,
                 seed=derive_seed(self.config.run.seed, self.count.iteration, "tips"),
                 step=self.count.iteration,
@@ -235,7 +244,10 @@ class Run:
         count.tokens_trained += int(metrics.get("tokens_trained", 0))
         count.iteration += 1
         self.directory.append_trajectories(iteration, played)
-        self._metrics |= {f"rollout/{k}": v for k, v in rollout_metrics(groups, self._errors).items()}
+        self.add_metrics("rollout", rollout_metrics(from_start(groups) or groups, self._errors))
+        if self.archive is not None:
+            count.env_steps += self.archive.replayed_steps
+            self.add_metrics("archive", self.archive.learn(groups))
         self._metrics |= {f"update/{k}": v for k, v in metrics.items()}
         if self.memory is not None:
             self._metrics |= {f"memory/{k}": v for k, v in self.memory.stats().items()}
@@ -298,6 +310,8 @@ class Run:
         arrays, rest = self.novelty.state_dict()
         save_numpy(dict(arrays), path / "novelty.safetensors")
         checkpoint.write_json(path / "novelty.json", rest)
+        if self.archive is not None:
+            checkpoint.write_json(path / "archive.json", self.archive.state_dict())
         if self.memory is not None:
             self.memory.snapshot(path / "memory.db")
 
@@ -312,6 +326,8 @@ class Run:
         try:
             self.learner.load_state_dict(load_torch(path / "learner.safetensors"), _read_json(path / "learner.json"))
             self.novelty.load_state_dict(novelty, _read_json(path / "novelty.json"))
+            if self.archive is not None and (path / "archive.json").exists():  # it may have been off until now
+                self.archive.load_state_dict(_read_json(path / "archive.json"))
         except (ValueError, RuntimeError) as error:  # torch's word for tensors of other shapes is RuntimeError
             raise RunError(f"{path} does not fit the settings of this start: {error}") from error
         self.policy.weights_changed()
