@@ -209,12 +209,13 @@ def test_train(fake: Any, config_file: str, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_eval_takes_the_settings_of_the_run_unless_told_otherwise(
-    fake: Any, tmp_path: Path, config_file: str, capsys: pytest.CaptureFixture[str]
+    fake: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, config_file: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
     run.mkdir()
     (run / "config.toml").write_text("[run]\nseed = 9\n")
-    calls = fake("trailnotes.evaluation", "evaluate", "row", markdown_table=lambda rows: f"table of {rows}\n")
+    calls = fake("trailnotes.evaluation", "evaluate", "row")
+    monkeypatch.setattr("trailnotes.panels.markdown_table", lambda rows: f"table of {rows}\n")
     assert main(["eval", str(run), "--eval.num_tasks", "4", "--out", str(tmp_path / "out")]) == 0
     ((config, subject), options) = calls[0]
     assert (config.run.seed, config.eval.num_tasks, subject) == (9, 4, str(run))
@@ -226,13 +227,15 @@ def test_eval_takes_the_settings_of_the_run_unless_told_otherwise(
     assert "add --config CONFIG" in capsys.readouterr().err
 
 
-def test_adapt(fake: Any, config_file: str, capsys: pytest.CaptureFixture[str]) -> None:
-    calls = fake("trailnotes.evaluation", "adapt", [], markdown_table=lambda rows: "table\n")
-    assert main(["adapt", "model", "--config", config_file, "--out", "there", "--trials", "3"]) == 0
+def test_adapt(fake: Any, config_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    calls = fake("trailnotes.adapting", "adapt", [])
+    (tmp_path / "table.md").write_text("table\n")
+    words = ["adapt", "model", "--config", config_file, "--out", str(tmp_path), "--trials", "3", "--method", "naive"]
+    assert main(words) == 0
     options = calls[0][1]
-    assert (options["trials"], options["out"]) == (3, Path("there"))
-    options["progress"](2, "0.50 [0.1, 0.9]")
-    assert capsys.readouterr().out == "table\nwritten to there\ntrial 2: 0.50 [0.1, 0.9]\n"
+    assert (options["method"], options["trials"], options["out"], options["allow_change"]) == ("naive", 3, tmp_path, [])
+    options["progress"].update(1.0, label="trial-2")
+    assert capsys.readouterr().out == f"table\nwritten to {tmp_path}\n"
 
 
 def test_rollout_prints_the_episodes(fake: Any, config_file: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,7 +19,7 @@ from trailnotes.config import Config
 from trailnotes.configio import to_toml
 from trailnotes.envs.scienceworld_tasks import PAPER_PANEL, resolve_tasks, scienceworld_tasks
 from trailnotes.errors import ConfigError, MissingExtraError, RunError
-from trailnotes.evaluation import Subject, panel_result, write_evaluation
+from trailnotes.panels import Subject, panel_result, write_evaluation
 from trailnotes.published import SCIENCEWORLD_18
 from trailnotes.stats import bootstrap
 from trailnotes.types import Completion, Observation, Step, Task, Trajectory
@@ -496,7 +496,7 @@ def test_without_matplotlib_there_is_still_a_table(
     def missing() -> None:
         raise MissingExtraError("pictures need matplotlib")
 
-    monkeypatch.setattr(plots, "_pyplot", missing)
+    monkeypatch.setattr(plots, "pyplot", missing)
     evaluated(tmp_path / "a", 30.0)
     compare_table([str(tmp_path / "a")], out=tmp_path / "out")
     assert sorted(file.name for file in (tmp_path / "out").iterdir()) == ["table.json", "table.md"]

@@ -15,8 +15,8 @@ from trailnotes import demo as module
 from trailnotes.configio import to_toml
 from trailnotes.demo import demo, unequal_steps
 from trailnotes.errors import ConfigError, RunError
-from trailnotes.evaluation import PanelResult
 from trailnotes.jsonl import read_jsonl
+from trailnotes.panels import PanelResult
 
 SETTINGS = ["--eval.num_tasks", "2"]
 
@@ -67,7 +67,7 @@ def test_the_table_is_as_promised(finished_demo: Any) -> None:
 
 def test_it_leaves_one_table_a_picture_and_a_story(finished_demo: Any) -> None:
     _, out, _ = finished_demo
-    assert [path.relative_to(out).as_posix() for path in out.rglob("table.json")] == ["table.json"]
+    assert [path.relative_to(out).as_posix() for path in out.glob("*.json")] == ["table.json"]
     assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert (out / "table.md").read_text().count("\n| ") == 4
     assert (out / "story.txt").read_text().strip()
@@ -81,7 +81,7 @@ def test_the_runs_differ_in_method_and_seed_alone(finished_demo: Any) -> None:
     panels = {path.name for path in (out / "panels").iterdir()}
     assert panels == {"start-0", "grpo-0", "empo2-0", "empo2-0-notes"}
     plain, noted = (list(read_jsonl(out / "panels" / name)) for name in
-                    ("empo2-0/episodes.jsonl", "empo2-0-notes/trial-01.jsonl"))  # fmt: skip
+                    ("empo2-0/episodes.jsonl", "empo2-0-notes/eval/episodes.jsonl"))  # fmt: skip
     assert {record["mode"] for record in plain} == {"plain"}
     assert {record["mode"] for record in noted} == {"on_policy_tips"}
     assert [record["task"] for record in plain] == [record["task"] for record in noted]

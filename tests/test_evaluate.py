@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import logging
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -12,30 +11,23 @@ import pytest
 
 from small import small_config
 from trailnotes import evaluation as module
-from trailnotes import plots
 from trailnotes.cli import main
 from trailnotes.config import Config
-from trailnotes.errors import ConfigError, MissingExtraError, RunError
-from trailnotes.evaluation import (
+from trailnotes.errors import ConfigError, RunError
+from trailnotes.evaluation import evaluate, resolve, rollout
+from trailnotes.jsonl import read_jsonl
+from trailnotes.panels import (
     COUNTS,
     PanelResult,
     Subject,
-    adapt,
-    evaluate,
     family_of,
     interval_of,
     markdown_table,
-    panel_of,
     panel_result,
-    resolve,
-    rollout,
     spending,
     write_episodes,
     write_table,
 )
-from trailnotes.jsonl import read_jsonl
-from trailnotes.memory import open_memory
-from trailnotes.memory.tips import TipMemory
 from trailnotes.tasks import tasks_of
 from trailnotes.training import train
 from trailnotes.types import Observation, Task, Trajectory
@@ -216,154 +208,13 @@ def test_rollout_plays_training_games_to_be_read(start_model: Path, tmp_path: Pa
     assert len(lines(tmp_path / "e.jsonl")) == 2
 
 
-# -- adaptation
-
-
-def adapted(directory: Path) -> list[list[dict[str, Any]]]:
-    return [lines(file) for file in sorted(directory.glob("trial-*.jsonl"))]
-
-
-def tips_of(config: Config, directory: Path) -> list[tuple[Any, ...]]:
-    memory = open_memory(directory / "memory.db", config.memory)
-    try:
-        return [(tip.namespace, tip.text, tip.support, tip.step, tip.score) for tip in memory.store.tips()]
-    finally:
-        memory.close()
-
-
-def test_trial_0_has_no_memory_and_later_ones_read_what_earlier_ones_wrote(start_model: Path, tmp_path: Path) -> None:
-    config, before = a_config(start_model), fingerprint(start_model)
-    told: list[int] = []
-    rows = adapt(config, start_model, trials=2, out=tmp_path, progress=lambda trial, _: told.append(trial))
-    assert [row.memory for row in rows] == [False, True, True]
-    assert told == [0, 1, 2]
-    trials = adapted(tmp_path)
-    assert [{record["mode"] for record in trial} for trial in trials] == [
-        {"plain"},
-        {"on_policy_tips"},
-        {"on_policy_tips"},
-    ]
-    written = [[tip.get("step", 0) for r in trial for step in r["steps"] for tip in step["tips"]] for trial in trials]
-    assert written[0] == []
-    assert set(written[1]) == {0}, "trial 1 reads what trial 0 wrote, not what it writes itself"
-    assert set(written[2]) <= {0, 1}
-    for trial in trials:
-        assert [record["task"]["id"] for record in trial] == [task.id for task in panel_of(config)]
-        for record in trial:
-            seen = {tip["namespace"] for step in record["steps"] for tip in step["tips"]}
-            assert seen <= {record["task"]["id"]}
-    assert {step for *_, step, _ in tips_of(config, tmp_path)} == {0, 1, 2}, "the last trial writes, too"
-    assert fingerprint(start_model) == before
-    saved = json.loads((tmp_path / "adapt.json").read_text())
-    assert [PanelResult(**row) for row in saved["trials"]] == rows
-    assert (tmp_path / "adapt.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_more_trials_go_on_after_the_last_one(
-    start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = a_config(start_model)
-    whole = adapt(config, start_model, trials=2, out=tmp_path / "whole")
-    played: list[int] = []
-    monkeypatch.setattr(module, "play_panel", counting(module.play_panel, played))
-    for trials in (0, 1, 1, 2):
-        rows = adapt(config, start_model, trials=trials, out=tmp_path / "parts")
-        assert rows == whole[: trials + 1]
-    assert len(played) == 3
-    assert adapt(config, start_model, trials=1, out=tmp_path / "parts") == whole[:2]
-    assert adapted(tmp_path / "parts") == adapted(tmp_path / "whole")
-    assert tips_of(config, tmp_path / "parts") == tips_of(config, tmp_path / "whole")
-
-
-def counting(function: Any, calls: list[int]) -> Any:
-    async def counted(*args: Any, **kwargs: Any) -> Any:
-        calls.append(1)
-        return await function(*args, **kwargs)
-
-    return counted
-
-
-@pytest.mark.parametrize("place", ["playing", "writing", "storing", "noting"])
-def test_an_adaptation_interrupted_anywhere_ends_as_if_left_alone(
-    place: str, start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = a_config(start_model)
-    whole = adapt(config, start_model, trials=1, out=tmp_path / "whole")
-    owner, name = {
-        "playing": (module, "play_panel"),
-        "writing": (module, "write_tips"),
-        "storing": (TipMemory, "add"),
-        "noting": (module.Diary, "add"),
-    }[place]
-    original, calls = getattr(owner, name), []
-
-    def pulled(*args: Any, **kwargs: Any) -> Any:
-        calls.append(name)
-        if len(calls) == 2:  # of trial 1
-            raise KeyboardInterrupt
-        return original(*args, **kwargs)
-
-    out = tmp_path / "cut"
-    with monkeypatch.context() as patch:
-        patch.setattr(owner, name, pulled)
-        with pytest.raises(KeyboardInterrupt):
-            adapt(config, start_model, trials=1, out=out)
-    assert len(json.loads((out / "adapt.json").read_text())["trials"]) == 1
-    played: list[int] = []
-    monkeypatch.setattr(module, "play_panel", counting(module.play_panel, played))
-    assert adapt(config, start_model, trials=1, out=out) == whole
-    assert len(played) == (place == "playing")
-    assert adapted(out) == adapted(tmp_path / "whole")
-    assert tips_of(config, out) == tips_of(config, tmp_path / "whole")
+# -- files
 
 
 def test_episodes_keep_text_that_is_no_unicode(tmp_path: Path) -> None:
     odd = Trajectory(Task("a/0", "own"), (), Observation("half \ud800"), "terminated", False, 0.0)
     write_episodes([odd], tmp_path / "episodes.jsonl")
     assert lines(tmp_path / "episodes.jsonl")[0]["final_observation"]["text"] == "half \ud800"
-
-
-def test_a_panel_that_could_not_be_played_leaves_no_file_behind(
-    start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def nothing(*_: object, **__: object) -> list[Trajectory]:
-        return []
-
-    monkeypatch.setattr(module, "play_panel", nothing)
-    for _ in range(2):  # nor does a second start take it for played
-        with pytest.raises(ConfigError, match="no episode could be played"):
-            adapt(a_config(start_model), start_model, trials=1, out=tmp_path / "out")
-    assert not list((tmp_path / "out").glob("*.jsonl"))
-
-
-@pytest.mark.parametrize("text", ["{", "[]", '{"trials": []}', '{"about": {}, "sequence": 0, "trials": [{"mean": 1}]}'])
-def test_a_damaged_diary_is_named_and_left_alone(text: str, start_model: Path, tmp_path: Path) -> None:
-    (tmp_path / "adapt.json").write_text(text)
-    with pytest.raises(RunError, match=r"adapt\.json is damaged .*move it away"):
-        adapt(a_config(start_model), start_model, trials=1, out=tmp_path)
-    assert (tmp_path / "adapt.json").read_text() == text
-
-
-def test_another_panel_or_model_is_refused(start_model: Path, run_dir: Path, tmp_path: Path) -> None:
-    adapt(a_config(start_model), start_model, trials=0, out=tmp_path)
-    with pytest.raises(RunError, match="another tasks; choose another --out"):
-        adapt(a_config(start_model, eval={"num_tasks": 2}), start_model, trials=1, out=tmp_path)
-    with pytest.raises(RunError, match="another model; choose"):
-        adapt(a_config(start_model), run_dir, trials=1, out=tmp_path)
-
-
-def test_without_matplotlib_the_numbers_are_there_and_a_note(
-    start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def missing() -> Any:
-        raise MissingExtraError('pictures need matplotlib: pip install "trailnotes[plot]"')
-
-    monkeypatch.setattr(plots, "_pyplot", missing)
-    with caplog.at_level(logging.WARNING):
-        adapt(a_config(start_model), start_model, trials=0, out=tmp_path)
-    assert "no adapt.png: pictures need matplotlib" in caplog.text
-    assert not (tmp_path / "adapt.png").exists()
-    assert (tmp_path / "adapt.json").exists()
 
 
 def test_commands_may_run_one_after_another_in_one_process(start_model: Path) -> None:

@@ -43,17 +43,17 @@ def test_a_record_holds_the_whole_episode_with_both_rewards_apart() -> None:
     assert record["final_observation"]["text"] == "the note says: left"
 
 
-def test_an_episode_comes_back_but_for_prompts_and_keys() -> None:
+def test_an_episode_comes_back_but_for_keys_and_prompts_of_which_the_length_is_left() -> None:
     original = episode()
     found = trajectory_from_json(json.loads(encode_line(trajectory_to_json(original))))
     steps = [
         replace(
             step,
             tips=tuple(replace(tip, key="", created="") for tip in step.tips),
-            completion=replace(step.completion, prompt_ids=()),
+            completion=replace(step.completion, prompt_ids=(), usage=usage),
             plain_prompt_ids=(),
         )
-        for step in original.steps
+        for step, usage in zip(original.steps, [(3, 2), (6, 1)], strict=True)  # tokens read and sampled
     ]
     assert found == replace(original, steps=tuple(steps))
 

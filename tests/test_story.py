@@ -8,8 +8,8 @@ import pytest
 
 from trailnotes.config import Config
 from trailnotes.demo import Job
-from trailnotes.evaluation import PanelResult
 from trailnotes.jsonl import append_jsonl
+from trailnotes.panels import PanelResult
 from trailnotes.records import trajectory_to_json
 from trailnotes.story import before_and_after, curve_of, draw, followed_tip, last_line, note_that_mattered, print_table
 from trailnotes.types import Completion, Mode, Observation, Step, Task, Tip, Trajectory

@@ -45,7 +45,7 @@ def trajectory_from_json(record: Mapping[str, Any]) -> Trajectory:
 def completion_to_json(completion: Completion) -> dict[str, Any]:
     """What was sampled, and how many tokens were read and sampled for it."""
     return {
-        "completion": _set_fields(completion, leave_out=("prompt_ids",)),
+        "completion": _set_fields(completion, leave_out=("prompt_ids", "usage")),
         "tokens": completion.num_tokens,
         "prompt_tokens": completion.num_prompt_tokens,
     }

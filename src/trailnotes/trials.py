@@ -212,8 +212,8 @@ class Trials:
         modes = "+".join(sorted({t.mode for group in groups for t in group.trajectories}))
         append_jsonl(self.directory.trajectories_path, [{"iteration": iteration, **r} for r in pending.episodes])
         self.directory.append_metrics(
-            {"iteration": iteration, "phase": phase, "mode": modes, **asdict(self.spent), **self._cost(), **rollout,
-             **own}
+            {"iteration": iteration, "phase": phase, "mode": modes, **asdict(self.spent), **rollout, **own,
+             **self._served()}
         )  # fmt: skip
         self._say(phase, rollout, own)
 
@@ -254,10 +254,10 @@ class Trials:
         assert PHASE.fullmatch(phase), f"{phase!r} would be part of a file's name"
         return self._phases / f"{phase}.{kind}.jsonl"
 
-    def _cost(self) -> dict[str, float]:
-        """What an endpoint has charged so far, over all starts; {} where nothing is charged."""
-        cost = getattr(self.policy, "cost", None)
-        return {} if cost is None else {"cost": float(cost)}
+    def _served(self) -> dict[str, float]:
+        """What an endpoint says of itself, its cost among it, over all starts; {} for a policy of our own."""
+        metrics = getattr(self.policy, "metrics", None)
+        return metrics() if metrics else {}
 
     def _show(self, phase: str, done: int, total: int, unit: str) -> None:
         if self._progress is not None:
@@ -266,7 +266,7 @@ class Trials:
     def _say(self, phase: str, rollout: Mapping[str, float], metrics: Mapping[str, float]) -> None:
         if self._progress is None:
             return
-        facts = {"success": rollout.get("rollout/success"), **metrics, **self._cost()}
+        facts = {"success": rollout.get("rollout/success"), **metrics, "cost": self._served().get("endpoint/cost")}
         shown = [f"{k} {v:.3g}" for k, v in facts.items() if v is not None and "/" not in k]
         counts = f"{self.spent.episodes:,} episodes  {self.spent.env_steps:,} steps"
         tokens = f"{self.spent.tokens_read:,} tokens read  {self.spent.tokens_generated:,} written"

@@ -1,0 +1,155 @@
+"""Adaptations of no time: gates that open to one word each, and a policy that tries the next word after a failure.
+
+Every completion carries its seed as its first log-probability, so that a file says which requests it answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from small import small_config
+from trailnotes import adapting
+from trailnotes.adapting import adapt
+from trailnotes.config import Config
+from trailnotes.errors import BudgetError, EnvError
+from trailnotes.jsonl import append_jsonl, read_jsonl
+from trailnotes.panels import PanelResult
+from trailnotes.policies.scripted import ScriptedPolicy
+from trailnotes.types import Completion, Message, Observation, Sampling, Task
+
+NEVER = 9  # the gate that no word opens
+TOUCHES = ("open", "os.rename", "os.remove", "os.truncate")
+
+
+class Gate:
+    """Gate i opens to the word w<i>, and is asked once; gates of `broken` fail at their first step."""
+
+    played: list[str] = []  # task ids, in this process  # noqa: RUF012
+
+    def __init__(self, gates: Sequence[int] = (0, 1, 2, NEVER), broken: Sequence[int] = ()) -> None:
+        self.broken = broken
+
+    @staticmethod
+    def tasks(split: str, gates: Sequence[int] = (0, 1, 2, NEVER), broken: Sequence[int] = ()) -> list[Task]:
+        return [Task(f"gate/{split}-{gate}", "adaptrun:Gate", gate, split) for gate in gates]
+
+    def reset(self, task: Task) -> Observation:
+        Gate.played.append(task.id)
+        self.gate = task.seed
+        return Observation("a gate ?", instruction=f"open gate {task.seed}")
+
+    def step(self, action: str) -> Observation:
+        if self.gate in self.broken:
+            raise EnvError("the hinges came off")
+        won = action == f"w{self.gate}" and self.gate != NEVER
+        return Observation(f"you said {action} .", float(won), terminated=True, success=won, score=float(won))
+
+    def close(self) -> None:
+        pass
+
+
+class Guesser(ScriptedPolicy):
+    """Says the last word that its prompt advises, w0 without any; advises the word after the one that was said.
+
+    Args:
+        asked: file that gets the seed of each request as it comes.
+        allowed: requests after which a spending limit is reached; 0 = none.
+    """
+
+    def __init__(self, asked: Path | None = None, allowed: int = 0) -> None:
+        super().__init__(guess, name="guesser")
+        self.asked, self.allowed = asked, allowed
+        self.prompts: list[list[Message]] = []
+
+    async def generate(self, messages: Sequence[Message], sampling: Sampling, episode: str) -> Completion:
+        if self.allowed and len(self.prompts) >= self.allowed:
+            raise BudgetError("the limit is reached")
+        self.prompts.append(list(messages))
+        seed = sampling.seed % 2**50
+        if self.asked:
+            append_jsonl(self.asked, [{"seed": seed}])
+        for _ in range(seed % 4):  # episodes end in an order of their own
+            await asyncio.sleep(0)
+        said = await super().generate(messages, sampling, episode)
+        return replace(said, logprobs=(float(seed), *said.logprobs[1:]))
+
+
+def guess(messages: Sequence[Message]) -> str:
+    last = messages[-1].content
+    if re.search(r"note \?|plan \?|New plan:|Write one note", last):
+        (*_, word) = (message.content for message in messages if message.role == "assistant")
+        won = re.search(r"score (?:of )?1 (?:/|of) 1", last)
+        return f"next time say w{int(word[1:]) + (not won)}"
+    words = re.findall(r"next time say w(\d+)", messages[-1].content)
+    return f"w{max(map(int, words), default=0)}"
+
+
+def gate_config(**sections: dict[str, Any]) -> Config:
+    """Four gates, three trials after trial 0; sections are laid over it."""
+    own: dict[str, dict[str, Any]] = {
+        "env": {"name": "adaptrun:Gate", "options": {}},
+        "rollout": {"max_action_tokens": 8, "max_context_tokens": 100_000, "max_observation_tokens": 1000},
+        "memory": {"max_write_tokens": 64, "max_tip_tokens": 64},
+        "eval": {"num_tasks": 0, "trials": 3},
+    }
+    return small_config(**{name: own.get(name, {}) | sections.get(name, {}) for name in own | sections})
+
+
+def adapt_by(policy: Guesser, method: str, out: Path, **sections: dict[str, Any]) -> list[PanelResult]:
+    """`adapt` with this policy in the place of a model."""
+    original: Callable[..., Any] = adapting.load_policy
+    adapting.load_policy = lambda *_: policy
+    try:
+        return adapt(gate_config(**sections), "guesser", method=method, out=out)
+    finally:
+        adapting.load_policy = original
+
+
+def adapt_and_die(method: str, out: Path, asked: Path, fatal: int) -> None:
+    """In a process of its own: killed at the `fatal`-th time that a file below `out` is written to; 0 never comes."""
+    left = fatal
+
+    def watch(event: str, arguments: tuple[Any, ...]) -> None:
+        nonlocal left
+        reading = event == "open" and not arguments[2] & (os.O_WRONLY | os.O_RDWR)
+        if event in TOUCHES and not reading and str(arguments[0]).startswith(str(out)):
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(watch)
+    adapt_by(Guesser(asked), method, out)
+
+
+def run_process(*arguments: object) -> int:
+    """Exit code of `adapt_and_die`, negative for the signal that ended it."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["adaptrun"])
+    process = context.Process(target=adapt_and_die, args=arguments)
+    process.start()
+    process.join(60)
+    assert process.exitcode is not None, "the process hangs"
+    return process.exitcode
+
+
+def seeds_asked(asked: Path) -> list[int]:
+    return [line["seed"] for line in read_jsonl(asked)]
+
+
+def seeds_on_disk(out: Path) -> set[int]:
+    """Of all completions that the journals of a run hold, torn last lines left out."""
+    held = set()
+    for file in out.glob("phases/*.jsonl"):
+        for record in read_jsonl(file):
+            for holder in record.get("steps", [record]):
+                held.add(int(holder["completion"]["logprobs"][0]))
+    return held
