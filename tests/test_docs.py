@@ -23,7 +23,7 @@ from trailnotes.types import MODES, Observation, Task
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
-SECTIONS = "run|model|env|rollout|memory|algorithm|loss|optim|train|eval|warmstart"
+SECTIONS = "run|model|env|rollout|memory|algorithm|gigpo|loss|optim|train|eval|warmstart"
 OPTIONS_OF_ENV = "env.options."
 
 
@@ -124,7 +124,7 @@ def test_the_page_of_empo2_has_every_option(key: str) -> None:
     assert f"| `{key}` |" in words(ROOT / "docs/algorithms/empo2.md")
 
 
-@pytest.mark.parametrize("method", ["empo2", "grpo"])
+@pytest.mark.parametrize("method", ["empo2", "gigpo", "grpo", "rloo"])
 def test_pages_of_methods_quote_the_right_lines(method: str) -> None:
     source = words(Path(trailnotes.__file__).parent / "algorithms" / f"{method}.py").splitlines()
     rows = re.findall(r"^\| (\d+) \| `([^`]+)` \|", words(ROOT / f"docs/algorithms/{method}.md"), re.MULTILINE)
@@ -227,10 +227,16 @@ def test_every_metric_that_is_written_is_explained_and_the_other_way_round(
         "--env.name test_docs:Verbosity --env.num_workers 0 --model.path models/waymarks-start --train.iterations 2 "
         "--train.eval_every 1 --rollout.num_tasks 2 --rollout.group_size 4 --rollout.style terse "
         "--rollout.max_action_tokens 8 --rollout.max_context_tokens 512 --algorithm.p_memory 0.5 "
-        "--algorithm.q_off_policy 0.5 --algorithm.intrinsic states --loss.kl 0.05 --memory.max_write_tokens 8"
+        "--algorithm.q_off_policy 0.5 --loss.kl 0.05 --memory.max_write_tokens 8"
     )
-    trailnotes.train(load_config(None, settings.split()), clone / "runs/metrics")
-    lines = [json.loads(line) for line in words(clone / "runs/metrics/metrics.jsonl").splitlines()]
+    lines = []
+    for name, more in (
+        ("empo2", "--algorithm.intrinsic states --archive.share 1"),
+        ("gigpo", "--algorithm.dynamic_sampling 1"),
+    ):
+        config = load_config(None, f"{settings} --algorithm.name {name} {more}".split())
+        trailnotes.train(config, clone / f"runs/metrics-{name}")
+        lines += [json.loads(line) for line in words(clone / f"runs/metrics-{name}/metrics.jsonl").splitlines()]
     written = {re.sub(rf"/(?:{'|'.join(MODES)})$", "/MODE", name) for line in lines for name in line}
     assert written == explained()
     assert any(line["update/optimiser_steps"] for line in lines)  # the tables speak of updates that happened
