@@ -56,7 +56,8 @@ def ranking(
     for start in range(0, num_resamples, CHUNK):
         drawn = rng.multinomial(count, np.full(count, 1 / count), size=min(CHUNK, num_resamples - start))
         areas.append(area(drawn[:, member].astype(np.float64)))
-    return percentile_interval(float(whole[0]), np.concatenate(areas), confidence)
+    found = np.concatenate(areas)
+    return percentile_interval(float(whole[0]), found if found.size else np.array([0.0, 1.0]), confidence)
 
 
 def _numbered(labels: Sequence[object]) -> NDArray[np.intp]:

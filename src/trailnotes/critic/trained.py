@@ -93,6 +93,7 @@ def train_critic(config: Config, places: Sequence[str | Path], out: Path) -> Cri
     figures = _train(IQL(networks, settings, config.run.seed), seen, about, out / "checkpoints")
     held_out = [step for step in data if step.task_id in kept]
     figures |= held_out_figures(networks, held_out, confidence=config.eval.confidence, seed=config.run.seed)
+    out.mkdir(parents=True, exist_ok=True)
     save_file(networks.state_dict(), out / "critic.safetensors")
     checkpoint.write_json(out / "vocabulary.json", list(vocabulary.known))
     sources = {"data": [str(place) for place in places]}
