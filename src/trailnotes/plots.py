@@ -35,7 +35,7 @@ def learning_curves(
         title: over the curves.
         bars: label -> mean and interval on the test panel.
     """
-    plt = _pyplot()
+    plt = pyplot()
     figure, (left, right) = plt.subplots(
         1, 2, figsize=(11, 4.2), width_ratios=(3, 2), layout="constrained", facecolor="white"
     )
@@ -63,7 +63,7 @@ def learning_curves(
 
 def trial_curve(results: Sequence[Interval], path: Path, *, ylabel: str, title: str) -> None:
     """An adaptation: trial 0 without memory, then with it, each with its interval."""
-    plt = _pyplot()
+    plt = pyplot()
     figure, axes = plt.subplots(figsize=(6, 4), layout="constrained", facecolor="white")
     xs = np.arange(len(results))
     axes.fill_between(xs, [r.low for r in results], [r.high for r in results], color=COLOURS["empo2"], alpha=0.18)
@@ -96,7 +96,7 @@ def panel_dots(
         path: the PNG.
         titles: over the two pictures.
     """
-    plt = _pyplot()
+    plt = pyplot()
     figure, (left, right) = plt.subplots(
         1, 2, figsize=(13, 1.6 + 0.36 * len(rows)), sharey=True, layout="constrained", facecolor="white"
     )
@@ -163,7 +163,12 @@ def _draw_bars(axes: Any, bars: Mapping[str, Interval]) -> None:
     axes.set_xticklabels(list(bars), fontsize=9)
 
 
-def _pyplot() -> Any:
+def pyplot() -> Any:
+    """The pyplot of matplotlib, drawing to files only.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+    """
     try:
         import matplotlib as mpl
     except ImportError as error:

@@ -1,6 +1,6 @@
 """Comparisons: runs of ours beside each other, and published rows beside them, never in one column.
 
-`compare_table` reads finished evaluations and plays nothing.
+`compare_run` plays what a comparison's TOML file asks for; the other two read finished evaluations and play nothing.
 """
 
 from __future__ import annotations
@@ -9,14 +9,17 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from trailnotes.compare.evaluations import collect
+from trailnotes.compare.comparison import compare_run, write_summary
+from trailnotes.compare.evaluations import collect, find, read, split_label
 from trailnotes.compare.page import draw, to_json, to_markdown
+from trailnotes.compare.results import read_result
+from trailnotes.compare.summary import Question, Summary, summarise
 from trailnotes.compare.table import Comparison, compare
 from trailnotes.errors import ConfigError, MissingExtraError
 from trailnotes.files import write_text_atomic
 from trailnotes.published import PANELS
 
-__all__ = ["Comparison", "compare_table"]
+__all__ = ["Comparison", "Summary", "compare_own", "compare_run", "compare_table", "published_panel"]
 
 logger = logging.getLogger(__name__)
 
@@ -49,3 +52,34 @@ def compare_table(runs: Sequence[str], *, panel: str = "scienceworld-18", out: P
         except MissingExtraError as error:
             logger.warning("no table.png: %s", error)
     return comparison
+
+
+def compare_own(runs: Sequence[str], *, out: Path | None = None, baseline: str = "", threshold: float = 0.5) -> Summary:
+    """Read evaluations of a panel that nothing was published for, and set them beside each other.
+
+    Args:
+        runs: as for `compare_table`; each must have one evaluation, and all the same panel.
+        out: directory for `table.json`, `table.md` and `curves.png`; None writes nothing.
+        baseline: label of the line that differences are taken to; "" for none.
+        threshold: of the sample efficiency.
+
+    Raises:
+        ConfigError: no directory, or a baseline that is none of the lines.
+        RunError: a directory without a whole evaluation, or one of another panel.
+    """
+    if not runs:
+        raise ConfigError("nothing to compare: name one run directory or more")
+    results = [read_result(*split_label(word)) for word in runs]
+    labels = dict.fromkeys(result.label for result in results)
+    if baseline and baseline not in labels:
+        raise ConfigError(f"no line is called {baseline!r}: use {' or '.join(map(repr, labels))}")
+    summary = summarise(results, Question(baseline=baseline, threshold=threshold))
+    if out is not None:
+        write_summary(summary, results, out)
+    return summary
+
+
+def published_panel(runs: Sequence[str]) -> str:
+    """The panel of `published.PANELS` that is of the environment of the first run; "" if there is none."""
+    env = read(find(split_label(runs[0])[0])[0]).settings.env.name
+    return next((name for name, table in PANELS.items() if table.env == env), "")

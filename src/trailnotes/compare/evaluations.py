@@ -31,6 +31,7 @@ class Episode:
 
     task: Task
     value: float  # return
+    success: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +166,7 @@ def _episodes(path: Path) -> Iterator[Episode]:
         value = record["return"]
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise ValueError(f"episodes.jsonl has the return {value!r}")
-        yield Episode(Task(**record["task"]), float(value))
+        yield Episode(Task(**record["task"]), float(value), record["success"] is True)
 
 
 def _json(path: Path) -> Mapping[str, Any]:

@@ -116,11 +116,11 @@ def to_markdown(comparison: Comparison) -> str:
         ours = [_marked(column, task, footnotes) for column in comparison.columns]
         rows.append([name, *ours, *(str(column.figures[index]) for column in published.columns)])
     rows += [[f"**{name}**", *ours, *others] for name, ours, others in means(comparison)]
-    lines = [f"# {comparison.panel}: {published.metric}", "", *_table(["task", *heads, *theirs], rows), ""]
+    lines = [f"# {comparison.panel}: {published.metric}", "", *table_lines(["task", *heads, *theirs], rows), ""]
     lines += [f"- {line}" for line in legend(comparison, footnotes)]
     if costs := _cost_rows(comparison):
         head = ["mean of a training run", "runs", *(name.replace("_", " ") for name in COSTS)]
-        lines += ["", *_table(head, costs)]
+        lines += ["", *table_lines(head, costs)]
     return "\n".join(lines) + "\n"
 
 
@@ -132,7 +132,8 @@ def _cost_rows(comparison: Comparison) -> list[list[str]]:
     ]
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+def table_lines(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """A Markdown table whose columns but the first are numbers."""
     lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
     return [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines]
 

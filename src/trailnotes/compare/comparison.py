@@ -1,0 +1,146 @@
+"""A comparison from its TOML file to its table: `trailnotes compare run`.
+
+::
+
+    DIR/compare.toml      the plan as it was read last
+    DIR/settings/         the settings of each run
+    DIR/runs/NAME-SEED/   ordinary run directories, each with eval/ and cost.json
+    DIR/table.json, table.md, curves.png
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from trailnotes.compare.comparability import comparability
+from trailnotes.compare.live import Board
+from trailnotes.compare.page import to_json, to_markdown
+from trailnotes.compare.plan import Plan, PlannedRun, dotted, load_plan, runs_of, slug
+from trailnotes.compare.report import draw_summary, summary_json, summary_markdown
+from trailnotes.compare.results import Result, read_result
+from trailnotes.compare.running import go_through, left_of, refuse_changed, stages_of
+from trailnotes.compare.summary import Question, Summary, summarise
+from trailnotes.compare.table import Comparison, compare
+from trailnotes.errors import MissingExtraError, RunError
+from trailnotes.files import write_text_atomic
+from trailnotes.jobs import compile_games, ended_by_signals
+from trailnotes.logs import RunLock
+from trailnotes.published import PANELS
+
+logger = logging.getLogger(__name__)
+RUNS = Path("runs/compare")
+
+
+def place_of(plan: Plan, out: Path | None) -> Path:
+    """The directory of a comparison."""
+    return out or RUNS / slug(plan.compare.name)
+
+
+def compare_run(path: Path, *, out: Path | None = None, at_once: int | None = None) -> Summary:
+    """Run every method with every seed, and write table and picture.
+
+    What is finished is not run again, and what was interrupted goes on. A run that fails does not stop the others; its
+    line says what is missing and why.
+
+    Args:
+        path: the comparison, a TOML file (see `plan`).
+        out: its directory; ``runs/compare/NAME`` by default.
+        at_once: processes side by side; `compare.jobs` by default.
+
+    Raises:
+        ConfigError: a comparison that cannot work, before anything is started.
+        RunError: the directory is in use, holds runs of other settings, or in the end no run has a result.
+        KeyboardInterrupt: interrupted; the same command goes on.
+    """
+    plan = load_plan(path)
+    out = place_of(plan, out)
+    runs = runs_of(plan, path, out)
+    refuse_changed(runs)
+    out.mkdir(parents=True, exist_ok=True)
+    lock = RunLock(out / "lock")
+    try:
+        write_text_atomic(out / "compare.toml", path.read_text(encoding="utf-8"))
+        left = left_of(runs)
+        missing: dict[str, str] = {}
+        if left:
+            compile_games([stage.run.config for stage in left])
+            with ended_by_signals(), Board(runs, left) as board:
+                missing = go_through(left, at_once or plan.compare.jobs, board.update)
+        return _conclude(plan, runs, missing, out)
+    finally:
+        lock.release()
+
+
+def _conclude(plan: Plan, runs: Sequence[PlannedRun], missing: dict[str, str], out: Path) -> Summary:
+    labels = plan.labels()
+    results = []
+    for run in runs:
+        if run.name not in missing:
+            try:
+                results.append(read_result(run.directory, labels[run.method]))
+            except RunError as error:
+                missing[run.name] = str(error)
+    question = Question(
+        labels=list(labels.values()),
+        title=plan.compare.title,
+        threshold=plan.compare.threshold,
+        baseline=labels.get(plan.compare.baseline, ""),
+        missing={(labels[run.method], run.seed): missing[run.name] for run in runs if run.name in missing},
+    )
+    summary = summarise(results, question)
+    write_summary(summary, results, out)
+    return summary
+
+
+def write_summary(summary: Summary, results: Sequence[Result], out: Path) -> None:
+    """`table.json`, `table.md`, and `curves.png` where matplotlib is installed.
+
+    Where the panel is one that figures were published for, they follow in columns of their own.
+    """
+    text, published = summary_markdown(summary), beside_published(summary.env, results)
+    more = {}
+    if published is not None:
+        theirs = to_markdown(published).replace("# ", "## Beside the published figures: ", 1)
+        text = "\n".join([text, theirs, *comparability(), ""])
+        more["published"] = json.loads(to_json(published))
+    write_text_atomic(out / "table.json", summary_json(summary, **more))
+    write_text_atomic(out / "table.md", text)
+    try:
+        draw_summary(summary, out / "curves.png")
+    except MissingExtraError as error:
+        logger.warning("no curves.png: %s", error)
+
+
+def beside_published(env: str, results: Sequence[Result]) -> Comparison | None:
+    """The published table of this environment with ours beside it; None where there is none for what was played."""
+    panel = next((name for name, table in PANELS.items() if table.env == env), None)
+    if panel is None:
+        return None
+    try:
+        return compare([result.evaluation for result in results], panel, PANELS[panel])
+    except RunError as error:
+        logger.warning("no published figures beside these: %s", error)
+        return None
+
+
+def describe(path: Path, out: Path | None) -> str:
+    """The plan in words: what differs, and each run with the commands that are left of it."""
+    plan = load_plan(path)
+    out = place_of(plan, out)
+    runs = runs_of(plan, path, out)
+    refuse_changed(runs)
+    left = {stage.job.name for stage in left_of(runs)}
+    lines = [f"{len(runs)} runs, {plan.compare.jobs} side by side, in {out}", ""]
+    for name, label in plan.labels().items():
+        own = dotted(plan.methods[name].settings)
+        said = ", ".join(f"{key} = {json.dumps(value)}" for key, value in own.items())
+        lines.append(f"{label}: {said or 'as the settings shared by all'}")
+    for run in runs:
+        stages = [stage for stage in stages_of(run) if stage.job.name in left]
+        lines += ["", f"{run.name}: {'' if stages else 'done'}"]
+        lines += [f"  trailnotes {shlex.join(stage.job.command[3:])}" for stage in stages]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,80 @@
+"""What a run has cost so far, over all its starts: `cost.json` in its directory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trailnotes.files import write_text_atomic
+from trailnotes.jobs import Ended, tail
+from trailnotes.jsonl import read_jsonl
+
+FILE = "cost.json"
+COUNTED = ("env_steps", "tokens_read", "tokens_generated", "tokens_trained")
+MEASURED = ("seconds", "cpu_seconds", "peak_memory")
+SPENDING = "spending"  # what an endpoint charged, in the currency of its prices
+EXAMINING = "eval"  # the stage whose processes count apart: the panel is no cost of training
+_LINE = 1 << 18  # bytes in which the last line of metrics.jsonl is looked for
+
+
+def note_process(run_dir: Path, stage: str, ended: Ended) -> None:
+    """Add what one process of the run took, and count anew what the run has played and said."""
+    processes = [*_read(run_dir).get("processes", []), {
+        "stage": stage, "status": ended.status, "seconds": round(ended.seconds, 2),
+        "cpu_seconds": round(ended.cpu_seconds, 2), "peak_memory": ended.peak_memory,
+    }]  # fmt: skip
+    record = {"processes": processes, "total": _counts(run_dir) | _measures(processes)}
+    write_text_atomic(run_dir / FILE, json.dumps(record, indent=1) + "\n")
+
+
+def cost_of(run_dir: Path) -> dict[str, float]:
+    """The totals, by the names of `COUNTED`, `MEASURED` and `SPENDING`; what is not known is absent.
+
+    Counts are those of the last line of metrics.jsonl, seconds and processor seconds are summed over the processes of
+    training or adapting, peak memory (bytes) is the largest of any one process.
+    """
+    total = _read(run_dir).get("total")
+    return dict(total) if total is not None else _counts(run_dir)
+
+
+def last_line(run_dir: Path) -> dict[str, Any]:
+    """The newest line of a run's metrics, {} where there is none; reads the end of the file alone."""
+    for line in reversed(tail(run_dir / "metrics.jsonl", _LINE).split(b"\n")[:-1]):  # what follows the last \n is torn
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict):
+            return record
+    return {}
+
+
+def _counts(run_dir: Path) -> dict[str, float]:
+    line = last_line(run_dir)
+    counts = {name: line[name] for name in COUNTED if name in line}
+    if line and "tokens_read" not in counts:  # a training run: the prompts of its actions, each counted whole
+        records = read_jsonl(run_dir / "trajectories.jsonl")
+        counts["tokens_read"] = sum(step["prompt_tokens"] for record in records for step in record["steps"])
+    return counts | ({SPENDING: line["cost"]} if "cost" in line else {})
+
+
+def _measures(processes: list[Mapping[str, Any]]) -> dict[str, float]:
+    own = [process for process in processes if process["stage"] != EXAMINING]
+    if not own:
+        return {}
+    return {
+        "seconds": round(sum(process["seconds"] for process in own), 2),
+        "cpu_seconds": round(sum(process["cpu_seconds"] for process in own), 2),
+        "peak_memory": max(process["peak_memory"] for process in own),
+    }
+
+
+def _read(run_dir: Path) -> dict[str, Any]:
+    """{} where there is none; one that cannot be read is begun anew, since no result depends on it."""
+    try:
+        record = json.loads((run_dir / FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return record if isinstance(record, dict) else {}

@@ -1,0 +1,255 @@
+"""A comparison as one TOML file: panel, methods, budget, seeds; and the runs that it asks for.
+
+::
+
+    [compare]
+    name = "textworld"
+    config = "textworld-base.toml"      # settings that all runs share, beside this file; [settings] goes over it
+    seeds = [0, 1, 2]
+    baseline = "grpo"                   # differences are taken to it
+    threshold = 0.5                     # sample efficiency: environment steps until the curve is here
+
+    [budget]                            # named, and the same for all methods
+    env_steps = 38400
+
+    [methods.grpo]                      # the name is algorithm.name, unless algorithm = "..." says another
+    [methods.retrospex]
+    after = "grpo"                      # its data is the run of that method with the same seed
+    [methods."q = 1"]
+    algorithm = "empo2"
+    "algorithm.q_off_policy" = 1.0      # any setting
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import ValidationError, model_validator
+
+from trailnotes.config import TRAINED, Config, Section, key
+from trailnotes.configio import config_fields, load_config
+from trailnotes.errors import ConfigError
+
+NAMES = {
+    "naive": "naive",
+    "reflexion": "Reflexion",
+    "rememberer": "REMEMBERER",
+    "retrospex": "Retrospex",
+    "grpo": "GRPO",
+    "rloo": "RLOO",
+    "gigpo": "GiGPO",
+    "empo2": "EMPO²",
+    "empo2-tips": "EMPO², notes only",
+}
+_OURS = ("run.name", "run.seed", "algorithm.name")  # what the comparison itself sets in each run
+
+
+class CompareSection(Section):
+    """What is compared, and how it is judged."""
+
+    name: str = key("comparison", "name of the comparison; also of its directory by default", min_length=1)
+    title: str = key("", "over the table and the picture; by default made of panel and metric")
+    config: str = key("", "settings that all runs share: a TOML file, beside this one")
+    seeds: tuple[int, ...] = key((0, 1, 2), "one run of each method for each", min_length=1)
+    jobs: int = key(2, "runs side by side", ge=1)
+    threshold: float = key(0.5, "sample efficiency counts environment steps until the curve reaches this")
+    baseline: str = key("", "differences are taken to this method; '' = to none")
+
+
+class Budget(Section):
+    """What every method may spend. Only what is named here is held equal."""
+
+    env_steps: int = key(0, "environment steps of each training run; 0 = not what is counted", ge=0)
+    tokens: int = key(0, "generated tokens of each training run", ge=0)
+    trials: int = key(0, "trials of each method that changes no weights; a method may name its own", ge=0)
+
+
+class Method(Section):
+    """One line of the table."""
+
+    algorithm: str = key("", "algorithm.name; by default the method's own name")
+    label: str = key("", "as table and picture call it")
+    after: str = key("", "retrospex: the method whose run with the same seed is its data")
+    settings: dict[str, Any] = key(dict, "what else differs: any setting")
+
+    @model_validator(mode="before")
+    @classmethod
+    def gather(cls, values: Any) -> Any:
+        """All keys but our own are settings; a table [methods.NAME.algorithm] is settings, too."""
+        if not isinstance(values, Mapping):
+            return values
+        own = {k: v for k, v in values.items() if k in cls.model_fields and not isinstance(v, Mapping)}
+        return own | {"settings": {k: v for k, v in values.items() if k not in own}}
+
+
+class Plan(Section):
+    """The whole file."""
+
+    compare: CompareSection = key(CompareSection, "what is compared")
+    settings: dict[str, Any] = key(dict, "settings that all runs share")
+    budget: Budget = key(Budget, "what every method may spend")
+    methods: dict[str, Method] = key(dict, "the lines of the table", min_length=1)
+
+    @model_validator(mode="after")
+    def refuse_impossible(self) -> Self:
+        """Names that mean nothing, or would meet in one directory."""
+        if self.compare.baseline and self.compare.baseline not in self.methods:
+            raise ValueError(f"compare.baseline = {self.compare.baseline!r} is none of the methods")
+        if len(set(self.compare.seeds)) < len(self.compare.seeds):
+            raise ValueError("compare.seeds names a seed twice")
+        slugs: dict[str, str] = {}
+        for name, method in self.methods.items():
+            if slug(name) in slugs:
+                raise ValueError(f"methods {slugs[slug(name)]!r} and {name!r} would share the directory {slug(name)!r}")
+            slugs[slug(name)] = name
+            if method.after and method.after not in self.methods:
+                raise ValueError(f"methods.{name}: after = {method.after!r} is none of the methods")
+            if method.after and (method.algorithm or name) != "retrospex":
+                raise ValueError(f"methods.{name}: only retrospex learns from the run of another method: drop after")
+        return self
+
+    def labels(self) -> dict[str, str]:
+        """Method -> what table and picture call it."""
+        return {name: method.label or NAMES.get(name, name) for name, method in self.methods.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRun:
+    """One method with one seed: an ordinary run directory."""
+
+    method: str
+    seed: int
+    directory: Path
+    config: Config
+    after: str = ""  # name of the run that must have been trained before
+
+    @property
+    def name(self) -> str:
+        """Also of its directory."""
+        return self.directory.name
+
+    @property
+    def trains(self) -> bool:
+        """Whether it changes weights."""
+        return self.config.algorithm.name in TRAINED
+
+
+def load_plan(path: Path) -> Plan:
+    """Read a comparison.
+
+    Raises:
+        ConfigError: one line that names the key and the fix.
+    """
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}: give the path of a comparison's TOML file") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{path}: is no valid TOML: {error}") from None
+    try:
+        return Plan.model_validate_json(json.dumps(values, allow_nan=False), strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "extra_forbidden":
+            raise ConfigError(f"{path}: {where} is no key of a comparison") from None
+        message = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be", 1)
+        raise ConfigError(f"{path}: {f'{where}: ' if where else ''}{message}") from None
+    except (TypeError, ValueError):
+        raise ConfigError(f"{path}: holds a date or a number that is not finite: quote it") from None
+
+
+def runs_of(plan: Plan, path: Path, out: Path) -> list[PlannedRun]:
+    """All runs, seed by seed, so that an unfinished comparison has every method of its first seeds.
+
+    Args:
+        plan: the comparison.
+        path: its file, beside which the shared settings lie.
+        out: the directory of the comparison.
+
+    Raises:
+        ConfigError: settings that cannot work; names the method.
+    """
+    base = path.parent / plan.compare.config if plan.compare.config else None
+    _refuse_shared(plan, path)
+    return [_run(plan, name, seed, base, path, out) for seed in plan.compare.seeds for name in plan.methods]
+
+
+def _run(plan: Plan, name: str, seed: int, base: Path | None, path: Path, out: Path) -> PlannedRun:
+    method = plan.methods[name]
+    after = f"{slug(method.after)}-{seed}" if method.after else ""
+    algorithm = method.algorithm or name
+    own = dotted(method.settings)
+    budget = _budget(plan.budget, algorithm)
+    taken = [k for k in own if k in (*_OURS, *(budget if algorithm in TRAINED else ()))]
+    if taken:
+        raise ConfigError(f"{path}: methods.{name} sets {taken[0]}, which is the comparison's to set: leave it out")
+    directory = out / "runs" / f"{slug(name)}-{seed}"
+    ours = {"run.name": directory.name, "run.seed": seed, "algorithm.name": algorithm}
+    if after:  # relative, so that the same directory has the same settings however --out was written
+        ours["retrospex.data"] = [os.path.relpath(out / "runs" / after)]
+    settings = dotted(plan.settings) | budget | own | ours
+    try:
+        config = load_config(base, _words(settings))
+        if algorithm in TRAINED:
+            config.refuse_training()
+    except ConfigError as error:
+        said = str(error).replace("command line", f"{path}", 1)
+        raise ConfigError(said if str(base) in said else f"{said} (methods.{name})") from None
+    if not config.model.path:
+        raise ConfigError(f"{path}: model.path is empty: name the model that all methods start from")
+    return PlannedRun(name, seed, directory, config, after)
+
+
+def _budget(budget: Budget, algorithm: str) -> dict[str, Any]:
+    """The budget as settings of one method."""
+    if algorithm not in TRAINED:
+        return {"eval.trials": budget.trials} if budget.trials else {}
+    named = {"train.max_env_steps": budget.env_steps, "train.max_tokens": budget.tokens}
+    return {name: value for name, value in named.items() if value}
+
+
+def _refuse_shared(plan: Plan, path: Path) -> None:
+    """What the comparison sets must not be set for all; and equal budgets need one."""
+    for name in dotted(plan.settings):
+        if name in _OURS:
+            raise ConfigError(f"{path}: settings sets {name}, which is the comparison's to set: leave it out")
+    trained = [n for n, m in plan.methods.items() if (m.algorithm or n) in TRAINED]
+    if trained and not (plan.budget.env_steps or plan.budget.tokens):
+        raise ConfigError(f"{path}: {', '.join(trained)} train without a budget: set budget.env_steps or budget.tokens")
+
+
+def dotted(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Tables as dotted keys: ``{"loss": {"kl": 0.1}}`` -> ``{"loss.kl": 0.1}``; a key that is a table stays one."""
+    leaves: dict[str, Any] = {}
+    for word, value in settings.items():
+        name = prefix + word
+        leaves |= dotted(value, f"{name}.") if _is_section(name, value) else {name: value}
+    return leaves
+
+
+def _is_section(name: str, value: Any) -> bool:
+    return isinstance(value, Mapping) and name not in config_fields()
+
+
+def _words(settings: Mapping[str, Any]) -> list[str]:
+    """The settings as words of a command line; tables key by key, since JSON's are no TOML."""
+    words: list[str] = []
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            words += _words({f"{name}.{inner}": item for inner, item in value.items()})
+        else:
+            words.append(f"--{name}={json.dumps(value)}")
+    return words
+
+
+def slug(name: str) -> str:
+    """A name as part of a directory's: ``q = 1`` -> ``q-1``."""
+    return re.sub(r"[^\w.²+]+", "-", name).strip("-") or "method"

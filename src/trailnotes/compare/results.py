@@ -1,0 +1,143 @@
+"""What the runs of a comparison have played, read from their directories: values by game, attempts, curves, costs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trailnotes.compare.cost import cost_of
+from trailnotes.compare.evaluations import Evaluation, find, read
+from trailnotes.compare.protocol import label_of
+from trailnotes.config import TRAINED
+from trailnotes.errors import RunError
+from trailnotes.jsonl import read_jsonl
+from trailnotes.logs import run_config
+from trailnotes.panels import family_of
+
+Games = Mapping[str, float]  # game -> value
+
+
+@dataclass(frozen=True, slots=True)
+class Attempts:
+    """Several attempts of one run at the games of the panel."""
+
+    number: int  # at a game, at most
+    first: Games  # the first attempt at each
+    last: Games  # the last trial; {} where it did not play the whole panel again
+    best: Games  # the best of all attempts at each: cumulative success
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One run of one method on the panel."""
+
+    label: str
+    seed: int
+    evaluation: Evaluation
+    trains: bool  # whether the run changed weights
+    games: Games  # as evaluated
+    attempts: Attempts | None  # None: one attempt at a game
+    costs: Mapping[str, float]
+    curve: tuple[tuple[float, float], ...]  # (environment steps, metric without notes); () without training
+    families: Mapping[str, str] = field(default_factory=dict)  # game -> family
+
+    @property
+    def final(self) -> Games:
+        """What the run is judged by: the last attempt at each game, or where there is none, the evaluation."""
+        return self.attempts.last or self.attempts.best if self.attempts else self.games
+
+
+def read_result(directory: Path, label: str = "") -> Result:
+    """A run that has been evaluated, or an evaluation alone.
+
+    Args:
+        directory: run directory, or what `trailnotes eval --out` wrote.
+        label: of its line; by default made of its method.
+
+    Raises:
+        RunError: there is no whole evaluation, or more than one.
+    """
+    places = find(directory)
+    if len(places) > 1:
+        raise RunError(f"{directory} holds {len(places)} evaluations: name the one that is meant")
+    evaluation = read(places[0], label)
+    run_dir = places[0].parent if (places[0].parent / "config.toml").is_file() else None
+    trains = run_dir is not None and run_config(run_dir).algorithm.name in TRAINED
+    return Result(
+        label=label or label_of(evaluation),
+        seed=evaluation.seed,
+        evaluation=evaluation,
+        trains=trains,
+        games=_games(evaluation),
+        attempts=attempts_at(run_dir, evaluation) if run_dir and not trains else None,
+        costs=cost_of(run_dir) if run_dir else {},
+        curve=curve_of(run_dir, evaluation.metric) if run_dir and trains else (),
+        families={episode.task.id: family_of(episode.task) for episode in evaluation.episodes},
+    )
+
+
+def _games(evaluation: Evaluation) -> dict[str, float]:
+    """Mean of the episodes of each game, in the metric of the evaluation."""
+    values: dict[str, list[float]] = {}
+    for episode in evaluation.episodes:
+        value = float(episode.success) if evaluation.metric == "success" else episode.value
+        values.setdefault(episode.task.id, []).append(value)
+    return {game: math.fsum(own) / len(own) for game, own in values.items()}
+
+
+def curve_of(run_dir: Path, metric: str) -> tuple[tuple[float, float], ...]:
+    """Environment steps against the metric without notes: on validation games where there are any, else in training."""
+    lines = list(read_jsonl(run_dir / "metrics.jsonl"))
+    validated = f"validation/{metric}"
+    name = validated if any(validated in line for line in lines) else f"rollout/{metric}/plain"
+    return tuple((float(line["env_steps"]), float(line[name])) for line in lines if name in line)
+
+
+def attempts_at(run_dir: Path, evaluation: Evaluation) -> Attempts | None:
+    """What each trial of a run achieved on the games of its panel; None if it played each once.
+
+    A trial is an iteration of `trajectories.jsonl`. Games of other splits, such as those that fill a table of
+    experience, are no attempts at the panel.
+    """
+    trials: dict[int, dict[str, list[float]]] = {}
+    panel = set(evaluation.planned)
+    for record in read_jsonl(run_dir / "trajectories.jsonl"):
+        game = record["task"]["id"]
+        if game in panel and record["outcome"] != "error":
+            trials.setdefault(record["iteration"], {}).setdefault(game, []).append(_value(record, evaluation.metric))
+    if len(trials) < 2:
+        return None
+    means = [{game: math.fsum(v) / len(v) for game, v in games.items()} for _, games in sorted(trials.items())]
+    played = {game: [trial[game] for trial in means if game in trial] for game in means[0]}
+    last = means[-1] if means[-1].keys() >= played.keys() else {}
+    return Attempts(
+        number=max(map(len, played.values())),
+        first={game: values[0] for game, values in played.items()},
+        last=last,
+        best={game: max(values) for game, values in played.items()},
+    )
+
+
+def _value(record: Mapping[str, Any], metric: str) -> float:
+    return float(record["success"] if metric == "success" else record["return"])
+
+
+def refuse_mixed(results: Sequence[Result]) -> None:
+    """One table is of one panel.
+
+    Raises:
+        RunError: two evaluations are of different games or metrics, or one method has a seed twice.
+    """
+    first = results[0].evaluation
+    seen: dict[tuple[str, int], Path] = {}
+    for result in results:
+        other = result.evaluation
+        if (other.planned, other.metric) != (first.planned, first.metric):
+            raise RunError(f"{first.path} and {other.path} are of different panels or metrics: leave one out")
+        if before := seen.get((result.label, result.seed)):
+            raise RunError(f"{before} and {other.path} are both {result.label!r} with seed {result.seed}: leave one "
+                           f"out, or name one otherwise, {other.path}=LABEL")  # fmt: skip
+        seen[result.label, result.seed] = other.path

@@ -1,0 +1,162 @@
+"""The table of a comparison: one line a method, with what may be said of it and what it cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from trailnotes.compare.cost import COUNTED, MEASURED, SPENDING
+from trailnotes.compare.results import Games, Result, refuse_mixed
+from trailnotes.compare.statistics import Difference, Values, iqm, paired, pooled, steps_to
+from trailnotes.errors import RunError
+from trailnotes.stats import Interval
+
+COSTS = (*COUNTED, *MEASURED, SPENDING)
+TOLERANCE = 0.02  # share by which the environment steps of trained methods may differ without a word about it
+FEW_SEEDS = 5  # below this many, the intervals get a word of warning
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One method. Intervals are None where nothing was played that they could be of."""
+
+    label: str
+    trains: bool
+    seeds: tuple[int, ...]  # that have a result
+    num_games: int
+    num_attempts: int  # at a game; 1 for most methods
+    one: Interval | None  # one attempt: the evaluation, or the first trial
+    last: Interval | None  # last of several attempts
+    best: Interval | None  # any of several attempts
+    iqm: Interval | None  # of what the method is judged by: the last attempt
+    difference: Difference | None  # likewise
+    reached: tuple[float | None, ...]  # environment steps to the threshold, a seed each
+    costs: Mapping[str, float]  # mean of a run; of peak memory the largest
+    missing: Mapping[int, str] = field(default_factory=dict)  # seed -> why it has no result
+
+    @property
+    def final(self) -> Interval | None:
+        """What the method is judged by."""
+        return self.last or self.best or self.one
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """All methods on one panel."""
+
+    title: str
+    metric: str  # success | return
+    env: str
+    threshold: float
+    baseline: str  # label, or ""
+    lines: tuple[Line, ...]
+    curves: Mapping[str, Sequence[Sequence[tuple[float, float]]]]  # label -> one curve a seed
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked of the results."""
+
+    labels: Sequence[str] = ()  # lines in their order, also those without any result; () = as the results come
+    title: str = ""
+    threshold: float = 0.5
+    baseline: str = ""  # label
+    missing: Mapping[tuple[str, int], str] = field(default_factory=dict)  # (label, seed) -> why
+
+
+def summarise(results: Sequence[Result], question: Question) -> Summary:
+    """The table of `results`.
+
+    Raises:
+        RunError: there are none, or they do not belong together.
+    """
+    if not results:
+        whys = [f"{label} with seed {seed} {why}" for (label, seed), why in question.missing.items()]
+        raise RunError(f"no run of the comparison has a result: {whys[0] if whys else 'run it first'}")
+    refuse_mixed(results)
+    labels = list(question.labels) or list(dict.fromkeys(result.label for result in results))
+    families = {game: family for result in results for game, family in result.families.items()}
+    groups = {label: [result for result in results if result.label == label] for label in labels}
+    baseline = _values(groups.get(question.baseline, []))
+    lines = tuple(_line(label, groups[label], families, baseline, question) for label in labels)
+    first = results[0].evaluation
+    games = f"{len(first.planned)} games ({first.settings.env.name}, {first.settings.eval.split})"
+    return Summary(
+        title=question.title or f"{first.metric} on {games}",
+        metric=first.metric,
+        env=first.settings.env.name,
+        threshold=question.threshold,
+        baseline=question.baseline,
+        lines=lines,
+        curves={line.label: [r.curve for r in groups[line.label] if r.curve] for line in lines if line.trains},
+        notes=tuple(_notes(lines, groups)),
+    )
+
+
+def _values(results: Sequence[Result]) -> dict[int, Games]:
+    return {result.seed: result.final for result in results}
+
+
+def _line(
+    label: str, results: Sequence[Result], families: Mapping[str, str], baseline: Values, question: Question
+) -> Line:
+    final = _values(results)
+    several = [(result.seed, result.attempts) for result in results if result.attempts]
+    one = {r.seed: r.attempts.first if r.attempts else r.games for r in results}
+    last = {seed: attempts.last for seed, attempts in several if attempts.last}
+    best = {seed: attempts.best for seed, attempts in several}
+    compared = bool(baseline and results) and label != question.baseline
+    return Line(
+        label=label,
+        trains=any(result.trains for result in results),
+        seeds=tuple(final),
+        num_games=len({game for games in final.values() for game in games}),
+        num_attempts=max((attempts.number for _, attempts in several), default=1),
+        one=pooled(one, families) if one else None,
+        last=pooled(last, families) if last else None,
+        best=pooled(best, families) if best else None,
+        iqm=iqm(final, families) if final else None,
+        difference=paired(final, baseline, families) if compared else None,
+        reached=tuple(steps_to(result.curve, question.threshold) for result in results if result.trains),
+        costs=_costs(results),
+        missing={seed: why for (name, seed), why in question.missing.items() if name == label},
+    )
+
+
+def _costs(results: Sequence[Result]) -> dict[str, float]:
+    """Means over the runs that know them; of peak memory the largest."""
+    known = {name: [r.costs[name] for r in results if name in r.costs] for name in COSTS}
+    return {
+        name: float(max(values) if name == "peak_memory" else np.mean(values))
+        for name, values in known.items()
+        if values
+    }
+
+
+def _notes(lines: Sequence[Line], groups: Mapping[str, Sequence[Result]]) -> list[str]:
+    """What a reader must know before believing the table."""
+    notes = []
+    fewest = min(len(line.seeds) for line in lines if line.seeds)
+    if fewest == 1:
+        notes.append("With one seed an interval is over families and games alone, and says nothing about another run.")
+    elif fewest < FEW_SEEDS:
+        notes.append(f"With {fewest} seeds the level of seeds is weak: resampling so few draws the same seed alone "
+                     f"in {fewest ** (1 - fewest):.1%} of cases, and no resampling shows a run that none of them was. "
+                     "The intervals are of these games first, and only then of training.")  # fmt: skip
+    steps = {line.label: line.costs["env_steps"] for line in lines if line.trains and "env_steps" in line.costs}
+    if steps and max(steps.values()) - min(steps.values()) > TOLERANCE * max(steps.values()):
+        said = ", ".join(f"{label} {count:,.0f}" for label, count in steps.items())
+        notes.append(f"The environment steps of training differ by more than {TOLERANCE:.0%} ({said}).")
+    for label, results in groups.items():
+        if any(r.attempts and not r.attempts.last for r in results):
+            notes.append(f"{label}: its last trial did not play the whole panel again, since what was solved was left "
+                         "out; so it has no last attempt, and is judged by the cumulative figure.")  # fmt: skip
+        lost = sum(len(r.evaluation.planned) - len(r.games) for r in results)
+        if lost:
+            notes.append(f"{label}: {lost} games failed in the environment and are left out.")
+    for line in lines:
+        notes += [f"{line.label}, seed {seed} is missing: {why}." for seed, why in line.missing.items()]
+    return notes
