@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 import sys
 from collections.abc import Sequence
 from contextlib import closing
@@ -31,7 +32,7 @@ from trailnotes.panels import PanelResult, Subject
 from trailnotes.records import trajectory_from_json
 from trailnotes.rollout import Request
 from trailnotes.trials import Trials
-from trailnotes.types import Message, Sampling
+from trailnotes.types import MODES, Message, Sampling
 
 METHODS = ("naive", "reflexion", "empo2-tips")
 
@@ -358,3 +359,25 @@ def test_without_matplotlib_the_numbers_are_there_and_a_note(
         adapt_by(Guesser(), "empo2-tips", tmp_path, eval={"trials": 1})
     assert "no curve.png: pictures need matplotlib" in caplog.text
     assert (tmp_path / "table.json").exists()
+
+
+# -- what the pages say
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_pages_of_methods_quote_the_right_lines_and_explain_every_metric(method: str, tmp_path: Path) -> None:
+    root = Path(__file__).parents[1]
+    code = Path(trailnotes.__file__).parent / "algorithms" / f"{method.replace('-', '_')}.py"
+    source = code.read_text().splitlines()
+    rows = re.findall(r"^\| (\d+) \| `([^`]+)` \|", (root / f"docs/algorithms/{method}.md").read_text(), re.MULTILINE)
+    assert len(rows) >= 4
+    for number, quoted in rows:
+        assert quoted in source[int(number) - 1], f"line {number} is {source[int(number) - 1].strip()}"
+    adapt_by(Guesser(), method, tmp_path, eval={"trials": 1})
+    pages = "".join((root / "docs" / name).read_text() for name in ("metrics.md", "adapting.md"))
+    names = {
+        re.sub(rf"/(?:{'|'.join(MODES)})$", "/MODE", name)
+        for line in lines(tmp_path / "metrics.jsonl")
+        for name in line
+    }
+    assert not {name for name in names if f"| `{name}` |" not in pages}
