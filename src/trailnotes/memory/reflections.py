@@ -43,14 +43,23 @@ class ReflectionMemory:
         Texts are cleaned, and plans of which nothing is left are skipped. `once` as in `TipMemory.add`.
         """
         texts = [clean_tip(tip.text, MAX_WORDS) for tip in tips]
-        usable = [replace(tip, text=text) for tip, text in zip(tips, texts, strict=True) if text]
+        usable = [
+            replace(
+                tip,
+                text=text,
+                namespace=encodable(tip.namespace),
+                model=encodable(tip.model),
+                run=encodable(tip.run),
+            )
+            for tip, text in zip(tips, texts, strict=True)
+            if text
+        ]
         vectors = self.embedder.embed([tip.text for tip in usable])
         with self.store.transaction():
             if once and not self.store.once(once):
                 return 0
             for tip, vector in zip(usable, vectors, strict=True):
-                names = {name: encodable(getattr(tip, name)) for name in ("namespace", "key", "action", "model", "run")}
-                self.store.insert(replace(tip, **names, created=tip.created or self._clock()), vector)
+                self.store.insert(replace(tip, created=tip.created or self._clock()), vector)
         return len(usable)
 
     def snapshot(self, path: Path) -> None:
