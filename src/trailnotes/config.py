@@ -6,6 +6,7 @@ printing the tree, is `configio.py`. Impossible combinations are refused here, b
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -346,6 +347,7 @@ class TrainConfig(Section):
 
     iterations: int = key(100, "iterations at most", ge=1)
     max_env_steps: int = key(0, "stop at this many environment steps; 0 = never", ge=0)
+    max_tokens: int = key(0, "stop at this many generated tokens, actions and notes; 0 = never", ge=0)
     save_every: int = key(10, "iterations between checkpoints", ge=1)
     keep_last: int = key(2, "checkpoints kept besides the best", ge=1)
     eval_every: int = key(0, "iterations between validations without memory; 0 = never", ge=0)
@@ -353,6 +355,11 @@ class TrainConfig(Section):
     validation_split: str = key(
         "validation", "held-out variations that choose the best checkpoint; never the test split"
     )
+
+    def share(self, spent: Mapping[str, float]) -> float:
+        """How far a run is by the nearest of its limits; 1 and more is done. `spent`: the counters of a checkpoint."""
+        limits = {"iteration": self.iterations, "env_steps": self.max_env_steps, "tokens_generated": self.max_tokens}
+        return max(spent.get(name, 0) / most for name, most in limits.items() if most)
 
 
 class EvalConfig(Section):

@@ -247,5 +247,4 @@ def is_trained(run_dir: Path, config: Config) -> bool:
     saved = checkpoint.latest(run_dir / "checkpoints")
     if saved is None:
         return False
-    spent, train = checkpoint.load_meta(saved), config.train
-    return int(spent["iteration"]) >= train.iterations or 0 < train.max_env_steps <= int(spent["env_steps"])
+    return config.train.share(checkpoint.load_meta(saved)) >= 1.0

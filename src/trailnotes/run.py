@@ -109,18 +109,17 @@ class Run:
     @property
     def finished(self) -> bool:
         """Whether the last iteration has been trained, or somebody asked to stop."""
-        train = self.config.train
-        spent = train.max_env_steps and self.count.env_steps >= train.max_env_steps
-        return self.stop_requested or bool(spent) or self.count.iteration >= train.iterations
+        return self.stop_requested or self._share >= 1.0
+
+    @property
+    def _share(self) -> float:
+        return self.config.train.share({name: getattr(self.count, name) for name in ("iteration", *SPENT)})
 
     @property
     def lr_scale(self) -> float:
         """1, then linearly down to 0 over the last `optim.lr_decay` of the run, by whichever limit is nearer."""
-        train, decay = self.config.train, self.config.optim.lr_decay
-        done = self.count.iteration / train.iterations
-        if train.max_env_steps:
-            done = max(done, self.count.env_steps / train.max_env_steps)
-        return min(1.0, (1.0 - done) / decay) if decay else 1.0
+        decay = self.config.optim.lr_decay
+        return min(1.0, (1.0 - self._share) / decay) if decay else 1.0
 
     def rng(self, purpose: str) -> random.Random:
         """A generator for one purpose in this iteration."""

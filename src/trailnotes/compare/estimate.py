@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -89,12 +90,9 @@ def time_of(config: Config, copy: PlannedRun) -> float:
     return loading + playing * share.whole / max(share.done, 1e-9) + (loading if copy.trains else 0.0)
 
 
-def _iterations(config: Config, line: Any) -> Share:
-    """Of a training run: by whichever limit comes first."""
-    train = config.train
-    limits = [(train.max_env_steps, "env_steps")]
-    needed = [most / max(1, line[name]) for most, name in limits if most]
-    return Share(min([float(train.iterations), *needed]), 1.0)
+def _iterations(config: Config, line: Mapping[str, Any]) -> Share:
+    """Of a training run: as often as one iteration goes into the nearest of its limits."""
+    return Share(math.ceil(1 / config.train.share({**line, "iteration": 1})), 1)
 
 
 def _episodes(config: Config, small: Config) -> Share:

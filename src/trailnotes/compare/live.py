@@ -122,10 +122,8 @@ class Board:
 
 
 def share_of(run: PlannedRun, line: Mapping[str, Any]) -> float:
-    """How far a training run is, by whichever limit is nearer."""
-    train = run.config.train
-    limits = (("env_steps", train.max_env_steps), ("iteration", train.iterations))
-    return min(1.0, max(line.get(name, 0) / most if most else 0.0 for name, most in limits))
+    """How far a training run is, by the last line of its metrics."""
+    return min(1.0, run.config.train.share({**line, "iteration": line["iteration"] + 1})) if line else 0.0
 
 
 def facts_of(line: Mapping[str, Any]) -> str:

@@ -112,7 +112,8 @@ def _curves_together(
         axes.annotate(
             label, (1.0, end), (1.03, place), xycoords=("axes fraction", "data"), textcoords=("axes fraction", "data"),
             color=colours[label], va="center", fontsize=9.5, fontweight="bold", annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": colours[label], "linewidth": 0.7, "shrinkA": 1, "shrinkB": 0},
+            arrowprops={"arrowstyle": "-", "color": colours[label], "linewidth": 0.7, "shrinkA": 1, "shrinkB": 0,
+                        "relpos": (0, 0.5)},
         )  # fmt: skip
 
 
