@@ -11,10 +11,12 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from small import small_config
 from trailnotes import adapting
@@ -104,14 +106,15 @@ def gate_config(**sections: dict[str, Any]) -> Config:
     return small_config(**{name: own.get(name, {}) | sections.get(name, {}) for name in own | sections})
 
 
-def adapt_by(policy: Guesser, method: str, out: Path, **sections: dict[str, Any]) -> list[PanelResult]:
-    """`adapt` with this policy in the place of a model."""
-    original: Callable[..., Any] = adapting.load_policy
-    adapting.load_policy = lambda *_: policy
-    try:
+def adapt_by(
+    policy: Guesser, method: str, out: Path, *, picture: bool = False, **sections: dict[str, Any]
+) -> list[PanelResult]:
+    """`adapt` with this policy in the place of a model; without the picture, which takes longer than all else."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(adapting, "load_policy", lambda *_: policy)
+        if not picture:
+            patch.setattr(adapting, "trial_curve", lambda *_, **__: None)
         return adapt(gate_config(**sections), "guesser", method=method, out=out)
-    finally:
-        adapting.load_policy = original
 
 
 def adapt_and_die(method: str, out: Path, asked: Path, fatal: int) -> None:

@@ -207,7 +207,7 @@ def test_a_run_of_trials_is_an_ordinary_run_directory(tmp_path: Path) -> None:
 
 
 def test_it_leaves_the_table_the_curve_and_an_evaluation_of_the_last_trial(tmp_path: Path) -> None:
-    rows = adapt_by(Guesser(), "empo2-tips", tmp_path)
+    rows = adapt_by(Guesser(), "empo2-tips", tmp_path, picture=True)
     assert [row.mean for row in rows] == [0.25, 0.5, 0.75, 0.75]  # gate i opens in trial i
     assert [row.memory for row in rows] == [False, True, True, True]
     table = json.loads((tmp_path / "table.json").read_text())["rows"]
@@ -356,7 +356,7 @@ def test_without_matplotlib_the_numbers_are_there_and_a_note(
     for name in ("matplotlib", "matplotlib.pyplot"):
         monkeypatch.setitem(sys.modules, name, None)
     with caplog.at_level(logging.WARNING):
-        adapt_by(Guesser(), "empo2-tips", tmp_path, eval={"trials": 1})
+        adapt_by(Guesser(), "empo2-tips", tmp_path, picture=True, eval={"trials": 1})
     assert "no curve.png: pictures need matplotlib" in caplog.text
     assert (tmp_path / "table.json").exists()
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -133,8 +133,9 @@ class Trials:
         """
         assert len({task.id for task in tasks}) == len(tasks), "a task stands in a phase once"
         mode = mode or ("plain" if memory is None and make_actor is None else "on_policy_tips")
-        journal, places = self._journal(phase, "episodes"), {task.id: index for index, task in enumerate(tasks)}
-        ended = 0
+        journal = self._journal(phase, "episodes")
+        done = [trajectory_from_json(record) for record in _played(journal, tasks)]
+        ended = sum(trajectory.outcome != "error" for trajectory in done)
 
         def keep(trajectory: Trajectory) -> None:
             nonlocal ended
@@ -142,26 +143,17 @@ class Trials:
             ended += trajectory.outcome != "error"
             self._show(phase, ended, len(tasks) * num_samples, "episodes")
 
-        def records() -> Iterator[dict[str, Any]]:
-            return (record for record in read_jsonl(journal) if record["task"]["id"] in places)
-
-        done = [trajectory_from_json(record) for record in records()]
-        ended = sum(trajectory.outcome != "error" for trajectory in done)
         groups = await run_groups(
             self.policy, self.pool, tasks, [[mode] * num_samples for _ in tasks], memory, acting_config(self.config),
             seed=self.seed(phase), progress=keep, on_error=keep, make_actor=make_actor, done=done,
         )  # fmt: skip
-        played = sorted(records(), key=lambda record: (places[record["task"]["id"]], record["member"]))
+        records = _played(journal, tasks)
         if tasks and not groups and not self.spent.episodes + self._pending.spent.episodes:
             journal.replace(free_name(journal))
-            raise ConfigError(f"no episode of {phase} could be played; the last error was: {played[-1]['error']}")
-        self._pending.episodes += played
-        self._pending.spent += _spent_on(played)
-        kept = {(t.task.id, t.member): t for t in map(trajectory_from_json, played) if t.outcome != "error"}
-        return [
-            TrajectoryGroup(group.task, tuple(kept[group.task.id, t.member] for t in group.trajectories))
-            for group in groups
-        ]
+            raise ConfigError(f"no episode of {phase} could be played; the last error was: {records[-1]['error']}")
+        self._pending.episodes += records
+        self._pending.spent += _spent_on(records)
+        return _as_read(groups, records)
 
     async def write(self, phase: str, requests: Sequence[Request]) -> list[Completion]:
         """Have the policy answer all requests, each once; results in their order, without prompt ids.
@@ -278,6 +270,19 @@ def _flat(metrics: Mapping[str, float | Mapping[str, float]]) -> dict[str, float
     for name, value in metrics.items():
         flat |= {f"{name}/{k}": v for k, v in value.items()} if isinstance(value, Mapping) else {name: value}
     return flat
+
+
+def _played(journal: Path, tasks: Sequence[Task]) -> list[dict[str, Any]]:
+    """The episodes of `tasks` that a journal holds: by task and member, attempts in their order."""
+    places = {task.id: index for index, task in enumerate(tasks)}
+    records = [record for record in read_jsonl(journal) if record["task"]["id"] in places]
+    return sorted(records, key=lambda record: (places[record["task"]["id"]], record["member"]))
+
+
+def _as_read(groups: Sequence[TrajectoryGroup], records: Sequence[Mapping[str, Any]]) -> list[TrajectoryGroup]:
+    """The groups with each episode as its record has it."""
+    kept = {(t.task.id, t.member): t for t in map(trajectory_from_json, records) if t.outcome != "error"}
+    return [TrajectoryGroup(g.task, tuple(kept[g.task.id, t.member] for t in g.trajectories)) for g in groups]
 
 
 def _spent_on(records: Sequence[Mapping[str, Any]]) -> Spent:
