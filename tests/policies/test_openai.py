@@ -188,9 +188,10 @@ def test_a_fault_that_passes_is_tried_again_and_counted(name: str, proxy: Proxy,
 @pytest.mark.parametrize("fault", [hang, drip])
 def test_a_server_that_never_ends_is_left_and_asked_again(fault: Fault, proxy: Proxy) -> None:
     proxy.faults = [None, fault]
-    endpoint = policy(proxy.url, timeout=0.7)
+    endpoint = policy(proxy.url, timeout=1.0)
     ask(endpoint, sampling(), sampling(1))
-    assert endpoint.metrics()["endpoint/retries"] == 1
+    metrics = endpoint.metrics()
+    assert metrics["endpoint/retries"] == metrics["endpoint/lost"] == len(proxy.asked) - 2 > 0
 
 
 def test_a_server_that_is_not_there_is_told_from_one_that_fails(proxy: Proxy) -> None:
@@ -208,7 +209,7 @@ def test_retry_after_is_honoured(proxy: Proxy) -> None:
     proxy.faults = [refusal(429, headers={"Retry-After": "0.6"}), None]
     ask(policy(proxy.url), sampling())
     first, second = (asked.time for asked in proxy.asked)
-    assert 0.6 <= second - first < 5.0
+    assert second - first >= 0.6
 
 
 def test_a_retry_after_of_hours_is_capped_and_said(
@@ -228,7 +229,7 @@ def test_what_may_have_been_billed_counts_at_its_most(proxy: Proxy, tmp_path: Pa
     lost, kept = lines(tmp_path / "a.jsonl")
     assert (lost["prompt_tokens"], lost["completion_tokens"], lost["key"]) == (31, 8, "")
     assert (lost["cost"], kept["cost"]) == pytest.approx(((31 + 80) / 1e6, (20 + 20) / 1e6))
-    assert endpoint.cost == pytest.approx(151e-6)
+    assert endpoint.metrics()["endpoint/cost"] == pytest.approx(151e-6)
     again = policy(proxy.url, tmp_path / "a.jsonl", **prices)
     assert again.metrics() == endpoint.metrics()
 
@@ -352,7 +353,7 @@ def test_it_works_in_an_install_without_torch_and_says_which_extra_is_missing() 
 
 
 def test_no_more_requests_are_under_way_than_allowed(proxy: Proxy) -> None:
-    proxy.delay = 0.05
+    proxy.delay = 0.2
     endpoint = policy(proxy.url, concurrency=3)
 
     async def play(number: int) -> Completion:
