@@ -198,7 +198,7 @@ def test_goals_do_not_share_records() -> None:
 
 
 def test_equally_similar_records_rank_by_visits_then_by_the_latest_update() -> None:
-    taught = teach(table(), *[episode(1.0, states=s) for s in ("see a", "see b", "see c", "see b")])
+    taught = teach(table(), *[episode(1.0, states=s) for s in ("see b", "see b", "see a", "see c")])
     assert [record.observation for record in taught.nearest("g", "see x")] == ["see b", "see c", "see a"]
 
 
