@@ -85,7 +85,9 @@ def test_a_start_loads_nothing_heavy(code: str) -> None:
     subprocess.run([sys.executable, "-c", code + check], check=True, stdout=subprocess.DEVNULL)
 
 
-LIGHT = ("envs", "configio", "logs", "memory", "tasks", "prompts", "credit", "compare", "evaluation", "cli.runs")
+LIGHT = (
+    "envs", "configio", "logs", "memory", "tasks", "prompts", "credit", "compare", "evaluation", "adapting", "cli.runs",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("module", LIGHT)
