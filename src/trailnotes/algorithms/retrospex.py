@@ -64,15 +64,15 @@ def obtain_critic(trials: Trials) -> Critic:
     """The critic that `retrospex.critic` names, or one trained into the run directory from `retrospex.data`."""
     from trailnotes.critic.trained import load_critic, train_critic
 
-    settings = trials.config.retrospex
-    if settings.critic:
-        return load_critic(Path(settings.critic))
+    settings, own = trials.config.retrospex, trials.path / "critic"
+    if settings.critic or (own / "critic.json").is_file():  # the latter of an earlier start
+        return load_critic(Path(settings.critic) if settings.critic else own)
     if not settings.data:
         raise ConfigError(
             "retrospex has no critic: name runs whose episodes train one (retrospex.data), or a trained one "
             "(retrospex.critic)"
         )
-    return train_critic(trials.config, settings.data, trials.path / "critic")
+    return train_critic(trials.config, settings.data, own)
 
 
 def proposing(seating: Seating) -> Seating:
