@@ -82,7 +82,7 @@ def group_relative(
 
 
 def leave_one_out(returns: ArrayLike) -> Array:
-    """A_i = R_i - mean_{j != i} R_j = n / (n - 1) (R_i - mean R) (RLOO: Ahmadian et al., arXiv 2402.14740, eq. 7).
+    """A_i = R_i - mean_{j != i} R_j = n / (n - 1) (R_i - mean R) (RLOO: Ahmadian et al., arXiv 2402.14740).
 
     Args:
         returns: (N,) returns of the episodes of one group.

@@ -86,7 +86,7 @@ def step_relative(
     std_floor: float = 0.0,
     dedup: bool = False,
 ) -> Array:
-    """A^S: the score of each visit relative to those of the same state (GiGPO, arXiv 2505.10978, eq. 7).
+    """A^S: the score of each visit relative to those of the same state (GiGPO, arXiv 2505.10978).
 
     Args:
         visits: the samples of one group.
