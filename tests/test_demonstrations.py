@@ -2,33 +2,39 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 
 from small import small_config
 from trailnotes.config import Config
+from trailnotes.configio import load_config
 from trailnotes.demonstrations import DEMONSTRATORS, Demonstration, from_jsonl
-from trailnotes.demonstrations.waymarks import NOTHING_FOUND, WaymarksDemonstrator, rule_note
+from trailnotes.demonstrations.waymarks import NOTHING_FOUND, WaymarksDemonstrator, note_after, rule_note
 from trailnotes.envs import waymarks_spec as ws
-from trailnotes.envs.waymarks import WaymarksSimulator, task_of
+from trailnotes.envs.waymarks import WaymarksSimulator, panel_rules, task_of
 from trailnotes.envs.waymarks_sim import as_command
 from trailnotes.envs.workers import EnvPool
 from trailnotes.errors import ConfigError
+from trailnotes.policies.chat import ChatFormat
 from trailnotes.policies.scripted import ScriptedPolicy
+from trailnotes.prompts import Example, Situation, Valued, parse_advice, plan_messages
 from trailnotes.rollout import run_episode, write_tips
 from trailnotes.types import Message, Tip, Trajectory, TrajectoryGroup
+from trailnotes.warmstart import encode
 
 Played = tuple[ws.GameSpec, tuple[Tip, ...], tuple[str, ...], Trajectory, list[Demonstration]]
-EVERY_RULE = {
-    (kind, family, ws.family_rule(kind, family, seed))
-    for seed in (0, 7)
-    for kind in ws.KINDS
-    for family in ws.FAMILY_NAMES[kind]
-}
+ALL_FAMILIES = [f"{kind}/{family}" for kind in ws.KINDS for family in ws.FAMILY_NAMES[kind]]
+COMPARED = {"route/birch": 3, "keys/hazel": 2}
+EVERY_RULE = {rule for seed in (0, 7) for sizes in ({}, COMPARED) for rule in panel_rules(ALL_FAMILIES, seed, sizes)}
+
+
+EVERYTHING = {"sizes": 0.5, "scores": 0.5, "plans": 0.4, "advice": 0.3}
 
 
 def words(text: str) -> int:
@@ -65,32 +71,40 @@ def episodes(config: Config, num: int, count: Callable[[str], int] = words, seed
         yield (*seen.pop(), demos)
 
 
-def test_no_rule_of_any_panel_is_ever_shown_played_or_told() -> None:
+@pytest.mark.parametrize("shares", [{}, {"sizes": 1.0, "plans": 0.7, "scores": 0.5}])
+def test_no_rule_of_any_panel_is_ever_shown_played_or_told(shares: dict[str, float]) -> None:
     drawn = set()
-    for spec, tips, actions, _, demos in episodes(a_config(), 1500):
+    for spec, tips, actions, _, demos in episodes(a_config(**shares), 1500):
         forbidden = [rule for kind, family, rule in EVERY_RULE if (kind, family) == (spec.kind, spec.family)]
-        assert len(forbidden) == 2
+        assert len(forbidden) == (4 if f"{spec.kind}/{spec.family}" in COMPARED else 2)
+        said = "\n".join(message.content for demo in demos for message in demo.messages)
         for rule in forbidden:
             assert spec.rule != rule
-            assert all(rule_note(spec.family, rule) not in tip.text for tip in tips)
+            assert all(tip.text != rule_note(spec.family, rule) for tip in tips)
             assert actions != ws.gold_actions(ws.make_spec(spec.kind, spec.family, rule, 0))
-            said = [message.content for demo in demos for message in demo.messages]
-            assert not any(rule_note(spec.family, rule) in content for content in said)
-        drawn.add((spec.kind, spec.family))
-    assert drawn == {(kind, family) for kind in ws.KINDS for family in ws.FAMILY_NAMES[kind]}
+            # whole: a longer rule may begin like a short one, and is another game's
+            assert not re.search(rf"{rule_note(spec.family, rule)}( \"|$)", said, re.MULTILINE)
+        drawn.add((spec.kind, spec.family, spec.size))
+    sizes = ws.SIZES if shares else {kind: [size] for kind, size in ws.DEFAULT_SIZE.items()}
+    assert drawn == {
+        (kind, family, size) for kind in ws.KINDS for family in ws.FAMILY_NAMES[kind] for size in sizes[kind]
+    }
 
 
-@pytest.mark.parametrize("warmstart", [{"obey": 1.0}, {"obey": 0.0, "read": 0.0}, {"obey": 0.0, "read": 1.0}])
+@pytest.mark.parametrize(
+    "warmstart", [{"obey": 1.0, "sizes": 0.5}, {"obey": 0.0, "read": 0.0, "plans": 1.0}, {"obey": 0.0, "read": 1.0}]
+)
 def test_a_rule_of_a_panel_is_drawn_again(warmstart: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
     """Every first draw is the answer of some panel; with luck alone a test of many draws might miss it."""
     rest = {kind: sorted(rule for k, _, rule in EVERY_RULE if k == kind) for kind in ws.KINDS}
-    fresh = {"route": ("north",) * ws.ROUTE_LENGTH, "keys": ws.GEMS[: len(ws.BOXES)]}
+    fresh = {"route": ("east",) * 7, "keys": ws.GEMS[:4]}
     draws = 0
 
-    def loaded(kind: ws.Kind, rng: Any) -> ws.Rule:
+    def loaded(kind: ws.Kind, rng: Any, size: int) -> ws.Rule:
         nonlocal draws
         draws += 1
-        return fresh[kind] if draws % 30 == 0 else rng.choice(rest[kind])
+        answers = [rule for rule in rest[kind] if len(rule) == size]
+        return fresh[kind][:size] if draws % 30 == 0 or not answers else rng.choice(answers)
 
     monkeypatch.setattr(ws, "random_rule", loaded)
     for spec, tips, actions, _, _ in episodes(a_config(num_tips=4, **warmstart), 200):
@@ -175,9 +189,131 @@ def test_readers_and_guessers_come_in_the_shares_asked_for() -> None:
 
 
 def test_demonstrations_repeat_with_the_seed() -> None:
-    first, again, other = (list(islice(WaymarksDemonstrator(a_config(), words, seed), 50)) for seed in (1, 1, 2))
+    config = a_config(**EVERYTHING)
+    first, again, other = (list(islice(WaymarksDemonstrator(config, words, seed), 50)) for seed in (1, 1, 2))
     assert first == again
     assert first != other
+
+
+def test_scores_are_shown_in_the_share_asked_for() -> None:
+    acted = [demos[0] for _, tips, *_, demos in episodes(a_config(obey=1.0, scores=0.7), 400) if tips]
+    scored = [re.search(r'^- " .* " [01] / 1$', demo.messages[0].content, re.MULTILINE) is not None for demo in acted]
+    assert sum(scored) / len(acted) == pytest.approx(0.7, abs=0.08)
+    bare = acted[scored.index(False)].messages[0].content
+    assert re.search(r'^- " .* "$', bare, re.MULTILINE)
+
+
+# -- plans
+
+
+def test_plans_are_asked_for_after_failures_alone_and_answered_like_notes() -> None:
+    quoted = set()
+    for spec, _, _, trajectory, demos in episodes(a_config(plans=1.0, sizes=0.5), 400):
+        *_, request, answer = demos[-1].messages
+        assert request.content.endswith("note ?" if trajectory.success else "plan ?")
+        assert answer.content == note_after(spec, trajectory)
+        if not trajectory.success:
+            quoted.add(request.content.partition("notes :")[2].count('- "'))
+    assert quoted == {0, 1, 2, 3}
+
+
+def test_a_request_for_a_plan_is_that_of_a_real_trial() -> None:
+    config = a_config(plans=1.0, obey=0.0)
+    for _, _, _, trajectory, demos in episodes(config, 60):
+        if not trajectory.success:
+            asked = plan_messages(trajectory, (), config.rollout, config.memory, words, 24)
+            said = [message.content for message in demos[-1].messages[:-1]]
+            assert said[:-1] == [message.content for message in asked[:-1]]
+            assert said[-1].partition("notes :")[0].startswith(asked[-1].content.rpartition("score")[0])
+
+
+def test_shown_plans_may_repeat_and_the_right_one_stands_anywhere() -> None:
+    places = set()
+    for spec, tips, _, trajectory, demos in episodes(a_config(plans=1.0, obey=1.0), 200):
+        texts = [tip.text for tip in tips]
+        places.add((texts.index(rule_note(spec.family, spec.rule)), len(texts)))
+        assert texts.count(NOTHING_FOUND) == len(texts) - 1
+        turns = [message.content for message in demos[0].messages if message.role == "user"]
+        assert [turn.count('- "') for turn in turns] == [len(tips)] + [0] * (len(turns) - 1)
+        assert trajectory.success
+    assert places == {(place, length) for length in (1, 2, 3) for place in range(length)}
+
+
+# -- advice
+
+Advised = tuple[tuple[Example, ...], Situation, Valued, ws.GameSpec, tuple[str, ...]]
+
+
+def advised(num: int, **shares: float) -> Iterator[Advised]:
+    """Examples, the situation and the answer of each demonstration, with the game and all that was done in it."""
+    demonstrator = WaymarksDemonstrator(a_config(advice=1.0, sizes=0.5, **shares), words, 3)
+    seen: list[Any] = []
+    decide = demonstrator.advice
+
+    def watched(spec: ws.GameSpec, done: tuple[str, ...], fitting: list[Example]) -> Valued:
+        answer = decide(spec, done, fitting)
+        seen[:] = [(fitting, demonstrator.situation(spec, done), answer, spec, done)]
+        return answer
+
+    demonstrator.advice = watched  # type: ignore[method-assign]
+    for _ in range(num):
+        (demo,) = demonstrator.episode()
+        assert demo.taught == {len(demo.messages) - 1}
+        assert parse_advice(demo.messages[-1].content) == [seen[0][2]]
+        assert demo.messages[-2].content.endswith(f"{seen[0][1].observation}\ndo :")
+        yield seen[0]
+
+
+def test_fitting_advice_is_followed_or_avoided_and_the_rest_explored() -> None:
+    followed = avoided = explored = read = starts = 0
+    env = WaymarksSimulator(actions=True)
+    for fitting, situation, answer, spec, done in advised(2000, read=0.5):
+        assert all((e.situation.task, e.situation.history) == (situation.task, done[-5:]) for e in fitting)
+        observation = env.reset_spec(spec)
+        for action in done:
+            observation = env.step(action)
+        assert answer.action in (observation.actions or ())
+        good = [valued for example in fitting for valued in example.encouraged]
+        bad = {valued.action for example in fitting for valued in example.discouraged}
+        if good:
+            assert answer in good
+            assert answer.value == max(valued.value for valued in good)
+            followed += 1
+            continue
+        assert answer.value == 0.0
+        assert answer.action not in bad
+        avoided, explored = avoided + bool(bad), explored + (not bad)
+        if not done and "west" not in bad:
+            starts, read = starts + 1, read + (answer.action == "west")
+    assert min(followed, avoided, explored) > 200
+    assert read / starts == pytest.approx(0.5, abs=0.08)
+
+
+def test_no_advice_completes_a_rule_of_a_panel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two boxes have 72 rules of which the panels hold three: luck finds them often."""
+    held = {rule for kind, family, rule in EVERY_RULE if (kind, family, len(rule)) == ("keys", "hazel", 2)}
+    assert len(held) == 2
+    monkeypatch.setattr(ws, "KINDS", ("keys",))
+    monkeypatch.setattr(ws, "FAMILY_NAMES", {"keys": ("hazel",)})
+    monkeypatch.setattr(ws, "SIZES", {"keys": range(2, 3)})
+    demonstrator = WaymarksDemonstrator(a_config(advice=1.0, sizes=1.0), words, 0)
+    demonstrator.forbidden = frozenset(EVERY_RULE)
+    shown = set()
+    for demo in islice(demonstrator, 1500):
+        said = f"{demo.messages[0].content} {demo.messages[1].content}"
+        for done, action in re.findall(
+            r"did : unlock chest with (\w+)\n[^\n]*\ndo : ?\n? ?unlock trunk with (\w+)", said
+        ):
+            shown.add((done, action))
+    assert len(shown) > 40
+    assert not shown & held
+
+
+def test_every_demonstration_fits_the_context_of_the_small_model() -> None:
+    config = load_config(Path("configs/compare/warmstart.toml"))
+    chat = ChatFormat(AutoTokenizer.from_pretrained("models/waymarks-start"))
+    lengths = [len(encode(demo, chat)[0]) for demo in islice(WaymarksDemonstrator(config, chat.count_tokens, 0), 1500)]
+    assert max(lengths) + config.rollout.max_action_tokens <= config.rollout.max_context_tokens
 
 
 class Shelf:

@@ -130,6 +130,8 @@ class WaymarksDemonstrator:
         if not self.config.warmstart.num_tips:
             return ()
         nothing = Tip(spec.family, NOTHING_FOUND, key="", score=0.0)
+        if self.rng.random() < self.config.warmstart.plans:
+            return self.plans_for(spec, nothing, knowing=knowing)
         if not knowing:
             return (nothing,)
         right = Tip(spec.family, rule_note(spec.family, spec.rule), key="", score=float(self.rng.random() < 0.5))
@@ -139,19 +141,27 @@ class WaymarksDemonstrator:
             tips.insert(self.rng.randint(int(right.score), len(tips)), nothing)
         return tuple(tips[: self.config.warmstart.num_tips])
 
+    def plans_for(self, spec: ws.GameSpec, nothing: Tip, *, knowing: bool) -> tuple[Tip, ...]:
+        """Plans in the order of trials: most often empty ones, and the right one anywhere."""
+        plans = [nothing] * self.rng.randint(1, min(MAX_PLANS, self.config.warmstart.num_tips))
+        if knowing:
+            right = rule_note(spec.family, spec.rule)
+            plans[self.rng.randrange(len(plans))] = Tip(spec.family, right, key="", score=0.0)
+        return tuple(plans)
+
     def play(
         self, spec: ws.GameSpec, tips: tuple[Tip, ...], actions: tuple[str, ...]
     ) -> tuple[Trajectory, Conversation]:
         """Act in the simulator until it ends or `actions` do."""
-        memory = self.config.memory
-        if self.rng.random() >= self.config.warmstart.scores:  # plans are shown so
-            memory = memory.model_copy(update={"show_score": False})
+        with_scores = self.config.memory.show_score and self.rng.random() < self.config.warmstart.scores
+        repeats = len({tip.text for tip in tips}) < len(tips)  # as of plans, each of which is shown
+        memory = self.config.memory.model_copy(update={"show_score": with_scores, "repeat_shown": repeats})
         conversation = Conversation(self.config.rollout, memory, self.count_tokens)
         observation = self.env.reset_spec(spec)
         conversation.start(observation.instruction or "")
         steps = []
         for action in actions:
-            shown = conversation.observe(observation, tips)
+            shown = conversation.observe(observation, () if steps else tips)
             conversation.act(action)
             after = self.env.step(action)
             completion = Completion((), (), (), action)
@@ -180,9 +190,11 @@ class WaymarksDemonstrator:
         """The first `num` actions of an episode that still goes on: in a vault they may have been wrong."""
         if spec.kind == "route" or self.rng.random() < 0.5:
             return ws.gold_actions(spec)[:num]
-        while spec.rule[num] in (guess := self.draw_rule(spec.kind, spec.family, spec.size))[:num]:
-            pass
-        return ws.gold_actions(ws.make_spec(spec.kind, spec.family, guess, 0))[:num]
+        while True:  # what the rule says next must still be possible, and must not make a panel's rule of a guess
+            guess = self.draw_rule(spec.kind, spec.family, spec.size)[:num]
+            whole = (*guess, *spec.rule[num:])
+            if spec.rule[num] not in guess and (spec.kind, spec.family, whole) not in self.forbidden:
+                return tuple(ws.unlock(box, gem) for box, gem in zip(spec.boxes, guess, strict=False))
 
     def situation(self, spec: ws.GameSpec, done: tuple[str, ...]) -> Situation:
         """What is known after `done`."""
