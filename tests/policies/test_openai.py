@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from proxy import Fault, Proxy, changed, cut_body, cut_quietly, drip, hang, refu
 from served import MODEL
 from trailnotes.cli import main
 from trailnotes.config import Config, EndpointConfig
+from trailnotes.configio import load_config
 from trailnotes.errors import BudgetError, ConfigError, PolicyError, RunError
 from trailnotes.policies import POLICIES, faults
 from trailnotes.policies.answers import Amount, Answer, Answers, Query, request_key
@@ -506,6 +508,20 @@ def test_requests_that_differ_in_anything_have_different_keys(other: tuple[Any, 
     own = request_key("http://h/v1", MODEL, PROMPT, sampling())
     assert own == request_key("http://h/v1/", MODEL, list(PROMPT), sampling())
     assert own != request_key(*other)
+
+
+# -- the page
+
+
+def test_the_page_explains_every_key_and_metric_and_its_config_can_be_read(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs/endpoints.md").read_text()
+    rows = "".join(line.partition("| ")[2].partition(" |")[0] for line in page.splitlines() if line.startswith("| `"))
+    named = set(re.findall(r"`(endpoint[./]\w+)`", rows))
+    settings = {f"endpoint.{name}" for name in EndpointConfig.model_fields}
+    assert named == settings | set(Answers(None, EndpointConfig()).metrics())
+    (example,) = re.findall(r"^```toml\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    (tmp_path / "config.toml").write_text(example)
+    assert load_config(tmp_path / "config.toml").endpoint.max_cost == 2.0
 
 
 # -- whole episodes
