@@ -17,7 +17,6 @@ from trailnotes.credit import (
     group_advantages,
     group_relative,
     leave_one_out_advantages,
-    novelty_bonus,
 )
 from trailnotes.scores import is_invalid, scores_of, valid_share
 from trailnotes.types import Completion, Observation, Step, Task, Trajectory, TrajectoryGroup
@@ -84,13 +83,6 @@ def test_returns_do_not_depend_on_the_order_of_rewards() -> None:
     forward = trajectory([0.1, 0.2, 0.3], [0.0] * 3)
     backward = trajectory([0.3, 0.2, 0.1], [0.0] * 3)
     assert episode_return(forward) == episode_return(backward)
-
-
-def test_novelty_bonus_by_hand() -> None:
-    assert novelty_bonus([1, 2, 4]) == 1.75
-    assert novelty_bonus([]) == 0.0
-    with pytest.raises(ValueError, match="at least 1"):
-        novelty_bonus([1, 0])
 
 
 def test_discounted_return_by_hand() -> None:

@@ -12,7 +12,6 @@ from trailnotes.credit.episodes import (
     group_relative,
     leave_one_out,
     leave_one_out_advantages,
-    novelty_bonus,
 )
 from trailnotes.credit.steps import (
     Visits,
@@ -37,7 +36,6 @@ __all__ = [
     "histories",
     "leave_one_out",
     "leave_one_out_advantages",
-    "novelty_bonus",
     "state_ids",
     "step_relative",
     "visits_of",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 import numpy as np
@@ -115,20 +115,6 @@ def leave_one_out_advantages(scores: Scores) -> list[Array]:
     """
     rows = zip(leave_one_out(scores.returns), scores.penalties, scores.deductions, strict=True)
     return [advantage - fine - off for advantage, fine, off in rows]
-
-
-def novelty_bonus(counts: Sequence[int]) -> float:
-    """Sum over an episode of 1/n_t, n_t being how often a state like s_t has been seen, itself included (EMPO2, 4.3).
-
-    Args:
-        counts: (T,) counts, each at least 1.
-
-    Raises:
-        ValueError: a count below 1.
-    """
-    if any(count < 1 for count in counts):
-        raise ValueError(f"a state that was visited has a count of at least 1, got {list(counts)}")
-    return math.fsum(1.0 / count for count in counts)
 
 
 def discounted_return(rewards: ArrayLike, gamma: float) -> Array:
