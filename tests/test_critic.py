@@ -347,6 +347,12 @@ def test_a_critic_that_is_not_there_or_damaged_is_named(run: Path, tmp_path: Pat
     with pytest.raises(ConfigError, match="holds no critic"):
         load_critic(tmp_path)
     train_critic(tiny_config(), [run], tmp_path / "critic")
+    weights_file = tmp_path / "critic" / "critic.safetensors"
+    whole = weights_file.read_bytes()
+    weights_file.write_bytes(whole[:-9])
+    with pytest.raises(ConfigError, match="is damaged"):
+        load_critic(tmp_path / "critic")
+    weights_file.write_bytes(whole)
     (tmp_path / "critic" / "vocabulary.json").write_text("[]", encoding="utf-8")
     with pytest.raises(ConfigError, match="is damaged"):
         load_critic(tmp_path / "critic")

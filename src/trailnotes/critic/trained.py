@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from trailnotes import checkpoint
@@ -116,7 +117,7 @@ def load_critic(path: Path) -> Critic:
     except FileNotFoundError as error:
         raise ConfigError(f"{path} holds no critic ({error.filename} is missing): train one with "
                           "`trailnotes critic`") from error  # fmt: skip
-    except (ValueError, KeyError, TypeError, RuntimeError) as error:
+    except (ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
         raise ConfigError(f"the critic in {path} is damaged ({error}): delete it and train it again") from error
     return Critic(networks, record["about"], record["figures"])
 
