@@ -73,7 +73,7 @@ class Board:
             self._live.update(self._table())
         elif time.monotonic() - self._printed >= self.interval:
             self._printed = time.monotonic()
-            self._tell("   ".join(" ".join(self._line(name)[:3]) for name in now))
+            self._tell("   ".join(" ".join(self._line(name)[:3]).strip() for name in now))
 
     def _left(self, name: str, before: str) -> str:
         """The state of a run of which no stage is under way."""

@@ -195,9 +195,9 @@ def _run(plan: Plan, name: str, seed: int, base: Path | None, path: Path, out: P
     ours = {"run.name": directory.name, "run.seed": seed, "algorithm.name": algorithm}
     if after:  # relative, so that the same directory has the same settings however --out was written
         ours["retrospex.data"] = [os.path.relpath(out / "runs" / after)]
-    settings = dotted(plan.settings) | budget | own | ours
+    words = [word for settings in (dotted(plan.settings), budget, own, ours) for word in _words(settings)]
     try:
-        config = load_config(base, _words(settings))
+        config = load_config(base, words)  # the last word on a key counts
         if algorithm in TRAINED:
             config.refuse_training()
     except ConfigError as error:
