@@ -213,6 +213,14 @@ def test_the_more_novel_episode_of_a_group_has_the_larger_advantage(kind: str) -
     assert novel > 0 > dull
 
 
+def test_advantages_of_counts_by_hand() -> None:
+    """The hall is met three times, the attic once: 2/3 against 4/3, which are 1/sqrt(2) deviations off their mean."""
+    (rated,) = novelty("counts").rate([group(episode("hall", "hall"), episode("hall", "attic"))])
+    returns = [episode_return(t, 1.0) for t in rated.trajectories]
+    assert returns == pytest.approx([2 / 3, 4 / 3])
+    assert group_relative(returns) == pytest.approx([-math.sqrt(0.5), math.sqrt(0.5)], abs=1e-5)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_restored_service_goes_on_bit_for_bit(kind: str, tmp_path: Path) -> None:
     batches = [[group(episode(*words.split(), task=task))] for words in ("a b a", "c a", "d b b") for task in "xy"]
