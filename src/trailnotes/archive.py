@@ -79,7 +79,8 @@ class Archive:
         cells = [cell for cell in self._cells.get(task, {}).values() if cell.depth]
         if not cells or task in self._targets:
             return self._targets.get(task)
-        best = [cell for cell in cells if cell.score == max(cell.score for cell in cells)]
+        highest = max(cell.score for cell in cells)
+        best = [cell for cell in cells if cell.score == highest]
         (chosen,) = rng.choices(best, [1 / math.sqrt(cell.visits + 1) for cell in best])
         self._targets[task] = chosen
         return chosen
