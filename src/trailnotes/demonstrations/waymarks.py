@@ -159,7 +159,7 @@ class WaymarksDemonstrator:
         conversation = Conversation(self.config.rollout, memory, self.count_tokens)
         observation = self.env.reset_spec(spec)
         conversation.start(observation.instruction or "")
-        steps = []
+        steps: list[Step] = []
         for action in actions:
             shown = conversation.observe(observation, () if steps else tips)
             conversation.act(action)
