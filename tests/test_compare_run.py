@@ -363,6 +363,16 @@ def test_attempts_by_hand(tmp_path: Path) -> None:
     assert means == [figures["trial 0"], figures["final trial only"], figures["solved by trial 2"]]
 
 
+def test_phases_that_are_no_trials_are_no_attempts(tmp_path: Path) -> None:
+    """Retrospex plays the panel without its critic, too, and REMEMBERER other games: neither is told of the other."""
+    run = tmp_path / "r"
+    adapt_by(Guesser(), "reflexion", run, eval={"trials": 1})
+    assert attempts_at(run, read(run / "eval")) is not None
+    lines = (run / "metrics.jsonl").read_text()
+    (run / "metrics.jsonl").write_text(lines.replace('"trial-0"', '"plain"').replace('"trial-1"', '"rescored"'))
+    assert attempts_at(run, read(run / "eval")) is None
+
+
 def test_several_attempts_never_stand_in_the_column_of_one(tmp_path: Path) -> None:
     adapt_by(Guesser(), "naive", tmp_path / "n")
     adapt_by(Guesser(), "reflexion", tmp_path / "r", eval={"trials": 2}, reflexion={"replay_last": True})
@@ -655,7 +665,7 @@ def test_the_picture_shows_the_numbers_given(tmp_path: Path, figures: list[Any])
     left, right = figures[0].axes
     (curve,) = [line for line in left.lines if line.get_label() == "GRPO"]
     assert (curve.get_ydata()[0], curve.get_ydata()[-1]) == pytest.approx((0.1, 0.5))
-    assert {text.get_text() for text in left.texts} == {"GRPO", "naive", "threshold"}
+    assert {text.get_text() for text in left.texts} == {"GRPO", "naive (last of 3)", "threshold"}
     assert [line.get_xdata()[0] for line in right.lines if line.get_marker() == "o"] == [0.3, 0.1]
     assert [line.get_xdata()[0] for line in right.lines if line.get_marker() == "D"] == [0.25, 0.05]
     assert [text.get_text() for text in right.get_yticklabels()] == ["GRPO", "naive\n(last of 3)", "RLOO"]

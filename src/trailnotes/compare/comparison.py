@@ -90,6 +90,11 @@ def _conclude(plan: Plan, runs: Sequence[PlannedRun], missing: dict[str, str], o
         threshold=plan.compare.threshold,
         baseline=labels.get(plan.compare.baseline, ""),
         missing={(labels[run.method], run.seed): missing[run.name] for run in runs if run.name in missing},
+        notes=[
+            f"{labels[name]} learned from the episodes of {labels[method.after]}, whose cost is not in its line."
+            for name, method in plan.methods.items()
+            if method.after
+        ],
     )
     summary = summarise(results, question)
     write_summary(summary, results, out)

@@ -91,14 +91,14 @@ def colours_of(labels: Sequence[str]) -> dict[str, str]:
 def _curves_together(
     axes: Any, methods: Sequence[Marks], colours: Mapping[str, str], metric: str, threshold: float
 ) -> None:
-    ends: dict[str, float] = {}
+    ends: dict[tuple[str, str], float] = {}  # (label, remark) -> where it ends
     trained = [method for method in methods if method.curves]
     for method, dashes in zip(trained, DASHES, strict=False):
-        ends[method.label] = _curve(axes, method, colours[method.label], dashes)
+        ends[method.label, method.remark] = _curve(axes, method, colours[method.label], dashes)
     last = max(x for method in trained for curve in method.curves for x, _ in curve)
     for method in methods:
         if not method.curves and method.final is not None:
-            ends[method.label] = method.final.mean
+            ends[method.label, method.remark] = method.final.mean
             axes.axhline(method.final.mean, color=colours[method.label], linewidth=1.0, linestyle=(0, (1, 2)), zorder=1)
     _frame(axes, metric, threshold)
     axes.set_xlim(right=last)
@@ -108,13 +108,21 @@ def _curves_together(
               fontsize=8, color=FAINT)  # fmt: skip
     low, high = axes.get_ylim()
     places = spread(list(ends.values()), 0.052 * (high - low), low, high)
-    for (label, end), place in zip(ends.items(), places, strict=True):
+    for ((label, remark), end), place in zip(ends.items(), places, strict=True):
+        line = {"arrowstyle": "-", "color": colours[label], "linewidth": 0.7, "shrinkB": 0, "relpos": (0, 0.5)}
         axes.annotate(
-            label, (1.0, end), (1.03, place), xycoords=("axes fraction", "data"), textcoords=("axes fraction", "data"),
-            color=colours[label], va="center", fontsize=9.5, fontweight="bold", annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": colours[label], "linewidth": 0.7, "shrinkA": 1, "shrinkB": 0,
-                        "relpos": (0, 0.5)},
-        )  # fmt: skip
+            f"{label} ({remark})" if remark else label,
+            (1.0, end),
+            (1.06, place),
+            xycoords=("axes fraction", "data"),
+            textcoords=("axes fraction", "data"),
+            color=colours[label],
+            va="center",
+            fontsize=9.5,
+            fontweight="bold",
+            annotation_clip=False,
+            arrowprops=line,
+        )
 
 
 def _curves_apart(

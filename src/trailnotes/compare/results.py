@@ -18,6 +18,7 @@ from trailnotes.logs import run_config
 from trailnotes.panels import family_of
 
 Games = Mapping[str, float]  # game -> value
+TRIAL = "trial-"  # begins the name of a phase that is an attempt at the panel
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,15 +100,16 @@ def curve_of(run_dir: Path, metric: str) -> tuple[tuple[float, float], ...]:
 def attempts_at(run_dir: Path, evaluation: Evaluation) -> Attempts | None:
     """What each trial of a run achieved on the games of its panel; None if it played each once.
 
-    A trial is an iteration of `trajectories.jsonl`. Games of other splits, such as those that fill a table of
-    experience, are no attempts at the panel.
+    A trial is what `trial-N` names in metrics.jsonl, and knows of the trials before it. Other phases are no further
+    attempts: those that fill a table on other games, or play the panel once more without what the method adds.
     """
+    lines = read_jsonl(run_dir / "metrics.jsonl")
+    named = {line["iteration"] for line in lines if str(line.get("phase", "")).startswith(TRIAL)}
     trials: dict[int, dict[str, list[float]]] = {}
-    panel = set(evaluation.planned)
     for record in read_jsonl(run_dir / "trajectories.jsonl"):
-        game = record["task"]["id"]
-        if game in panel and record["outcome"] != "error":
-            trials.setdefault(record["iteration"], {}).setdefault(game, []).append(_value(record, evaluation.metric))
+        if record["iteration"] in named and record["outcome"] != "error":
+            games = trials.setdefault(record["iteration"], {})
+            games.setdefault(record["task"]["id"], []).append(_value(record, evaluation.metric))
     if len(trials) < 2:
         return None
     means = [{game: math.fsum(v) / len(v) for game, v in games.items()} for _, games in sorted(trials.items())]

@@ -65,6 +65,7 @@ class Question:
     threshold: float = 0.5
     baseline: str = ""  # label
     missing: Mapping[tuple[str, int], str] = field(default_factory=dict)  # (label, seed) -> why
+    notes: Sequence[str] = ()  # what else a reader must know
 
 
 def summarise(results: Sequence[Result], question: Question) -> Summary:
@@ -92,7 +93,7 @@ def summarise(results: Sequence[Result], question: Question) -> Summary:
         baseline=question.baseline,
         lines=lines,
         curves={line.label: [r.curve for r in groups[line.label] if r.curve] for line in lines if line.trains},
-        notes=tuple(_notes(lines, groups)),
+        notes=(*_notes(lines, groups), *question.notes),
     )
 
 
