@@ -124,7 +124,7 @@ def test_the_page_of_empo2_has_every_option(key: str) -> None:
     assert f"| `{key}` |" in words(ROOT / "docs/algorithms/empo2.md")
 
 
-@pytest.mark.parametrize("method", ["empo2", "gigpo", "grpo", "rememberer", "rloo"])
+@pytest.mark.parametrize("method", ["empo2", "gigpo", "grpo", "rememberer", "retrospex", "rloo"])
 def test_pages_of_methods_quote_the_right_lines(method: str) -> None:
     source = words(Path(trailnotes.__file__).parent / "algorithms" / f"{method}.py").splitlines()
     rows = re.findall(r"^\| (\d+) \| `([^`]+)` \|", words(ROOT / f"docs/algorithms/{method}.md"), re.MULTILINE)
