@@ -7,13 +7,10 @@ another process has written, or a transaction was undone.
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,10 +18,10 @@ from trailnotes.errors import MemoryStoreError
 from trailnotes.memory import schema
 from trailnotes.memory.embed import Embedder, make_embedder
 from trailnotes.memory.index import Floats
+from trailnotes.memory.opened import OpenFile
 from trailnotes.memory.qvalues import ActionValue, Estimate, Record, Transition, n_step_target, updated, without_worst
 from trailnotes.memory.schema import Identity, named_errors
 from trailnotes.memory.situations import Situation, Situations
-from trailnotes.memory.store import BUSY_TIMEOUT
 from trailnotes.memory.tips import MAX_KEY_CHARS, encodable
 
 if TYPE_CHECKING:
@@ -33,7 +30,7 @@ if TYPE_CHECKING:
 COLUMNS = ("task", "observation", "history", "admissible", "last_reward", "total_reward", "visits", "age")
 
 
-class ExperienceTable:
+class ExperienceTable(OpenFile):
     """Situations, the values of the actions taken there, and the most similar situations to a new one.
 
     Args:
@@ -46,12 +43,10 @@ class ExperienceTable:
     """
 
     def __init__(self, path: Path | None, embedder: Embedder, config: RemembererConfig) -> None:
-        self.path, self.embedder, self.config = path, embedder, config
-        self._lock = threading.RLock()
+        super().__init__(path, Identity(embedder.name, embedder.dim))
+        self.embedder, self.config = embedder, config
         self._situations = Situations(config, embedder.dim)
         self._data_version = -1  # of the rows kept there; -1 has them read again
-        identity = Identity(embedder.name, embedder.dim)
-        self._connection = schema.open_database(path, identity, BUSY_TIMEOUT)
         try:
             self._check(self._connection, path)
         except BaseException:
@@ -86,20 +81,6 @@ class ExperienceTable:
 
     # writing, inside `with table.transaction():`
 
-    @contextmanager
-    def transaction(self) -> Iterator[None]:
-        """All writes within are one, or none. Other processes wait; readers see the state before."""
-        with self._lock, named_errors(self.path):
-            self._connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-                self._connection.execute("COMMIT")
-            except BaseException:
-                self._data_version = -1
-                if self._connection.in_transaction:
-                    self._connection.execute("ROLLBACK")
-                raise
-
     def once(self, name: str) -> bool:
         """Whether this is the first time for `name`: a mark that is written, or undone, with the transaction."""
         return bool(self._write("INSERT OR IGNORE INTO meta VALUES (?, 1)", (f"once/{name}",)).rowcount)
@@ -116,13 +97,6 @@ class ExperienceTable:
 
     # whole files
 
-    def snapshot(self, path: Path) -> None:
-        """Write a consistent copy to `path`, atomically, while others may read and write."""
-        if self.path is not None and path.resolve() == self.path.resolve():
-            raise MemoryStoreError(f"a snapshot of {path} cannot be written over the file itself: name another path")
-        with self._lock, named_errors(path):
-            schema.write_copy(self._connection, path)
-
     def restore(self, path: Path) -> None:
         """Replace the content by that of a snapshot, in one transaction.
 
@@ -136,19 +110,10 @@ class ExperienceTable:
                 schema.migrate(self._connection)
             self._data_version = -1
 
-    def close(self) -> None:
-        """Close the file. Twice is fine."""
-        self._connection.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     # learning
+
+    def _undone(self) -> None:
+        self._data_version = -1
 
     def _learn(self, episode: Sequence[Transition], position: int) -> None:
         situations, config = self._current(), self.config

@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from trailnotes.memory.embed import HashingEmbedder
 from trailnotes.memory.schema import Identity
-from trailnotes.memory.store import TipStore
+from trailnotes.memory.store import Kept, TipStore
 from trailnotes.memory.tips import clean_tip, encodable, utc_now
 from trailnotes.types import Tip
 
 MAX_WORDS: Final = 300  # of a plan: the released run's longest has 231
 
 
-class ReflectionMemory:
+class ReflectionMemory(Kept):
     """Plans by task, in a memory file like any other. Nothing is retrieved by similarity, and nothing ever goes.
 
     Args:
@@ -61,27 +60,3 @@ class ReflectionMemory:
             for tip, vector in zip(usable, vectors, strict=True):
                 self.store.insert(replace(tip, created=tip.created or self._clock()), vector)
         return len(usable)
-
-    def snapshot(self, path: Path) -> None:
-        """Write a consistent copy to `path`, atomically."""
-        self.store.snapshot(path)
-
-    def restore(self, path: Path) -> None:
-        """Replace the content by that of a snapshot."""
-        self.store.restore(path)
-
-    def stats(self) -> dict[str, float]:
-        """See `TipStore.stats`."""
-        return self.store.stats()
-
-    def close(self) -> None:
-        """Close the store. Twice is fine."""
-        self.store.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -7,10 +7,8 @@ flight. What the rows mean (duplicates, capacity, order) is `tips.py`; here they
 from __future__ import annotations
 
 import sqlite3
-import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,11 +18,11 @@ import numpy as np
 from trailnotes.errors import MemoryStoreError
 from trailnotes.memory import schema
 from trailnotes.memory.index import ExactIndex, Floats, Index
+from trailnotes.memory.opened import Closes, OpenFile
 from trailnotes.memory.schema import Identity, named_errors
 from trailnotes.types import Tip
 
 CACHED_PAGES = 128
-BUSY_TIMEOUT = 60.0  # seconds
 COLUMNS = (
     *("namespace", "text", "key", "score", "max_score", "action", "support", "step"),
     *("model", "version", "run", "created", "imported", "enabled"),
@@ -43,7 +41,7 @@ class Page:
     fetched: dict[int, Tip] = field(default_factory=dict)  # by id: rows that were shown before
 
 
-class TipStore:
+class TipStore(OpenFile):
     """Rows of tips with their vectors.
 
     Args:
@@ -55,16 +53,10 @@ class TipStore:
     """
 
     def __init__(self, path: Path | None, identity: Identity | None = None) -> None:
-        self.path = path
-        self._lock = threading.RLock()
+        super().__init__(path, identity)
         self._pages: OrderedDict[tuple[str, tuple[str, ...]], Page] = OrderedDict()
         self._touched: set[str] = set()
         self._data_version = -1
-        self._connection = schema.open_database(path, identity, BUSY_TIMEOUT)
-
-    def close(self) -> None:
-        """Close the file. Twice is fine."""
-        self._connection.close()
 
     @property
     def identity(self) -> Identity:
@@ -138,23 +130,6 @@ class TipStore:
 
     # writing, inside `with store.transaction():`
 
-    @contextmanager
-    def transaction(self) -> Iterator[None]:
-        """All writes within are one, or none. Other processes wait; readers see the state before."""
-        with self._lock, named_errors(self.path):
-            self._connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-                self._connection.execute("COMMIT")
-            except BaseException:
-                if self._connection.in_transaction:
-                    self._connection.execute("ROLLBACK")
-                raise
-            finally:
-                for slot in [slot for slot in self._pages if slot[0] in self._touched]:
-                    del self._pages[slot]
-                self._touched.clear()
-
     def insert(self, tip: Tip, vector: Floats) -> int:
         """Add a row; returns its id."""
         values = [getattr(tip, name) for name in COLUMNS]
@@ -216,13 +191,6 @@ class TipStore:
 
     # whole files
 
-    def snapshot(self, path: Path) -> None:
-        """Write a consistent copy to `path`, atomically, while others may read and write."""
-        if self.path is not None and path.resolve() == self.path.resolve():
-            raise MemoryStoreError(f"a snapshot of {path} cannot be written over the file itself: name another path")
-        with self._lock, named_errors(path):
-            schema.write_copy(self._connection, path)
-
     def restore(self, path: Path) -> None:
         """Replace the content by that of a snapshot, in one transaction.
 
@@ -242,6 +210,11 @@ class TipStore:
             self._pages.clear()
 
     # details
+
+    def _ended(self) -> None:
+        for slot in [slot for slot in self._pages if slot[0] in self._touched]:
+            del self._pages[slot]
+        self._touched.clear()
 
     def _next_age(self) -> int:
         sql = "UPDATE meta SET value = value + 1 WHERE name = 'sequence' RETURNING value"
@@ -264,6 +237,28 @@ class TipStore:
         ids, vectors, *numbers = zip(*rows, strict=True) if rows else ((), (), (), (), ())
         columns = {name: np.array(column, float) for name, column in zip(ORDERS, numbers, strict=True)}
         return Page(tuple(ids), columns, ExactIndex(_matrix(vectors, self.identity.dim)))
+
+
+class Kept(Closes):
+    """A memory whose rows lie in one `TipStore`."""
+
+    store: TipStore
+
+    def snapshot(self, path: Path) -> None:
+        """Write a consistent copy to `path`, atomically, while others may read and write."""
+        self.store.snapshot(path)
+
+    def restore(self, path: Path) -> None:
+        """Replace the content by that of a snapshot."""
+        self.store.restore(path)
+
+    def stats(self) -> dict[str, float]:
+        """See `TipStore.stats`."""
+        return self.store.stats()
+
+    def close(self) -> None:
+        """Close the store. Twice is fine."""
+        self.store.close()
 
 
 def _tip_of(row: Sequence[Any]) -> Tip:

@@ -8,8 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 
@@ -18,7 +16,7 @@ from trailnotes.errors import MemoryStoreError
 from trailnotes.memory.embed import Embedder, make_embedder
 from trailnotes.memory.index import Floats, Ints
 from trailnotes.memory.schema import Identity
-from trailnotes.memory.store import Page, TipStore
+from trailnotes.memory.store import Kept, Page, TipStore
 from trailnotes.types import Tip, Trajectory
 
 MAX_TIP_WORDS = 100
@@ -30,7 +28,7 @@ LEADING_MARKS = re.compile(r"^(?:[-*#>]+ |[-*#>]+$)+")  # bullets, headings, quo
 QUOTES = str.maketrans(dict.fromkeys('"`\u201c\u201d', "'"))
 
 
-class TipMemory:
+class TipMemory(Kept):
     """Tips by namespace, in one store, found through one embedder.
 
     Args:
@@ -110,30 +108,6 @@ class TipMemory:
         )  # fmt: skip
         self.store.update(merged, vector, refresh=True)
         return 1
-
-    def snapshot(self, path: Path) -> None:
-        """Write a consistent copy to `path`, atomically, while others may read and write."""
-        self.store.snapshot(path)
-
-    def restore(self, path: Path) -> None:
-        """Replace the content by that of a snapshot."""
-        self.store.restore(path)
-
-    def stats(self) -> dict[str, float]:
-        """See `TipStore.stats`."""
-        return self.store.stats()
-
-    def close(self) -> None:
-        """Close the store. Twice is fine."""
-        self.store.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _embed(self, texts: Sequence[str]) -> Floats:
         return self.embedder.embed([encodable(text[:MAX_KEY_CHARS]) for text in texts])
