@@ -25,7 +25,7 @@ def note_process(run_dir: Path, stage: str, ended: Ended) -> None:
         "stage": stage, "status": ended.status, "seconds": round(ended.seconds, 2),
         "cpu_seconds": round(ended.cpu_seconds, 2), "peak_memory": ended.peak_memory,
     }]  # fmt: skip
-    record = {"processes": processes, "total": _counts(run_dir) | _measures(processes)}
+    record = {"processes": processes, "total": _total(run_dir, processes)}
     write_text_atomic(run_dir / FILE, json.dumps(record, indent=1) + "\n")
 
 
@@ -33,10 +33,11 @@ def cost_of(run_dir: Path) -> dict[str, float]:
     """The totals, by the names of `COUNTED`, `MEASURED` and `SPENDING`; what is not known is absent.
 
     Counts are those of the last line of metrics.jsonl, seconds and processor seconds are summed over the processes of
-    training or adapting, peak memory (bytes) is the largest of any one process.
+    training or adapting, peak memory (bytes) is the largest of any one process. Processes that outlived a comparison
+    that was killed were not seen to end: seconds are at least those that the run itself counted.
     """
     total = _read(run_dir).get("total")
-    return dict(total) if total is not None else _counts(run_dir)
+    return dict(total) if total is not None else _total(run_dir, [])
 
 
 def last_line(run_dir: Path) -> dict[str, Any]:
@@ -51,24 +52,19 @@ def last_line(run_dir: Path) -> dict[str, Any]:
     return {}
 
 
-def _counts(run_dir: Path) -> dict[str, float]:
-    line = last_line(run_dir)
-    counts = {name: line[name] for name in COUNTED if name in line}
-    if line and "tokens_read" not in counts:  # a training run: the prompts of its actions, each counted whole
+def _total(run_dir: Path, processes: list[Mapping[str, Any]]) -> dict[str, float]:
+    line, own = last_line(run_dir), [process for process in processes if process["stage"] != EXAMINING]
+    total = {name: line[name] for name in COUNTED if name in line}
+    if line and "tokens_read" not in total:  # a training run: the prompts of its actions, each counted whole
         records = read_jsonl(run_dir / "trajectories.jsonl")
-        counts["tokens_read"] = sum(step["prompt_tokens"] for record in records for step in record["steps"])
-    return counts | ({SPENDING: line["cost"]} if "cost" in line else {})
-
-
-def _measures(processes: list[Mapping[str, Any]]) -> dict[str, float]:
-    own = [process for process in processes if process["stage"] != EXAMINING]
-    if not own:
-        return {}
-    return {
-        "seconds": round(sum(process["seconds"] for process in own), 2),
-        "cpu_seconds": round(sum(process["cpu_seconds"] for process in own), 2),
-        "peak_memory": max(process["peak_memory"] for process in own),
-    }
+        total["tokens_read"] = sum(step["prompt_tokens"] for record in records for step in record["steps"])
+    if line or own:
+        seconds = sum(process["seconds"] for process in own)
+        total["seconds"] = round(max(seconds, line.get("seconds", 0.0)), 2)
+    if own:
+        total["cpu_seconds"] = round(sum(process["cpu_seconds"] for process in own), 2)
+        total["peak_memory"] = max(process["peak_memory"] for process in own)
+    return total | ({SPENDING: line["cost"]} if "cost" in line else {})
 
 
 def _read(run_dir: Path) -> dict[str, Any]:
