@@ -139,6 +139,8 @@ def test_retrospex_learns_from_the_run_of_the_same_seed_wherever_out_is_said_to_
         (PLAN + '[settings]\n"run.seed" = 9', r"settings sets run\.seed, which is the comparison's"),
         (PLAN + '"optim.rate" = 9', "plan.toml: .* has no key 'rate'"),
         (PLAN + '"rollout.top_k" = 9', "training needs the log-probabilities"),
+        (PLAN + '"eval.num_tasks" = 9', r"half of them has another eval\.num_tasks than naive: all methods play one"),
+        (PLAN + 'label = "GRPO"', "two methods are called 'GRPO': give one another label"),
         (PLAN + "[methods.ppo]", r"algorithm\.name"),
         ("[compare", "is no valid TOML"),
         ("[compare]", "methods"),

@@ -34,7 +34,7 @@ from typing import Any, Self
 from pydantic import ValidationError, model_validator
 
 from trailnotes.config import TRAINED, Config, Section, key
-from trailnotes.configio import config_fields, load_config
+from trailnotes.configio import config_fields, flatten, load_config
 from trailnotes.errors import ConfigError
 
 NAMES = {
@@ -49,6 +49,7 @@ NAMES = {
     "empo2-tips": "EMPO², notes only",
 }
 _OURS = ("run.name", "run.seed", "algorithm.name")  # what the comparison itself sets in each run
+_PANEL = ("env.name", "eval.split", "eval.num_tasks", "eval.metric")  # must be the same in all of them
 
 
 class CompareSection(Section):
@@ -104,6 +105,9 @@ class Plan(Section):
             raise ValueError(f"compare.baseline = {self.compare.baseline!r} is none of the methods")
         if len(set(self.compare.seeds)) < len(self.compare.seeds):
             raise ValueError("compare.seeds names a seed twice")
+        labels = list(self.labels().values())
+        if repeated := [label for label in labels if labels.count(label) > 1]:
+            raise ValueError(f"two methods are called {repeated[0]!r}: give one another label")
         slugs: dict[str, str] = {}
         for name, method in self.methods.items():
             if slug(name) in slugs:
@@ -179,7 +183,14 @@ def runs_of(plan: Plan, path: Path, out: Path) -> list[PlannedRun]:
     """
     base = path.parent / plan.compare.config if plan.compare.config else None
     _refuse_shared(plan, path)
-    return [_run(plan, name, seed, base, path, out) for seed in plan.compare.seeds for name in plan.methods]
+    runs = [_run(plan, name, seed, base, path, out) for seed in plan.compare.seeds for name in plan.methods]
+    panels = {run.method: {name: flatten(run.config)[name] for name in _PANEL} for run in runs}
+    for method, own in panels.items():
+        for name, value in panels[runs[0].method].items():
+            if own[name] != value:
+                raise ConfigError(f"{path}: methods.{method} has another {name} than {runs[0].method}: all methods "
+                                  "play one panel, so set it in [settings]")  # fmt: skip
+    return runs
 
 
 def _run(plan: Plan, name: str, seed: int, base: Path | None, path: Path, out: Path) -> PlannedRun:
