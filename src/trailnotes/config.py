@@ -284,7 +284,7 @@ class RetrospexConfig(Section):
     expectile: float = key(0.7, "tau of the value loss", RETROSPEX, gt=0, lt=1)
     gamma: float = key(0.99, "discount", RETROSPEX, gt=0, le=1)
     target_rate: float = key(0.005, "share of the critic that enters its target after each step", ge=0, le=1)
-    lr: float = key(1e-4, "learning rate of Adam", "Retrospex release 6d169a4", gt=0)
+    lr: float = key(1e-4, "learning rate of the critic's Adam", "Retrospex release 6d169a4", gt=0)
     batch_size: int = key(128, "transitions in a step", "Retrospex release 6d169a4", ge=1)
     epochs: int = key(20, "passes over the transitions", "Retrospex release 6d169a4", ge=1)
     held_out: float = key(0.2, "share of the tasks kept apart to measure the critic", ge=0, lt=1)
