@@ -71,7 +71,7 @@ class Process:
             if pid:
                 code = self._process.returncode = os.waitstatus_to_exitcode(status)  # Popen need not wait again
                 seconds, cpu = time.monotonic() - self._started, usage.ru_utime + usage.ru_stime
-                self.ended = Ended(code, seconds, cpu, usage.ru_maxrss * 1024)  # Linux counts in kilobytes
+                self.ended = Ended(code, seconds, cpu, usage.ru_maxrss * 1024)  # Linux: kB, at least ours at its start
         return self.ended
 
     def terminate(self) -> None:
