@@ -42,15 +42,7 @@ class Page:
 
 
 class TipStore(OpenFile):
-    """Rows of tips with their vectors.
-
-    Args:
-        path: the file; None keeps everything in memory. A missing file is created if `identity` is given.
-        identity: the embedder of a new file; ignored if the file exists.
-
-    Raises:
-        MemoryStoreError: the file is missing, damaged, not ours, or of a newer version.
-    """
+    """Rows of tips with their vectors, in a file that `OpenFile` opens."""
 
     def __init__(self, path: Path | None, identity: Identity | None = None) -> None:
         super().__init__(path, identity)
