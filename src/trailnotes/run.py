@@ -204,14 +204,14 @@ class Run:
         with self._timed("store_tips"):
             self.memory.add(tips)
         self.count.tokens_generated += num_tokens
-        self._metrics |= {f"notes/{name}": value for name, value in note_metrics(notes).items()}
+        self.add_metrics("notes", note_metrics(notes))
 
     def add_novelty(self, groups: Sequence[TrajectoryGroup]) -> list[TrajectoryGroup]:
         """The groups with `reward_intrinsic` of every step filled in, by `algorithm.intrinsic`."""
         rated = self.novelty.rate(groups)
         bonuses = [step.reward_intrinsic for group in rated for t in group.trajectories for step in t.steps]
         if self.novelty.kind != "none" and bonuses:
-            self._metrics["novelty/bonus"] = sum(bonuses) / len(bonuses)
+            self.add_metrics("novelty", {"bonus": sum(bonuses) / len(bonuses)})
         return rated
 
     def scores(self, groups: Sequence[TrajectoryGroup]) -> list[Scores]:
@@ -247,9 +247,9 @@ class Run:
         if self.archive is not None:
             count.env_steps += self.archive.replayed_steps
             self.add_metrics("archive", self.archive.learn(groups))
-        self._metrics |= {f"update/{k}": v for k, v in metrics.items()}
+        self.add_metrics("update", metrics)
         if self.memory is not None:
-            self._metrics |= {f"memory/{k}": v for k, v in self.memory.stats().items()}
+            self.add_metrics("memory", self.memory.stats())
         if self.config.train.eval_every and count.iteration % self.config.train.eval_every == 0:
             self._metrics |= await self.validate()
         count.seconds += time.monotonic() - self._iteration_started
