@@ -9,6 +9,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from trailnotes.algorithms import ADAPTERS
+from trailnotes.configio import SURROUNDINGS
 from trailnotes.envs.workers import EnvPool
 from trailnotes.errors import BudgetError, ConfigError, MissingExtraError
 from trailnotes.evaluation import load_policy, resolve
@@ -29,11 +30,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 DEFAULT_METHOD = "empo2-tips"
-FREE = (
-    "endpoint", "eval.trials", "eval.confidence", "env.num_workers", "env.max_envs", "env.timeout", "run.threads",
-    "run.tensorboard",
-)  # fmt: skip
-"""What may differ when a run goes on: where and how fast it is played, what it may cost, and how long it lasts."""
+FREE = (*SURROUNDINGS, "eval.trials", "eval.confidence", "run.tensorboard")
+"""What may differ when a run goes on: its surroundings, how long it lasts, and how it is shown."""
 
 
 def adapt(

@@ -24,6 +24,9 @@ from trailnotes.config import Config, Section
 from trailnotes.errors import ConfigError
 from trailnotes.presets import PRESETS
 
+SURROUNDINGS = ("endpoint", "env.num_workers", "env.max_envs", "env.timeout", "run.threads")
+"""Settings of where and how fast a run plays, and what it may cost: not of what comes out."""
+
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 

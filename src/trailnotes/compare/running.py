@@ -9,14 +9,11 @@ from pathlib import Path
 
 from trailnotes.compare.cost import EXAMINING, note_process
 from trailnotes.compare.plan import PlannedRun
-from trailnotes.configio import diff, to_toml
+from trailnotes.configio import SURROUNDINGS, diff, to_toml
 from trailnotes.errors import RunError
 from trailnotes.files import write_text_atomic
 from trailnotes.jobs import Ended, Job, failure, is_trained, run_jobs
 from trailnotes.logs import run_config
-
-FREE = ("endpoint", "env.num_workers", "env.max_envs", "env.timeout", "run.threads")
-"""Settings that may differ when a run goes on: where and how fast it plays, and what it may cost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +97,7 @@ def _changed(run: PlannedRun) -> list[str]:
 
 
 def _is_free(name: str) -> bool:
-    return any(name == key or name.startswith(f"{key}.") for key in FREE)
+    return any(name == key or name.startswith(f"{key}.") for key in SURROUNDINGS)
 
 
 def go_through(stages: Sequence[Stage], at_once: int, watch: Callable[[Sequence[Stage]], None]) -> dict[str, str]:
