@@ -24,8 +24,8 @@ from rich.table import Table
 from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from trailnotes.config import OptimConfig
-from trailnotes.logprobs import TokenScorer
+from trailnotes.config.schema import OptimConfig
+from trailnotes.learner.logprobs import TokenScorer
 
 FLOOR = 4.0
 VOCABULARY = 151_936

@@ -29,9 +29,9 @@ from rich.table import Table
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from trailnotes.config import Config
+from trailnotes.config.schema import Config
 from trailnotes.memory import TipMemory, open_memory
-from trailnotes.policies.hf import HFPolicy
+from trailnotes.policies.hf.policy import HFPolicy
 from trailnotes.rollout import run_groups, write_tips
 from trailnotes.types import Observation, Task, Tip
 

@@ -25,7 +25,7 @@ from rich.table import Table
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from trailnotes.policies.hf import HFPolicy
+from trailnotes.policies.hf.policy import HFPolicy
 from trailnotes.types import Message, Sampling
 
 FLOOR = 2.0

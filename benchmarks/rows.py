@@ -25,9 +25,9 @@ from rich.console import Console
 from rich.table import Table
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from trailnotes.config import LossConfig, OptimConfig
-from trailnotes.learner import Learner
-from trailnotes.samples import build_samples
+from trailnotes.config.schema import LossConfig, OptimConfig
+from trailnotes.learner.learner import Learner
+from trailnotes.learner.samples import build_samples
 from trailnotes.types import Completion, Observation, Sample, Step, Task, TokenIds, Trajectory, TrajectoryGroup
 
 FLOOR = 10.0

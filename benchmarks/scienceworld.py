@@ -32,8 +32,8 @@ if sys.path[0] == str(Path(__file__).parent):  # this file would be found in pla
     del sys.path[0]
 
 from trailnotes.envs import make_env
-from trailnotes.envs.scienceworld_jvm import find_java
-from trailnotes.envs.scienceworld_tasks import simplifications
+from trailnotes.envs.scienceworld.jvm import find_java
+from trailnotes.envs.scienceworld.tasks import simplifications
 from trailnotes.types import Observation, Task
 
 FLOORS = {"ratio": 7.0, "ratio_with_actions": 2.0}  # at least

@@ -32,9 +32,9 @@ from rich.table import Table
 if sys.path[0] == str(Path(__file__).parent):  # scienceworld.py beside this file is not the package of that name
     del sys.path[0]
 
-from trailnotes.config import Config
-from trailnotes.envs.scienceworld_tasks import NUM_VARIATIONS
-from trailnotes.envs.workers import EnvPool
+from trailnotes.config.schema import Config
+from trailnotes.envs.scienceworld.tasks import NUM_VARIATIONS
+from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.policies.scripted import ScriptedPolicy
 from trailnotes.rollout import run_groups
 from trailnotes.types import Message, Task, Trajectory

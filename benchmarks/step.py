@@ -30,11 +30,11 @@ from rich.table import Table
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, TrainerCallback
 
-from trailnotes.config import LossConfig, OptimConfig
+from trailnotes.config.schema import LossConfig, OptimConfig
 from trailnotes.credit import group_relative
-from trailnotes.learner import Learner
-from trailnotes.policies.hf import HFPolicy
-from trailnotes.samples import build_samples
+from trailnotes.learner.learner import Learner
+from trailnotes.learner.samples import build_samples
+from trailnotes.policies.hf.policy import HFPolicy
 from trailnotes.types import Message, Observation, Sample, Sampling, Step, Task, Trajectory, TrajectoryGroup
 
 FLOOR = 1.0

@@ -84,7 +84,7 @@ def draw(out: Path, seeds: int) -> None:
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 
-    from trailnotes.plots import band
+    from trailnotes.reporting.plots import band
 
     figure, panels = plt.subplots(1, len(TASKS), figsize=(14, 4.2), layout="constrained", sharey=True)
     for axes, task in zip(panels, TASKS, strict=True):

@@ -19,13 +19,13 @@ from typing import Any
 import pytest
 
 from small import small_config
-from trailnotes import adapting
-from trailnotes.adapting import adapt
-from trailnotes.config import Config
+from trailnotes.commands import adapting
+from trailnotes.commands.adapting import adapt
+from trailnotes.config.schema import Config
 from trailnotes.errors import BudgetError, EnvError
-from trailnotes.jsonl import append_jsonl, read_jsonl
-from trailnotes.panels import PanelResult
 from trailnotes.policies.scripted import ScriptedPolicy
+from trailnotes.runs.panels import PanelResult
+from trailnotes.storage.jsonl import append_jsonl, read_jsonl
 from trailnotes.types import Completion, Message, Observation, Sampling, Task
 
 NEVER = 9  # the gate that no word opens

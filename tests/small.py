@@ -7,8 +7,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from trailnotes.config import Config
-from trailnotes.demonstrations.waymarks import WaymarksDemonstrator
+from trailnotes.config.schema import Config
+from trailnotes.warmstart.demonstrations.waymarks import WaymarksDemonstrator
 
 FAMILIES = ["route/amber", "keys/granite"]
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -61,8 +61,8 @@ def save_start_model(path: Path) -> Path:
     """A tiny Qwen2 of random weights that prefers whole words, and its tokenizer."""
     import torch
 
-    from trailnotes.export import export_model
-    from trailnotes.smallmodel import build_model, train_tokenizer
+    from trailnotes.learner.export import export_model
+    from trailnotes.warmstart.small_model import build_model, train_tokenizer
 
     torch.set_num_threads(1)
     torch.manual_seed(0)

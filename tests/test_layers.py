@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,32 +12,22 @@ from pathlib import Path
 import pytest
 
 import trailnotes
+from trailnotes.moved import MOVED
 
 SRC = Path(trailnotes.__file__).parent
 # Top to bottom. Modules of one line do not know each other.
 LAYERS = """
 __main__
-cli
-demo
-story
-adapting
-diagnose evaluation viewer dryrun compare
-training
+commands
+warmstart compare
 algorithms
-warmstart
-run trials
-learner critic
-export metrics optimizer
-panels jobs archive
-rollout samples scores demonstrations players novelty
-tasks
-prompts envs policies memory credit losses checkpoint logprobs smallmodel plots
-render stats logs
-configio console jsonl records
-presets published
+runs
+rollout learner
+credit
+prompts envs policies memory
+reporting storage
 config
-files
-types errors
+types errors moved
 """
 RANKS = {name: rank for rank, line in enumerate(LAYERS.split("\n")) for name in line.split()}
 
@@ -75,9 +67,9 @@ HEAVY = (
     "code",
     [
         "import trailnotes; trailnotes.__all__; dir(trailnotes)",
-        "import trailnotes.types, trailnotes.errors, trailnotes.cli",
-        "import trailnotes.cli as c\ntry: c.main(['--help'])\nexcept SystemExit: pass",
-        "import trailnotes.cli as c\ntry: c.main(['train', '--help'])\nexcept SystemExit: pass",
+        "import trailnotes.types, trailnotes.errors, trailnotes.commands",
+        "import trailnotes.commands as c\ntry: c.main(['--help'])\nexcept SystemExit: pass",
+        "import trailnotes.commands as c\ntry: c.main(['train', '--help'])\nexcept SystemExit: pass",
     ],
 )
 def test_a_start_loads_nothing_heavy(code: str) -> None:
@@ -86,7 +78,8 @@ def test_a_start_loads_nothing_heavy(code: str) -> None:
 
 
 LIGHT = (
-    "envs", "configio", "logs", "memory", "tasks", "prompts", "credit", "compare", "evaluation", "adapting", "cli.runs",
+    "envs", "config.toml", "runs.directory", "memory", "envs.tasks", "prompts", "credit", "compare",
+    "commands.evaluation", "commands.adapting", "commands.runs",
 )  # fmt: skip
 
 
@@ -94,3 +87,15 @@ LIGHT = (
 def test_what_the_base_install_needs_is_free_of_torch(module: str) -> None:
     code = f"import sys, trailnotes.{module}; assert not {{'torch', 'transformers', 'textworld'}} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("old", sorted(MOVED))
+def test_old_paths_still_work_and_name_the_new(old: str) -> None:
+    sys.modules.pop(old, None)
+    with pytest.warns(DeprecationWarning, match=re.escape(f"{old} is now {MOVED[old]}")):
+        moved = importlib.import_module(old)
+    new = importlib.import_module(MOVED[old])
+    assert all(getattr(moved, name) is value for name, value in vars(new).items() if not name.startswith("_"))
+    assert new.__spec__.name == MOVED[old], "the module itself is untouched"
+    with pytest.raises(AttributeError, match="nothing"):
+        moved.nothing  # noqa: B018

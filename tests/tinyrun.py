@@ -25,16 +25,16 @@ from safetensors.torch import load_file
 
 from small import small_config
 from trailnotes.algorithms import ALGORITHMS
-from trailnotes.cli import main
-from trailnotes.config import Config
-from trailnotes.console import Progress
-from trailnotes.envs.waymarks import WaymarksSimulator
-from trailnotes.envs.workers import EnvPool
+from trailnotes.commands import main
+from trailnotes.commands.training import open_run
+from trailnotes.config.schema import Config
+from trailnotes.envs.waymarks.env import WaymarksSimulator
+from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.errors import EnvError
-from trailnotes.jsonl import read_jsonl
-from trailnotes.logs import RunDir
-from trailnotes.run import Run
-from trailnotes.training import open_run
+from trailnotes.runs.console import Progress
+from trailnotes.runs.directory import RunDir
+from trailnotes.runs.training import Run
+from trailnotes.storage.jsonl import read_jsonl
 from trailnotes.types import Observation, Task
 
 TIMINGS = ("seconds", "update/seconds", "update/seconds_reference")
@@ -195,7 +195,7 @@ def command(words: Sequence[str], touched: Path, fatal: int, number: int = signa
 def run_command(words: Sequence[str], touched: Path, fatal: int = 0, number: int = signal.SIGKILL) -> int:
     """Exit code of `command`, negative for the signal that ended it."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["trailnotes.training", "tinyrun"])
+    context.set_forkserver_preload(["trailnotes.commands.training", "tinyrun"])
     process = context.Process(target=command, args=(words, touched, fatal, number))
     process.start()
     process.join(120)

@@ -8,29 +8,33 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from trailnotes import moved
+
 if TYPE_CHECKING:
-    from trailnotes.adapting import adapt
-    from trailnotes.config import Config
-    from trailnotes.configio import load_config
+    from trailnotes.commands.adapting import adapt
+    from trailnotes.commands.evaluation import evaluate
+    from trailnotes.commands.training import train
+    from trailnotes.config.schema import Config
+    from trailnotes.config.toml import load_config
     from trailnotes.envs import check_env, make_env
-    from trailnotes.evaluation import evaluate
     from trailnotes.memory import open_memory
-    from trailnotes.training import train
 
 __version__ = "0.1.0"
 
 __all__ = ["Config", "adapt", "check_env", "evaluate", "load_config", "make_env", "open_memory", "train"]
 
 _HOMES = {
-    "Config": "trailnotes.config",
-    "adapt": "trailnotes.adapting",
+    "Config": "trailnotes.config.schema",
+    "adapt": "trailnotes.commands.adapting",
     "check_env": "trailnotes.envs",
-    "evaluate": "trailnotes.evaluation",
-    "load_config": "trailnotes.configio",
+    "evaluate": "trailnotes.commands.evaluation",
+    "load_config": "trailnotes.config.toml",
     "make_env": "trailnotes.envs",
     "open_memory": "trailnotes.memory",
-    "train": "trailnotes.training",
+    "train": "trailnotes.commands.training",
 }
+
+moved.install()
 
 
 def __getattr__(name: str) -> Any:

@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from odd_envs import Puppet
 
+from odd_envs import Puppet
 from trailnotes.envs import check_env, make_env
 from trailnotes.errors import ConfigError, EnvError
 from trailnotes.types import Observation, Task

@@ -6,9 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import odd_envs
 import pytest
 
+import odd_envs
 from trailnotes.envs import ENVS, Env, env_class, env_tasks, make_env
 from trailnotes.errors import ConfigError, EnvError, MissingExtraError
 

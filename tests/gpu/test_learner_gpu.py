@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from tiny import episode, group, tiny_model, with_logprobs
-from trailnotes.config import LossConfig, OptimConfig
-from trailnotes.learner import Learner
-from trailnotes.samples import build_samples
+from trailnotes.config.schema import LossConfig, OptimConfig
+from trailnotes.learner.learner import Learner
+from trailnotes.learner.samples import build_samples
 from trailnotes.types import Sample
 
 pytestmark = [

@@ -11,12 +11,12 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
-import memory_workers
 import pytest
 
-from trailnotes.config import MemoryConfig
+import memory_workers
+from trailnotes.config.schema import MemoryConfig
 from trailnotes.memory import open_memory
-from trailnotes.memory.portable import open_store
+from trailnotes.memory.exchange import open_store
 from trailnotes.types import Tip
 
 KILLS = 50

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trailnotes.config import MemoryConfig
+from trailnotes.config.schema import MemoryConfig
 from trailnotes.errors import MemoryStoreError
 from trailnotes.memory import open_memory, schema
-from trailnotes.memory.portable import open_store
+from trailnotes.memory.exchange import open_store
 from trailnotes.memory.schema import Identity
 from trailnotes.memory.store import Page, TipStore
 from trailnotes.memory.tips import TipMemory

@@ -9,16 +9,16 @@ from trailnotes.algorithms.empo2_tips import empo2_tips
 from trailnotes.algorithms.gigpo import gigpo
 from trailnotes.algorithms.grpo import grpo
 from trailnotes.algorithms.naive import naive
-from trailnotes.algorithms.reflexion import reflexion
-from trailnotes.algorithms.rememberer import rememberer
-from trailnotes.algorithms.retrospex import retrospex
+from trailnotes.algorithms.reflexion.method import reflexion
+from trailnotes.algorithms.rememberer.method import rememberer
+from trailnotes.algorithms.retrospex.method import retrospex
 from trailnotes.algorithms.rloo import rloo
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from trailnotes.run import Run
-    from trailnotes.trials import Trials
+    from trailnotes.runs.adaptation import Trials
+    from trailnotes.runs.training import Run
 
 ALGORITHMS: dict[str, Callable[[Run], Awaitable[None]]] = {"empo2": empo2, "gigpo": gigpo, "grpo": grpo, "rloo": rloo}
 """Those that train: `trailnotes train`."""

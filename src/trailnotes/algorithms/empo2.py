@@ -10,13 +10,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trailnotes.credit import group_advantages
-from trailnotes.samples import build_samples, with_behavior
+from trailnotes.learner.samples import build_samples, with_behavior
 
 if TYPE_CHECKING:
     import random
 
-    from trailnotes.config import AlgorithmConfig
-    from trailnotes.run import Run
+    from trailnotes.config.schema import AlgorithmConfig
+    from trailnotes.runs.training import Run
     from trailnotes.types import Mode
 
 

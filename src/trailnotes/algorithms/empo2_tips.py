@@ -12,7 +12,7 @@ from trailnotes.memory import open_memory
 from trailnotes.rollout import note_metrics, note_requests, notes_of, written_about
 
 if TYPE_CHECKING:
-    from trailnotes.trials import Trials
+    from trailnotes.runs.adaptation import Trials
 
 
 async def empo2_tips(trials: Trials) -> None:

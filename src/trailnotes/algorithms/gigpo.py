@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trailnotes.credit import episode_relative, hierarchical, histories, step_relative, visits_of
-from trailnotes.samples import build_samples
+from trailnotes.learner.samples import build_samples
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from trailnotes.config import GigpoConfig
+    from trailnotes.config.schema import GigpoConfig
     from trailnotes.credit import Scores, Visits
-    from trailnotes.run import Run
+    from trailnotes.runs.training import Run
 
 
 @dataclass(frozen=True, slots=True)

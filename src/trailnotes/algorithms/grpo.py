@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trailnotes.credit import group_advantages
-from trailnotes.samples import build_samples
+from trailnotes.learner.samples import build_samples
 
 if TYPE_CHECKING:
-    from trailnotes.run import Run
+    from trailnotes.runs.training import Run
 
 
 async def grpo(run: Run) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trailnotes.trials import Trials
+    from trailnotes.runs.adaptation import Trials
 
 
 async def naive(trials: Trials) -> None:

@@ -11,13 +11,13 @@ from pathlib import Path
 
 from trailnotes.compare.comparison import compare_run, write_summary
 from trailnotes.compare.evaluations import collect, find, read, split_label
-from trailnotes.compare.page import draw, to_json, to_markdown
+from trailnotes.compare.published.figures import PANELS
+from trailnotes.compare.published.page import draw, to_json, to_markdown
+from trailnotes.compare.published.table import Comparison, compare
 from trailnotes.compare.results import read_result
 from trailnotes.compare.summary import Question, Summary, summarise
-from trailnotes.compare.table import Comparison, compare
 from trailnotes.errors import ConfigError, MissingExtraError
-from trailnotes.files import write_text_atomic
-from trailnotes.published import PANELS
+from trailnotes.storage.files import write_text_atomic
 
 __all__ = ["Comparison", "Summary", "compare_own", "compare_run", "compare_table", "published_panel"]
 

@@ -16,20 +16,20 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from trailnotes.compare.comparability import comparability
 from trailnotes.compare.live import Board
-from trailnotes.compare.page import to_json, to_markdown
 from trailnotes.compare.plan import Plan, PlannedRun, dotted, load_plan, runs_of, slug
+from trailnotes.compare.processes import compile_games, ended_by_signals
+from trailnotes.compare.published.comparability import comparability
+from trailnotes.compare.published.figures import PANELS
+from trailnotes.compare.published.page import to_json, to_markdown
+from trailnotes.compare.published.table import Comparison, compare
 from trailnotes.compare.report import draw_summary, summary_json, summary_markdown
 from trailnotes.compare.results import Result, read_result
 from trailnotes.compare.running import go_through, left_of, refuse_changed, stages_of
 from trailnotes.compare.summary import Question, Summary, summarise
-from trailnotes.compare.table import Comparison, compare
 from trailnotes.errors import MissingExtraError, RunError
-from trailnotes.files import write_text_atomic
-from trailnotes.jobs import compile_games, ended_by_signals
-from trailnotes.logs import RunLock
-from trailnotes.published import PANELS
+from trailnotes.runs.directory import RunLock
+from trailnotes.storage.files import write_text_atomic
 
 logger = logging.getLogger(__name__)
 RUNS = Path("runs/compare")

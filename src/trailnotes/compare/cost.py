@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trailnotes.files import write_text_atomic
-from trailnotes.jobs import Ended, tail
-from trailnotes.jsonl import read_jsonl
+from trailnotes.compare.processes import Ended, tail
+from trailnotes.storage.files import write_text_atomic
+from trailnotes.storage.jsonl import read_jsonl
 
 FILE = "cost.json"
 COUNTED = ("env_steps", "tokens_read", "tokens_generated", "tokens_trained")

@@ -12,11 +12,11 @@ from typing import Any
 from trailnotes.compare.comparison import place_of
 from trailnotes.compare.cost import cost_of, last_line
 from trailnotes.compare.plan import PlannedRun, load_plan, runs_of
+from trailnotes.compare.processes import compile_games, ended_by_signals
 from trailnotes.compare.running import go_through, left_of
-from trailnotes.config import Config
-from trailnotes.console import clock
-from trailnotes.jobs import compile_games, ended_by_signals
-from trailnotes.tasks import panel, tasks_of
+from trailnotes.config.schema import Config
+from trailnotes.envs.tasks import panel, tasks_of
+from trailnotes.runs.console import clock
 
 GAMES = 4  # of the panel that are played for it
 TRIALS = ("reflexion", "empo2-tips")  # methods that play the panel eval.trials + 1 times

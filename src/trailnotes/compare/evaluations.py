@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trailnotes.config import Config
-from trailnotes.configio import load_config
+from trailnotes.config.schema import Config
+from trailnotes.config.toml import load_config
 from trailnotes.envs.boundary import one_line
+from trailnotes.envs.tasks import tasks_of
 from trailnotes.errors import ConfigError, RunError
-from trailnotes.jsonl import read_jsonl
-from trailnotes.tasks import tasks_of
+from trailnotes.storage.jsonl import read_jsonl
 from trailnotes.types import Task
 
 PLACE = "eval"  # inside a run directory

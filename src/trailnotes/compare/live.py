@@ -9,9 +9,9 @@ from typing import IO, TYPE_CHECKING, Any, Self
 
 from trailnotes.compare.cost import EXAMINING, last_line
 from trailnotes.compare.plan import PlannedRun
+from trailnotes.compare.processes import LOG, last_words
 from trailnotes.compare.running import Stage
-from trailnotes.console import clock
-from trailnotes.jobs import LOG, last_words
+from trailnotes.runs.console import clock
 
 if TYPE_CHECKING:
     from rich.live import Live

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trailnotes.plots import Curve, band, pyplot
-from trailnotes.stats import Interval
+from trailnotes.reporting.intervals import Interval
+from trailnotes.reporting.plots import Curve, band, pyplot
 
 INK, FAINT, RULE = "#222222", "#8a8a8a", "#e4e4e4"
 OWN = {

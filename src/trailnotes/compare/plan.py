@@ -33,8 +33,8 @@ from typing import Any, Self
 
 from pydantic import ValidationError, model_validator
 
-from trailnotes.config import TRAINED, Config, Section, key
-from trailnotes.configio import config_fields, flatten, load_config
+from trailnotes.config.schema import TRAINED, Config, Section, key
+from trailnotes.config.toml import config_fields, flatten, load_config
 from trailnotes.errors import ConfigError
 
 NAMES = {

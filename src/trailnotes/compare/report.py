@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from trailnotes.compare.cost import SPENDING
-from trailnotes.compare.page import DASH, WIDTH, table_lines
 from trailnotes.compare.picture import Marks, draw_methods
+from trailnotes.compare.published.page import DASH, WIDTH, table_lines
 from trailnotes.compare.statistics import DIFFERENCE_METHOD, IQM_METHOD, METHOD
 from trailnotes.compare.summary import COSTS, Line, Summary
-from trailnotes.stats import Interval
+from trailnotes.reporting.intervals import Interval
 
 MEGABYTE = 1 << 20
 HEADS = {

@@ -10,12 +10,12 @@ from typing import Any
 
 from trailnotes.compare.cost import cost_of
 from trailnotes.compare.evaluations import Evaluation, find, read
-from trailnotes.compare.protocol import label_of
-from trailnotes.config import TRAINED
+from trailnotes.compare.published.protocol import label_of
+from trailnotes.config.schema import TRAINED
 from trailnotes.errors import RunError
-from trailnotes.jsonl import read_jsonl
-from trailnotes.logs import run_config
-from trailnotes.panels import family_of
+from trailnotes.runs.directory import run_config
+from trailnotes.runs.panels import family_of
+from trailnotes.storage.jsonl import read_jsonl
 
 Games = Mapping[str, float]  # game -> value
 TRIAL = "trial-"  # begins the name of a phase that is an attempt at the panel

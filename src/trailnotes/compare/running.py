@@ -9,11 +9,11 @@ from pathlib import Path
 
 from trailnotes.compare.cost import EXAMINING, note_process
 from trailnotes.compare.plan import PlannedRun
-from trailnotes.configio import SURROUNDINGS, diff, to_toml
+from trailnotes.compare.processes import Ended, Job, failure, is_trained, run_jobs
+from trailnotes.config.toml import SURROUNDINGS, diff, to_toml
 from trailnotes.errors import RunError
-from trailnotes.files import write_text_atomic
-from trailnotes.jobs import Ended, Job, failure, is_trained, run_jobs
-from trailnotes.logs import run_config
+from trailnotes.runs.directory import run_config
+from trailnotes.storage.files import write_text_atomic
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from trailnotes.stats import Interval, bootstrap, percentile_interval
+from trailnotes.reporting.intervals import Interval, bootstrap, percentile_interval
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -11,7 +11,7 @@ from trailnotes.compare.cost import COUNTED, MEASURED, SPENDING
 from trailnotes.compare.results import Games, Result, refuse_mixed
 from trailnotes.compare.statistics import Difference, Values, iqm, paired, pooled, steps_to
 from trailnotes.errors import RunError
-from trailnotes.stats import Interval
+from trailnotes.reporting.intervals import Interval
 
 COSTS = (*COUNTED, *MEASURED, SPENDING)
 TOLERANCE = 0.02  # share by which the environment steps of trained methods may differ without a word about it

@@ -25,10 +25,10 @@ from trailnotes.types import Task
 __all__ = ["ENTRY_POINTS", "ENVS", "Env", "check_env", "env_class", "env_tasks", "make_env"]
 
 ENVS: dict[str, str] = {
-    "scienceworld": "trailnotes.envs.scienceworld:ScienceWorldEnv",
-    "textworld": "trailnotes.envs.textworld:TextWorldEnv",
-    "waymarks": "trailnotes.envs.waymarks:WaymarksEnv",
-    "waymarks-simulator": "trailnotes.envs.waymarks:WaymarksSimulator",
+    "scienceworld": "trailnotes.envs.scienceworld.env:ScienceWorldEnv",
+    "textworld": "trailnotes.envs.textworld.env:TextWorldEnv",
+    "waymarks": "trailnotes.envs.waymarks.env:WaymarksEnv",
+    "waymarks-simulator": "trailnotes.envs.waymarks.env:WaymarksSimulator",
 }
 ENTRY_POINTS = "trailnotes.envs"  # group under which a package offers environments of its own
 

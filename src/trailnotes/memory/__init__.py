@@ -2,7 +2,7 @@
 
 from trailnotes.memory.base import Memory
 from trailnotes.memory.embed import Embedder, make_embedder
-from trailnotes.memory.portable import reembed
+from trailnotes.memory.exchange import reembed
 from trailnotes.memory.tips import TipMemory, clean_tip, open_memory, tips_of
 
 __all__ = [

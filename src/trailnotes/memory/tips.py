@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from trailnotes.config import MemoryConfig
+from trailnotes.config.schema import MemoryConfig
 from trailnotes.errors import MemoryStoreError
 from trailnotes.memory.embed import Embedder, make_embedder
 from trailnotes.memory.index import Floats, Ints

@@ -3,16 +3,6 @@
 from __future__ import annotations
 
 from trailnotes.prompts.actions import MAX_ACTION_CHARS, NO_OP, ParsedAction, parse_action
-from trailnotes.prompts.advice import (
-    Example,
-    Situation,
-    Valued,
-    action_list,
-    advice_messages,
-    advice_stop,
-    advice_text,
-    parse_advice,
-)
 from trailnotes.prompts.conversation import (
     NOTES_HEADER,
     Conversation,
@@ -32,14 +22,7 @@ __all__ = [
     "NO_OP",
     "Conversation",
     "CountTokens",
-    "Example",
     "ParsedAction",
-    "Situation",
-    "Valued",
-    "action_list",
-    "advice_messages",
-    "advice_stop",
-    "advice_text",
     "forget_turn",
     "fresh_tips",
     "instruction_of",
@@ -48,7 +31,6 @@ __all__ = [
     "memory_keys",
     "memory_query",
     "parse_action",
-    "parse_advice",
     "plan_lines",
     "plan_messages",
     "quoted",

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal
 
-from trailnotes.config import MemoryConfig, RolloutConfig
+from trailnotes.config.schema import MemoryConfig, RolloutConfig
 from trailnotes.prompts.quoting import CUT, CountTokens, quoted, truncate
 from trailnotes.types import Message, Observation, Tip, TokenIds
 

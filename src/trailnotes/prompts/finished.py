@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from trailnotes.config import MemoryConfig, RolloutConfig
+from trailnotes.config.schema import MemoryConfig, RolloutConfig
 from trailnotes.prompts.conversation import Conversation, memory_query
 from trailnotes.prompts.quoting import CUT, CountTokens
 from trailnotes.types import Message, Trajectory

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from trailnotes.config import MemoryConfig, RolloutConfig
+from trailnotes.config.schema import MemoryConfig, RolloutConfig
 from trailnotes.prompts.conversation import Introduce
 from trailnotes.prompts.finished import replay
 from trailnotes.prompts.quoting import CountTokens, quoted, truncate

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from trailnotes.config import Config
+from trailnotes.config.schema import Config
 from trailnotes.memory.base import Memory
 from trailnotes.policies.base import Policy
 from trailnotes.prompts import Conversation, introduce_plans, memory_query, parse_action

@@ -9,7 +9,7 @@ from __future__ import annotations
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
-from trailnotes.config import Config
+from trailnotes.config.schema import Config
 from trailnotes.errors import EnvError
 from trailnotes.memory.base import Memory
 from trailnotes.policies.base import Policy

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeVar
 
-from trailnotes.config import Config
+from trailnotes.config.schema import Config
 from trailnotes.memory.base import Memory
 from trailnotes.policies.base import Policy
 from trailnotes.rollout.acting import MakeActor, completion_seed

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from trailnotes.config import Config
+from trailnotes.config.schema import Config
 from trailnotes.memory.tips import tips_of
 from trailnotes.policies.base import Policy
 from trailnotes.prompts import forget_turn, memory_keys, reflection_messages

@@ -1,0 +1,1 @@
+"""Reflexion: plans after failures."""

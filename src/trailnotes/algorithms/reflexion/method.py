@@ -1,0 +1,88 @@
+"""Reflexion: after each failure the policy writes a plan, and the next trial at the same task begins with the plans.
+
+Source: "Reflexion: Language Agents with Verbal Reinforcement Learning" (arXiv 2303.11366), algorithm 1. See
+docs/algorithms/reflexion.md for every metric, each settled choice, and where this leaves the paper and its release.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trailnotes.algorithms.reflexion.memory import MAX_WORDS, ReflectionMemory
+from trailnotes.errors import ConfigError
+from trailnotes.memory import clean_tip
+from trailnotes.prompts import plan_messages
+from trailnotes.rollout import Note, NotesActor, Request, completion_seed, note_metrics, written_about
+from trailnotes.types import Sampling, Tip
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from trailnotes.policies.base import Policy
+    from trailnotes.runs.adaptation import Trials
+    from trailnotes.types import Trajectory, TrajectoryGroup
+
+
+async def reflexion(trials: Trials) -> None:
+    """Trial 0, then `eval.trials` trials with plans; a solved task is not played again."""
+    config = trials.config
+    if config.eval.num_samples != 1:
+        raise ConfigError("reflexion plays a task once in each trial: set eval.num_samples = 1")
+    latest: dict[str, TrajectoryGroup] = {}  # of each task; a solved one stays
+    solved: set[str] = set()
+    with ReflectionMemory(trials.directory.memory_path, config.reflexion.window) as memory:
+        for trial in range(config.eval.trials + 1):
+            phase, again = f"trial-{trial}", config.reflexion.replay_last and trial == config.eval.trials
+            tasks = [task for task in trials.tasks if again or task.id not in solved]
+            act = (lambda seating: NotesActor(seating, memory, plans=True)) if trial else None
+            groups = await trials.play(phase, tasks, make_actor=act)
+
+            latest |= {group.task.id: group for group in groups if group.task.id not in solved}
+            solved |= {group.task.id for group in groups if group.trajectories[0].success}
+            notes = await write_plans(trials, trial, memory, [g for g in groups if g.task.id not in solved])
+            memory.add([plan for note in notes for plan in note.tips], once=phase)
+
+            counts = {"attempted": len(tasks), "solved": len(solved), "solved_share": len(solved) / len(trials.tasks)}
+            trials.log(phase, groups, **counts, notes=note_metrics(notes), memory=memory.stats())
+            so_far = [latest[task.id] for task in trials.tasks if task.id in latest]
+            trials.report(f"solved by trial {trial}" if trial else "trial 0", so_far, memory=trial > 0, trial=trial)
+        trials.report("final trial only", groups, memory=config.eval.trials > 0)
+        trials.examine(groups if config.reflexion.replay_last else so_far, memory=config.eval.trials > 0)
+
+
+async def write_plans(
+    trials: Trials, trial: int, memory: ReflectionMemory, failed: Sequence[TrajectoryGroup]
+) -> list[Note]:
+    """One plan for each failed episode, written with the plans in sight that its task has already."""
+    config, policy, options = trials.config, trials.policy, trials.config.reflexion
+    episodes = written_about([group.trajectories[0] for group in failed])
+    requests = [
+        Request(
+            plan_messages(
+                t, memory.search(t.task.id, "", options.window), config.rollout, config.memory, policy.count_tokens,
+                options.max_shown_tokens,
+            ),
+            Sampling(
+                options.temperature, max_tokens=options.max_write_tokens,
+                seed=completion_seed(trials.seed("plans", trial), t.task.id, t.member, "plan"),
+            ),
+        )
+        for t in episodes
+    ]  # fmt: skip
+    completions = await trials.write(f"trial-{trial}", requests)
+    return [
+        Note(t, completion, tuple(plan_of(t, completion.text, author=policy, run=config.run.name, trial=trial)))
+        for t, completion in zip(episodes, completions, strict=True)
+    ]
+
+
+def plan_of(trajectory: Trajectory, text: str, *, author: Policy, run: str, trial: int) -> list[Tip]:
+    """The entry for one written plan; none if nothing of it can be used."""
+    if not (text := clean_tip(text, MAX_WORDS)):
+        return []
+    return [
+        Tip(
+            trajectory.task.id, text, "", trajectory.score, trajectory.max_score, model=author.name,
+            version=author.version, run=run, step=trial,
+        )
+    ]  # fmt: skip

@@ -1,0 +1,254 @@
+"""REMEMBERER's memory: a table (goal, observation, action) -> Q in a memory file (arXiv 2306.07929, section 3).
+
+The rows are read once and kept; every change goes to the file in the same transaction. They are read again after
+another process has written, or a transaction was undone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trailnotes.algorithms.rememberer.situations import Situation, Situations
+from trailnotes.algorithms.rememberer.values import (
+    ActionValue,
+    Estimate,
+    Record,
+    Transition,
+    n_step_target,
+    updated,
+    without_worst,
+)
+from trailnotes.errors import MemoryStoreError
+from trailnotes.memory import schema
+from trailnotes.memory.embed import Embedder, make_embedder
+from trailnotes.memory.index import Floats
+from trailnotes.memory.opened import OpenFile
+from trailnotes.memory.schema import Identity, named_errors
+from trailnotes.memory.tips import MAX_KEY_CHARS, encodable
+
+if TYPE_CHECKING:
+    from trailnotes.config.schema import Config, RemembererConfig
+
+COLUMNS = ("task", "observation", "history", "admissible", "last_reward", "total_reward", "visits", "age")
+
+
+class ExperienceTable(OpenFile):
+    """Situations, the values of the actions taken there, and the most similar situations to a new one.
+
+    Args:
+        path: the file, made if it is missing; None keeps everything in memory.
+        embedder: turns tasks and observations into unit vectors, once for each record.
+        config: learning rule, similarity, capacities.
+
+    Raises:
+        MemoryStoreError: the file is damaged, of a newer version, of another embedder, or above the capacity.
+    """
+
+    def __init__(self, path: Path | None, embedder: Embedder, config: RemembererConfig) -> None:
+        super().__init__(path, Identity(embedder.name, embedder.dim))
+        self.embedder, self.config = embedder, config
+        self._situations = Situations(config, embedder.dim)
+        self._data_version = -1  # of the rows kept there; -1 has them read again
+        try:
+            self._check(self._connection, path)
+        except BaseException:
+            self.close()
+            raise
+
+    def __len__(self) -> int:
+        return len(self._current().records)
+
+    # reading
+
+    def find(self, task: str, observation: str) -> Record | None:
+        """The record of exactly this situation."""
+        return self._current().find(_situation(task, observation))
+
+    def nearest(self, task: str, observation: str) -> Iterator[Record]:
+        """All records, the most similar first, of equally similar ones the most visited, then the latest updated."""
+        situations, texts = self._current(), _situation(task, observation)
+        return situations.nearest(texts, self._embed(texts, situations.similarity.needs))
+
+    def stats(self) -> dict[str, float]:
+        """Counts and range: records, actions, updates, q_max, q_min (0 in an empty table)."""
+        records = self._current().records
+        values = [value for record in records for value in record.values.values()]
+        return {
+            "records": float(len(records)),
+            "actions": float(len(values)),
+            "updates": float(sum(value.number for value in values)),
+            "q_max": max((value.value for value in values), default=0.0),
+            "q_min": min((value.value for value in values), default=0.0),
+        }
+
+    # writing, inside `with table.transaction():`
+
+    def once(self, name: str) -> bool:
+        """Whether this is the first time for `name`: a mark that is written, or undone, with the transaction."""
+        return bool(self._write("INSERT OR IGNORE INTO meta VALUES (?, 1)", (f"once/{name}",)).rowcount)
+
+    def learn(self, episode: Sequence[Transition]) -> None:
+        """Update the table by the decisions of one episode, in their order.
+
+        The target of a decision is the discounted sum of the next n rewards, and beyond them the best value of the
+        situation then met: of its own record, else of the most similar other one (0 in an empty table). The last n
+        decisions, or all with `n_step = 0` (Monte Carlo), have the rewards until the end and no bootstrap.
+        """
+        for position in range(len(episode)):
+            self._learn(episode, position)
+
+    # whole files
+
+    def restore(self, path: Path) -> None:
+        """Replace the content by that of a snapshot, in one transaction.
+
+        Raises:
+            MemoryStoreError: it is missing, damaged, of another embedder, or above the capacity; nothing has changed.
+        """
+        with self._lock, schema.opened_snapshot(path) as source:
+            self._check(source, path)
+            with named_errors(self.path):
+                source.backup(self._connection)
+                schema.migrate(self._connection)
+            self._data_version = -1
+
+    # learning
+
+    def _undone(self) -> None:
+        self._data_version = -1
+
+    def _learn(self, episode: Sequence[Transition], position: int) -> None:
+        situations, config = self._current(), self.config
+        transition = replace(episode[position], action=encodable(episode[position].action))
+        texts = _situation(transition.task, transition.observation)
+        old = situations.find(texts) or Record(0, *texts)
+        before = old.values.get(transition.action)
+        turn = before.number % 2 if config.double_q and before else 0  # each entry takes its own turns: see the docs
+        record = updated(old, transition, self._target(episode, position, turn), turn, config.lr)
+        record = replace(record, values=without_worst(record.values, config.action_capacity), age=situations.age + 1)
+        if not old.id:
+            vectors = self._embed(texts)
+            row = situations.row_for(texts, vectors)
+            if row is None:
+                return
+            self._delete(situations.records[row : row + 1])
+            record = self._insert(record, vectors)
+            situations.put(row, record, vectors)
+        situations.update(record)
+        self._save(record, old.values.keys() - record.values.keys())
+
+    def _target(self, episode: Sequence[Transition], position: int, turn: int) -> float:
+        after = position + (self.config.n_step or len(episode))
+        rewards = [transition.reward for transition in episode[position:after]]
+        bootstrap = self._bootstrap(episode[after], episode[position], turn) if after < len(episode) else 0.0
+        return n_step_target(rewards, self.config.gamma, bootstrap)
+
+    def _bootstrap(self, after: Transition, own: Transition, turn: int) -> float:
+        """The best value of the situation of `after`; where it is unknown, a record must not stand in for itself."""
+        table = 1 - turn if self.config.double_q else None
+        exact = self.find(after.task, after.observation)
+        if exact is not None and (best := exact.best(table)) is not None:
+            return best
+        left_out = _situation(own.task, own.observation)
+        for record in self.nearest(after.task, after.observation):
+            if (record.task, record.observation) != left_out and (best := record.best(table)) is not None:
+                return best
+        return 0.0
+
+    def _embed(self, texts: Situation, needs: Sequence[bool] = (True, True)) -> Floats:
+        """(2, dim); zeros for a text whose embedding is not needed."""
+        vectors = np.zeros((2, self.embedder.dim), np.float32)
+        wanted = [index for index, need in enumerate(needs) if need]
+        vectors[wanted] = self.embedder.embed([texts[index][:MAX_KEY_CHARS] for index in wanted])
+        return vectors
+
+    # rows
+
+    def _insert(self, record: Record, vectors: Floats) -> Record:
+        marks = ", ".join("?" * (len(COLUMNS) + 1))
+        cursor = self._write(
+            f"INSERT INTO experience ({', '.join(COLUMNS)}, vectors) VALUES ({marks})",  # noqa: S608
+            (*_columns_of(record), vectors.astype("<f4").tobytes()),
+        )
+        return replace(record, id=int(cursor.lastrowid or 0))
+
+    def _save(self, record: Record, dropped: Iterable[str]) -> None:
+        assignments = ", ".join(f"{name} = ?" for name in COLUMNS)
+        self._write(f"UPDATE experience SET {assignments} WHERE id = ?", (*_columns_of(record), record.id))  # noqa: S608
+        for action in dropped:
+            self._write("DELETE FROM experience_values WHERE record = ? AND action = ?", (record.id, action))
+        for value in record.values.values():
+            self._write(
+                "INSERT OR REPLACE INTO experience_values VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (record.id, value.action, value.reward, *value.estimates[0], *value.estimates[1]),
+            )
+
+    def _delete(self, records: Iterable[Record]) -> None:
+        for record in records:
+            self._write("DELETE FROM experience WHERE id = ?", (record.id,))
+            self._write("DELETE FROM experience_values WHERE record = ?", (record.id,))
+
+    def _write(self, sql: str, values: Sequence[Any]) -> Any:
+        assert self._connection.in_transaction, "writes belong into `with table.transaction()`"
+        return self._connection.execute(sql, values)
+
+    def _current(self) -> Situations:
+        """All records; read from the file if they are not those that are kept."""
+        with self._lock, named_errors(self.path):
+            (version,) = self._connection.execute("PRAGMA data_version").fetchone()  # another connection's writes
+            if version != self._data_version:
+                self._situations = Situations(self.config, self.embedder.dim)
+                for row, (record, vectors) in enumerate(_read(self._connection, self.embedder.dim)):
+                    self._situations.put(row, record, vectors)
+                self._data_version = version
+            return self._situations
+
+    def _check(self, connection: Any, path: Path | None) -> None:
+        held, wanted = schema.read_identity(connection), Identity(self.embedder.name, self.embedder.dim)
+        if held != wanted:
+            raise MemoryStoreError(
+                f"{path} holds vectors of {held.name} ({held.dim} dimensions), not of {wanted.name} ({wanted.dim}): "
+                f"set memory.embedder = {held.name!r}"
+            )
+        (number,) = connection.execute("SELECT COUNT(*) FROM experience").fetchone()
+        if number > self.config.record_capacity:
+            raise MemoryStoreError(f"{path} holds {number} records: set rememberer.record_capacity to that, or more")
+
+
+def open_experience(path: Path | None, config: Config) -> ExperienceTable:
+    """The table in the file `path`, made if it is missing; None keeps it in this process only.
+
+    Raises:
+        MemoryStoreError: see `ExperienceTable`.
+        MissingExtraError: the embedder needs a package that is not installed.
+    """
+    return ExperienceTable(path, make_embedder(config.memory.embedder), config.rememberer)
+
+
+def _situation(task: str, observation: str) -> Situation:
+    return encodable(task), encodable(observation)
+
+
+def _columns_of(record: Record) -> tuple[Any, ...]:
+    values = (getattr(record, name) for name in COLUMNS)
+    return tuple(json.dumps(value) if isinstance(value, tuple) else value for value in values)
+
+
+def _read(connection: Any, dim: int) -> Iterator[tuple[Record, Floats]]:
+    """Every record with its vectors (2, dim), the oldest first."""
+    values: dict[int, dict[str, ActionValue]] = {}
+    for record, action, reward, *numbers in connection.execute("SELECT * FROM experience_values"):
+        estimates = (Estimate(*numbers[:2]), Estimate(*numbers[2:]))
+        values.setdefault(record, {})[action] = ActionValue(action, reward, estimates)
+    rows = connection.execute(f"SELECT id, {', '.join(COLUMNS)}, vectors FROM experience ORDER BY id")  # noqa: S608
+    for record_id, task, observation, history, admissible, *numbers, blob in rows.fetchall():
+        lists: dict[str, Any] = {"history": tuple(json.loads(history)), "admissible": tuple(json.loads(admissible))}
+        means = dict(zip(COLUMNS[4:], numbers, strict=True))
+        vectors = np.frombuffer(blob, "<f4").reshape(2, dim).astype(np.float32, copy=False)
+        yield Record(record_id, task, observation, **lists, **means, values=values.get(record_id, {})), vectors

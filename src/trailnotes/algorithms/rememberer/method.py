@@ -1,0 +1,208 @@
+"""REMEMBERER: a frozen policy and a table of (goal, observation, action) -> Q, shown as examples with advice.
+
+Source: "Large Language Models Are Semi-Parametric Reinforcement Learning Agents" (arXiv 2306.07929, RLEM). See
+docs/algorithms/rememberer.md for every metric, each settled choice, and where this leaves the paper and its release.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from trailnotes.algorithms.rememberer.advice import (
+    Example,
+    Situation,
+    Valued,
+    action_list,
+    advice_messages,
+    advice_stop,
+    parse_advice,
+)
+from trailnotes.algorithms.rememberer.experience import open_experience
+from trailnotes.algorithms.rememberer.values import Transition
+from trailnotes.envs.tasks import panel, tasks_of
+from trailnotes.prompts import NO_OP, Conversation, instruction_of, quoted
+from trailnotes.rollout import Decision, completion_seed, num_tokens
+from trailnotes.types import Sampling
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from trailnotes.algorithms.rememberer.experience import ExperienceTable
+    from trailnotes.algorithms.rememberer.values import Record
+    from trailnotes.config.schema import RemembererConfig
+    from trailnotes.rollout import Seating
+    from trailnotes.runs.adaptation import Trials
+    from trailnotes.types import Message, Observation, Trajectory, TrajectoryGroup
+
+TRIED_EXAMPLES = 20  # records looked at in one step, at most, for some that fit the context
+
+
+async def rememberer(trials: Trials) -> None:
+    """Fill the table on the training tasks, epoch by epoch, then play the panel with it and without updates."""
+    config = trials.config.rememberer
+    tasks = panel(tasks_of(trials.config, trials.config.train.split), config.num_tasks)
+    with open_experience(trials.path / "experience.db", trials.config) as table:
+
+        def advised(seating: Seating) -> AdvisedActor:
+            return AdvisedActor(seating, table)
+
+        for epoch in range(config.epochs):
+            if not tasks:
+                break
+            phase = f"epoch-{epoch}"
+            groups = await trials.play(phase, tasks, make_actor=advised, num_samples=config.group_size)
+            trials.log(phase, groups, **table_metrics(table, groups))  # of the table as it was acted on
+            with table.transaction():
+                if table.once(phase):
+                    for group in groups:
+                        for trajectory in group.trajectories:
+                            table.learn(transitions_of(trajectory))
+            if epoch == 0:
+                solved = {group.task.id for group in groups if all(t.success for t in group.trajectories)}
+                tasks = [task for task in tasks if task.id not in solved]
+
+        groups = await trials.play(
+            "panel", trials.tasks, make_actor=advised, num_samples=trials.config.eval.num_samples
+        )
+        trials.log("panel", groups, **table_metrics(table, groups))
+        trials.report(f"after {config.epochs} epochs of experience", groups, memory=True)
+        trials.examine(groups, memory=True)
+
+
+def transitions_of(trajectory: Trajectory) -> list[Transition]:
+    """The readable decisions of an episode.
+
+    An answer that could not be read is no decision: it makes no transition, and what it earned counts for the decision
+    before it.
+    """
+    task, earned = instruction_of(trajectory), 0.0
+    transitions: list[Transition] = []
+    for step in trajectory.steps:
+        seen = step.observation
+        if step.action != NO_OP:
+            history = tuple(transition.action for transition in transitions)
+            transitions.append(
+                Transition(task, seen.text, step.action, step.reward, history, seen.actions or (), seen.reward, earned)
+            )
+        elif transitions:
+            transitions[-1] = replace(transitions[-1], reward=transitions[-1].reward + step.reward)
+        earned += step.reward
+    return transitions
+
+
+def advice_of(
+    record: Record, config: RemembererConfig, rng: random.Random
+) -> tuple[tuple[Valued, ...], tuple[Valued, ...]]:
+    """Encouraged and discouraged actions of a record.
+
+    Encouraged is the best action, if its value is above `config.good`; else, with `config.random_advice`, a random
+    admissible one that was not tried, or is not discouraged, with a made-up value below 0.5. Discouraged are all with a
+    value up to `config.bad`, the worst first.
+    """
+    ranked = sorted(record.values.values(), key=lambda value: (-value.value, -value.number, value.action))
+    encouraged = [Valued(value.action, value.value) for value in ranked[:1] if value.value > config.good]
+    discouraged = [Valued(value.action, value.value) for value in reversed(ranked) if value.value <= config.bad]
+    if not encouraged and config.random_advice:
+        bad = {valued.action for valued in discouraged}
+        left = [action for action in record.admissible if action not in bad]
+        if choices := [action for action in left if action not in record.values] or left:
+            encouraged = [Valued(rng.choice(choices), rng.uniform(0, 0.5))]
+    return tuple(encouraged), tuple(discouraged)
+
+
+class AdvisedActor:
+    """Every step is a prompt of its own: examples with advice, then the present situation.
+
+    The answer is advice, too; of its actions the one that the policy values most is taken. Nothing readable in it costs
+    a step, as with every other method.
+    """
+
+    def __init__(self, seating: Seating, table: ExperienceTable) -> None:
+        self.seating, self.table = seating, table
+        self.words = Conversation(seating.config.rollout, seating.config.memory, seating.policy.count_tokens)
+        self.task = ""
+        self.facts: tuple[str, ...] = ()
+        self.history: list[str] = []
+        self.num_turns, self.earned = 0, 0.0
+
+    def start(self, observation: Observation) -> None:
+        """Learn the task."""
+        self.task = observation.instruction or ""
+        self.facts = tuple(line for line in self.words.briefing(observation.briefing or {}) if line)
+
+    async def act(self, observation: Observation) -> Decision | None:
+        """Recall, ask, read."""
+        seat, policy, config = self.seating, self.seating.policy, self.seating.config.rememberer
+        self.earned += observation.reward
+        messages, spelled = self._prompt(observation)
+        if num_tokens(policy, messages) > self._limit():
+            return None
+        sampling = Sampling(
+            config.temperature, max_tokens=config.max_write_tokens, stop=advice_stop(seat.config.rollout.style),
+            seed=completion_seed(seat.seed, seat.task.id, seat.member, self.num_turns),
+        )  # fmt: skip
+        self.num_turns += 1
+        completion = await policy.generate(messages, sampling, seat.episode)
+        advice = parse_advice(completion.text)
+        action = max(advice, key=lambda valued: valued.value).action if advice else NO_OP
+        action = spelled.get(action, action)
+        if action != NO_OP:
+            self.history.append(action)
+        return Decision(action, completion, completion.prompt_ids)
+
+    def _prompt(self, observation: Observation) -> tuple[list[Message], dict[str, str]]:
+        """The messages, with as many examples as fit; and the true spelling of actions that examples quote."""
+        seat, config, style = self.seating, self.seating.config.rememberer, self.seating.config.rollout.style
+        rng = random.Random(completion_seed(seat.seed, seat.task.id, seat.member, f"advice {self.num_turns}"))
+        present = self._present(observation)
+        examples: list[Example] = []
+        messages, actions = advice_messages(present, examples, style), list(observation.actions or ())
+        for record in islice(self.table.nearest(self.task, observation.text), TRIED_EXAMPLES if config.examples else 0):
+            longer = [self._example(record, rng), *examples]
+            candidate = advice_messages(present, longer, style)
+            if num_tokens(seat.policy, candidate) <= self._limit():
+                examples, messages = longer, candidate
+                actions += [*record.values, *record.admissible]
+            if len(examples) == config.examples:
+                break
+        return messages, {quoted(action): action for action in actions} | {action: action for action in actions}
+
+    def _present(self, observation: Observation) -> Situation:
+        rollout, capped = self.seating.config.rollout, self.words.capped
+        offered = action_list(observation.actions or (), rollout.style) if rollout.show_actions else ""
+        return Situation(
+            capped(self.task), capped(observation.text), self._last(self.history), capped(offered),
+            observation.reward, self.earned, self.facts,
+        )  # fmt: skip
+
+    def _example(self, record: Record, rng: random.Random) -> Example:
+        capped, history = self.words.capped, self._last(record.history)
+        situation = Situation(
+            capped(record.task), capped(record.observation), history,
+            last_reward=record.last_reward, total_reward=record.total_reward,
+        )  # fmt: skip
+        return Example(situation, *advice_of(record, self.seating.config.rememberer, rng))
+
+    def _last(self, history: Sequence[str]) -> tuple[str, ...]:
+        return tuple(history[max(0, len(history) - self.seating.config.rememberer.history) :])
+
+    def _limit(self) -> int:
+        """Tokens that a prompt may have, so that a whole answer still fits behind it."""
+        config = self.seating.config
+        longest = min(config.rollout.max_context_tokens, self.seating.policy.context_length)
+        return longest - config.rememberer.max_write_tokens
+
+
+def table_metrics(table: ExperienceTable, groups: Sequence[TrajectoryGroup]) -> dict[str, float | dict[str, float]]:
+    """Share of the steps whose very situation has a record, and what is in the table."""
+    situations = [
+        (instruction_of(trajectory), step.observation.text)
+        for group in groups
+        for trajectory in group.trajectories
+        for step in trajectory.steps
+    ]
+    known = sum(table.find(*situation) is not None for situation in situations)
+    return {"known": known / max(1, len(situations)), "table": table.stats()}

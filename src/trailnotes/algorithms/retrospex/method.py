@@ -1,0 +1,182 @@
+"""Retrospex: the frozen policy proposes, a critic learned from finished runs has a growing say in what is done.
+
+Source: "Retrospex: Language Agent Meets Offline Reinforcement Learning Critic" (arXiv 2505.11807). Built from its
+description; its authors' code has no licence and was not used. See docs/algorithms/retrospex.md for every metric, each
+settled choice, and where this leaves the paper and its release.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trailnotes.algorithms.retrospex.rescoring import best_candidate, by_heuristics, policy_weight, to_admissible
+from trailnotes.errors import ConfigError
+from trailnotes.memory.embed import make_embedder
+from trailnotes.prompts import NO_OP, Conversation, parse_action
+from trailnotes.rollout import Decision, NotesActor, completion_seed, context_limit, observe_within
+from trailnotes.storage.jsonl import append_jsonl, read_jsonl, set_aside
+from trailnotes.types import Completion
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from trailnotes.algorithms.retrospex.critic import Critic
+    from trailnotes.memory.embed import Embedder
+    from trailnotes.rollout import Seating
+    from trailnotes.runs.adaptation import Trials
+    from trailnotes.types import Observation, TrajectoryGroup
+
+
+async def retrospex(trials: Trials) -> None:
+    """Train or load the critic, then play the panel as the policy would, and again with its proposals rescored."""
+    config, settings = trials.config, trials.config.retrospex
+    if not hasattr(trials.policy, "score"):
+        raise ConfigError(
+            f"retrospex weighs actions by their log-probabilities, and {trials.policy.name} gives none (no "
+            "OpenAI-compatible server does): set model.path to a model directory or hub name"
+        )
+    critic, embedder = obtain_critic(trials), make_embedder(config.memory.embedder)
+    decisions = trials.path / "decisions.jsonl"
+    set_aside(decisions)
+
+    def plain(seating: Seating) -> NotesActor:
+        return NotesActor(proposing(seating), None)
+
+    def rescored(seating: Seating) -> Rescorer:
+        return Rescorer(proposing(seating), critic, embedder, lambda record: append_jsonl(decisions, [record]))
+
+    num = config.eval.num_samples
+    alone = await trials.play("plain", trials.tasks, make_actor=plain, mode="plain", num_samples=num)
+    trials.log("plain", alone)
+    trials.report("plain", alone, memory=False)
+    trials.examine(alone, memory=False, name="eval-plain")
+
+    groups = await trials.play("rescored", trials.tasks, make_actor=rescored, mode="plain", num_samples=num)
+    trials.log("rescored", groups, **decision_metrics(list(read_jsonl(decisions)), groups))
+    trials.report(f"rescored, decay {settings.decay:g}, floor {settings.floor:g}", groups, memory=False)
+    trials.examine(groups, memory=False)
+
+
+def obtain_critic(trials: Trials) -> Critic:
+    """The critic that `retrospex.critic` names, or one trained into the run directory from `retrospex.data`."""
+    from trailnotes.algorithms.retrospex.critic import load_critic, train_critic
+
+    settings, own = trials.config.retrospex, trials.path / "critic"
+    if settings.critic or (own / "critic.json").is_file():  # the latter of an earlier start
+        return load_critic(Path(settings.critic) if settings.critic else own)
+    if not settings.data:
+        raise ConfigError(
+            "retrospex has no critic: name runs whose episodes train one (retrospex.data), or a trained one "
+            "(retrospex.critic)"
+        )
+    return train_critic(trials.config, settings.data, own)
+
+
+def proposing(seating: Seating) -> Seating:
+    """The seat of an actor that samples as `retrospex.temperature` and `retrospex.top_p` say."""
+    settings, config = seating.config.retrospex, seating.config
+    rollout = config.rollout.model_copy(update={"temperature": settings.temperature, "top_p": settings.top_p})
+    return replace(seating, config=config.model_copy(update={"rollout": rollout}))
+
+
+class Rescorer:
+    """Samples candidates, maps them onto what is admissible, and takes the one that policy and critic prefer."""
+
+    def __init__(
+        self, seating: Seating, critic: Critic, embedder: Embedder, journal: Callable[[dict[str, Any]], None]
+    ) -> None:
+        self.seating, self.critic, self.embedder, self.journal = seating, critic, embedder, journal
+        config = seating.config
+        self.conversation = Conversation(config.rollout, config.memory, seating.policy.count_tokens)
+        self.instruction = ""
+        self.history: list[str] = []
+
+    def start(self, observation: Observation) -> None:
+        """Open the conversation."""
+        self.instruction = observation.instruction or ""
+        self.conversation.start(self.instruction)
+
+    async def act(self, observation: Observation) -> Decision | None:
+        """Propose, rescore, choose."""
+        policy, config = self.seating.policy, self.seating.config
+        if observe_within(context_limit(policy, config), policy, self.conversation, observation, ()) is None:
+            return None
+        said = await self._propose()
+        actions = self._candidates(
+            [parse_action(c.text, config.rollout.action_format).action for c in said], observation
+        )
+        speakers = [self._speaker(action, said) for action in actions]
+        chosen = self._choose(actions, speakers, observation)
+
+        completion = speakers[chosen] or Completion(said[0].prompt_ids, (), (), actions[chosen])
+        others = sum(each.num_tokens for each in said) - completion.num_tokens
+        self.conversation.act(completion.text, completion.token_ids)
+        self.history.append(actions[chosen])
+        return Decision(actions[chosen], completion, completion.prompt_ids, other_tokens=others)
+
+    async def _propose(self) -> list[Completion]:
+        """`retrospex.candidates` samples of the next action, some of them perhaps the same."""
+        seat, step = self.seating, len(self.history)
+        said = []
+        for number in range(seat.config.retrospex.candidates):
+            seed = completion_seed(seat.seed, seat.task.id, seat.member, f"{step}.{number}")
+            sampling = replace(seat.sampling(step), seed=seed)
+            said.append(await seat.policy.generate(tuple(self.conversation.acting), sampling, seat.episode))
+        return said
+
+    def _candidates(self, predicted: Sequence[str], observation: Observation) -> list[str]:
+        """Different actions, at least one; no unreadable one if there is another."""
+        settings = self.seating.config.retrospex
+        readable = [action for action in predicted if action != NO_OP]
+
+        def allowed(actions: Sequence[str]) -> list[str]:
+            return by_heuristics(actions, settings.heuristics, self.instruction, self.history)
+
+        if observation.actions:
+            return to_admissible(readable, allowed(observation.actions), settings.candidates, self.embedder)
+        return allowed(list(dict.fromkeys(readable))) or [NO_OP]
+
+    def _speaker(self, action: str, said: Sequence[Completion]) -> Completion | None:
+        """The first completion that the action was read from, if any."""
+        kind = self.seating.config.rollout.action_format
+        return next((each for each in said if parse_action(each.text, kind).action == action), None)
+
+    def _choose(self, actions: Sequence[str], speakers: Sequence[Completion | None], observation: Observation) -> int:
+        """Index of the action to take; the decision goes to the journal."""
+        seat, settings, step = self.seating, self.seating.config.retrospex, len(self.history)
+        weight = policy_weight(settings.first_step + step, settings.decay, settings.floor)
+        likelihoods, advantages = [1.0], [0.0]
+        if len(actions) > 1:
+            # An action that was said as it stands counts by the ids that were sampled, any other by its text.
+            bare = [c.token_ids if c and c.text.strip() == a else a for a, c in zip(actions, speakers, strict=True)]
+            logprobs = seat.policy.score(self.conversation.acting, bare)  # type: ignore[attr-defined]
+            likelihoods = [math.exp(logprob) for logprob in logprobs]
+            advantages = self.critic.advantages(self.instruction, observation.text, actions, settings.score_clip)
+        chosen = best_candidate(likelihoods, advantages, weight)
+        self.journal({
+            "task": seat.task.id, "member": seat.member, "step": step, "weight": weight, "actions": list(actions),
+            "sampled": [c is not None for c in speakers], "likelihoods": likelihoods, "advantages": advantages,
+            "chosen": chosen, "favourite": likelihoods.index(max(likelihoods)),
+        })  # fmt: skip
+        return chosen
+
+
+def decision_metrics(records: Sequence[dict[str, Any]], groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
+    """What rescoring did in the episodes that count; a decision that was made again after a restart counts once.
+
+    ``changed``: share of decisions that went another way than the policy's favourite among the candidates;
+    ``candidates``: mean number of different ones; ``not_sampled``: share of actions that the policy had not said.
+    """
+    lengths = {(group.task.id, t.member): len(t.steps) for group in groups for t in group.trajectories}
+    latest = {(record["task"], record["member"], record["step"]): record for record in records}
+    made = [r for (task, member, step), r in latest.items() if step < lengths.get((task, member), 0)]
+    if not made:
+        return {}
+    return {
+        "changed": sum(r["chosen"] != r["favourite"] for r in made) / len(made),
+        "candidates": sum(len(r["actions"]) for r in made) / len(made),
+        "not_sampled": sum(not r["sampled"][r["chosen"]] for r in made) / len(made),
+    }

@@ -1,0 +1,139 @@
+"""Transitions from the episodes on disk of any run: training, adaptation, evaluation.
+
+Fields and reward rules are those of Retrospex (arXiv 2505.11807) for WebShop and ALFWorld. Unlike its release, an
+episode that was cut off bootstraps from what was really seen last, and nothing depends on a file's number of rows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from trailnotes.errors import ConfigError
+from trailnotes.runs.panels import derive_seed
+from trailnotes.storage.jsonl import read_jsonl
+from trailnotes.storage.records import trajectory_from_json
+from trailnotes.types import Trajectory
+
+Reward = Literal["raw", "spread"]
+Failure = Literal["raw", "floor0", "last_positive"]
+
+FILES = ("trajectories.jsonl", "episodes.jsonl", "trial-*.jsonl")  # of a run, an evaluation, an adaptation by notes
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """One step of an episode that ended well, in the texts that the critic reads."""
+
+    task: str  # the instruction
+    observation: str  # o_t
+    action: str  # a_t as the environment received it
+    reward: float  # r_t, in the environment's unit
+    next_observation: str  # o_{t+1}; of an episode's last step the final observation
+    terminated: bool  # the game ended here by its own rules: nothing follows that could be worth anything
+    success: bool  # of the whole episode
+    task_id: str
+    episode: int  # number of the episode in the data
+
+
+def read_episodes(places: Iterable[str | Path]) -> Iterator[Trajectory]:
+    """The good episodes of run directories (or of JSONL files), one at a time; a cut last line is skipped.
+
+    Raises:
+        ConfigError: a place holds no episodes.
+        RunError: a damaged line, by number.
+    """
+    for place in places:
+        for file in episode_files(Path(place)):
+            for record in read_jsonl(file):
+                trajectory = trajectory_from_json(record)
+                if trajectory.outcome != "error":
+                    yield trajectory
+
+
+def episode_files(place: Path) -> list[Path]:
+    """The files of episodes in a directory: the first kind of `FILES` that is there.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if place.is_file():
+        return [place]
+    for pattern in FILES:
+        if found := sorted(place.glob(pattern)):
+            return found
+    raise ConfigError(f"{place} holds no episodes ({', '.join(FILES)}): name the directory of a run that has played")
+
+
+def read_transitions(places: Iterable[str | Path], reward: Reward, failure: Failure) -> list[Transition]:
+    """All steps of all good episodes, in the order of the files.
+
+    Raises:
+        ConfigError: there is not a single step.
+    """
+    places = list(places)
+    episodes = enumerate(read_episodes(places))
+    found = [step for number, episode in episodes for step in transitions_of(episode, number, reward, failure)]
+    if not found:
+        raise ConfigError(f"no step of a good episode in {', '.join(map(str, places)) or 'no directory'}")
+    return found
+
+
+def transitions_of(episode: Trajectory, number: int, reward: Reward, failure: Failure) -> list[Transition]:
+    """The steps of one episode; `number` tells episodes apart."""
+    if not episode.steps:
+        return []
+    observations = [step.observation.text for step in episode.steps] + [episode.final_observation.text]
+    rewards = shaped_rewards([step.reward for step in episode.steps], reward, failure)
+    last = len(rewards) - 1
+    return [
+        Transition(
+            task=episode.steps[0].observation.instruction or "",
+            observation=observations[index],
+            action=step.action,
+            reward=rewards[index],
+            next_observation=observations[index + 1],
+            terminated=index == last and episode.outcome == "terminated",
+            success=episode.success,
+            task_id=episode.task.id,
+            episode=number,
+        )
+        for index, step in enumerate(episode.steps)
+    ]
+
+
+def shaped_rewards(rewards: Sequence[float], reward: Reward, failure: Failure) -> list[float]:
+    """The rewards of one episode by the named rules; the score is their running sum.
+
+    A negative final score stays (`raw`), becomes 0 (`floor0`), or the last positive one before it, 0 if there was none
+    (`last_positive`, Retrospex release 6d169a4); the last reward makes up the difference. Then `spread` gives each of
+    the T steps the T-th part of the final score (release, WebShop).
+    """
+    shaped = list(rewards)
+    score = math.fsum(shaped)
+    if score < 0 and failure != "raw":
+        positive = [running for running in itertools.accumulate(shaped) if running > 0]
+        kept = positive[-1] if failure == "last_positive" and positive else 0.0
+        shaped[-1] += kept - score
+        score = kept
+    return [score / len(shaped)] * len(shaped) if reward == "spread" else shaped
+
+
+def held_out_tasks(task_ids: Iterable[str], share: float, seed: int) -> frozenset[str]:
+    """The tasks kept apart: `share` of them, at least one if `share` > 0 and another is left to learn from."""
+    names = sorted(set(task_ids), key=lambda name: (derive_seed(seed, "held out", name), name))
+    wanted = max(1, round(share * len(names))) if share else 0
+    return frozenset(names[: min(wanted, len(names) - 1)])
+
+
+def fingerprint(transitions: Sequence[Transition]) -> str:
+    """A hash of all that a critic could learn from."""
+    digest = hashlib.sha256()
+    for step in transitions:
+        digest.update(repr(step).encode("utf-8", "backslashreplace"))
+    return digest.hexdigest()[:16]

@@ -1,0 +1,71 @@
+"""The command line: ``trailnotes COMMAND``. A thin layer; each command calls one function of the Python API."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+from trailnotes.commands import compare, critic, envs, memory, runs
+from trailnotes.commands.command import Group, Table, parse
+from trailnotes.errors import TrailnotesError
+
+__all__ = ["TABLE", "main"]
+
+TABLE: Table = (
+    runs.TRAIN,
+    runs.EVAL,
+    runs.ADAPT,
+    runs.ROLLOUT,
+    runs.WARMSTART,
+    critic.CRITIC,
+    runs.DIAGNOSE,
+    runs.DEMO,
+    Group("compare", "set results beside each other", compare.COMMANDS),
+    Group("memory", "read, edit and carry the tips of a run", memory.COMMANDS),
+    Group("config", "settings", (runs.CONFIG_SHOW,)),
+    Group("envs", "environments", (envs.LIST, envs.CHECK)),
+)
+
+_EXTRAS = dict.fromkeys(("torch", "transformers", "tokenizers", "safetensors", "peft"), "train") | {
+    "textworld": "textworld",
+    "matplotlib": "plot",
+    "openai": "openai",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code: 0, 2 for bad input, 130 when interrupted.
+
+    argparse itself exits with 2 for a command line that it cannot read.
+    """
+    args = parse(TABLE, sys.argv[1:] if argv is None else argv)
+    logging.basicConfig(level=logging.DEBUG if args.debug else logging.WARNING, format="%(levelname)s: %(message)s")
+    try:
+        args.command.run(args)
+        sys.stdout.flush()
+    except TrailnotesError as error:
+        return _fail(str(error), debug=args.debug)
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in _EXTRAS:
+            raise
+        return _fail(
+            f"this needs the package {package}: pip install 'trailnotes[{_EXTRAS[package]}]'", debug=args.debug
+        )
+    except KeyboardInterrupt:
+        return _fail("interrupted", code=130, debug=args.debug)
+    except BrokenPipeError:  # the reader, `head` for example, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        return _fail(f"{error.filename or 'the system says'}: {error.strerror or error}", debug=args.debug)
+    return 0
+
+
+def _fail(text: str, *, debug: bool, code: int = 2) -> int:
+    if debug:
+        traceback.print_exc()
+    print(f"trailnotes: {' '.join(text.split())}", file=sys.stderr)
+    return code

@@ -1,0 +1,139 @@
+"""`trailnotes adapt`: a method that changes no weights, in a run directory of its own, resumed wherever it stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from trailnotes.algorithms import ADAPTERS
+from trailnotes.commands.evaluation import load_policy, resolve
+from trailnotes.config.toml import SURROUNDINGS
+from trailnotes.envs.workers.pool import EnvPool
+from trailnotes.errors import BudgetError, ConfigError, MissingExtraError
+from trailnotes.reporting.intervals import Interval
+from trailnotes.reporting.plots import trial_curve
+from trailnotes.runs.adaptation import Trials
+from trailnotes.runs.directory import RunDir
+from trailnotes.storage.files import write_text_atomic
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from trailnotes.config.schema import Config
+    from trailnotes.runs.adaptation import Figure
+    from trailnotes.runs.console import Bar
+    from trailnotes.runs.panels import PanelResult, Subject
+
+logger = logging.getLogger(__name__)
+DEFAULT_METHOD = "empo2-tips"
+FREE = (*SURROUNDINGS, "eval.trials", "eval.confidence", "run.tensorboard")
+"""What may differ when a run goes on: its surroundings, how long it lasts, and how it is shown."""
+
+
+def adapt(
+    config: Config,
+    model_or_run: Path | str,
+    *,
+    out: Path,
+    method: str | None = None,
+    trials: int | None = None,
+    allow_change: Sequence[str] = (),
+    progress: Bar | None = None,
+) -> list[PanelResult]:
+    """Let `method` play the panel of `config.eval`, trial after trial, with the policy `model_or_run`.
+
+    No weight changes. `out` becomes an ordinary run directory, with the table of all figures, the curve over the
+    trials (where matplotlib is installed), and the last trial in `out/eval`. The same command on the same directory
+    goes on where it stopped: no finished episode is played again, and nothing that was written is asked for again.
+
+    Args:
+        config: the whole configuration.
+        model_or_run: run directory, checkpoint, model directory, hub name, "random" or "openai:NAME".
+        out: directory of the run; made if it does not exist.
+        method: of `ADAPTERS`; by default `algorithm.name` where it is one of them, else "empo2-tips".
+        trials: overrides `eval.trials`.
+        allow_change: further keys that may differ from those of the run that goes on.
+        progress: shows how far the phase is, and a line when it ends.
+
+    Returns:
+        The points of the curve, trial 0 first.
+
+    Raises:
+        ConfigError: a setting that cannot work, or nothing could be played.
+        BudgetError: a spending limit was reached; what has ended is on disk.
+        RunError: `out` is in use, damaged, or belongs to another config.
+    """
+    subject = resolve(model_or_run)
+    config = settled(config, subject, method, trials)
+    with RunDir.open(out, config, allow_change=[*FREE, *allow_change]) as directory:
+        figures = asyncio.run(_adapt(config, directory, subject, progress))
+        write_figures(figures, out)
+    curve = [figure.result for figure in figures if figure.trial is not None]
+    _draw(curve, out / "curve.png")
+    return curve
+
+
+def settled(config: Config, subject: Subject, method: str | None, trials: int | None) -> Config:
+    """The settings of the run: its method, its model and its number of trials are in its config.toml, too."""
+    own = config.algorithm.name
+    name = method or (own if own in ADAPTERS else DEFAULT_METHOD)
+    if name not in ADAPTERS:
+        raise ConfigError(f"{name} cannot adapt: choose one of {', '.join(sorted(ADAPTERS))}")
+    num_trials = config.eval.trials if trials is None else trials
+    sections = {
+        "algorithm": config.algorithm.model_copy(update={"name": name}),
+        "model": config.model.model_copy(update={"path": subject.model}),
+        "eval": config.eval.model_copy(update={"trials": num_trials}),
+    }
+    return config.model_copy(update=sections)
+
+
+async def _adapt(config: Config, directory: RunDir, subject: Subject, progress: Bar | None) -> list[Figure]:
+    policy = load_policy(config, subject, directory.path)
+    with EnvPool(config.env) as pool:
+        trials = Trials(config, directory, policy, pool, subject, progress)
+        try:
+            await ADAPTERS[config.algorithm.name](trials)
+        except BudgetError as error:
+            write_figures(trials.figures, directory.path)
+            raise BudgetError(
+                f"{error}; every episode and note that has ended is kept in {directory.path}: raise the limit, and the "
+                "same command goes on"
+            ) from error
+        return trials.figures
+
+
+def write_figures(figures: Sequence[Figure], out: Path) -> None:
+    """`table.json` and `table.md` of an adaptation."""
+    rows = [{"figure": figure.name, **asdict(figure.result)} for figure in figures]
+    write_text_atomic(out / "table.json", json.dumps({"rows": rows}, indent=1) + "\n")
+    write_text_atomic(out / "table.md", figures_table(figures))
+
+
+def figures_table(figures: Sequence[Figure]) -> str:
+    """The figures as a Markdown table: each with the number of its tasks, and what had been spent besides."""
+    lines = ["| figure | memory | panel | metric | mean | interval | env steps |", "|---" * 7 + "|"]
+    for figure in figures:
+        r = figure.result
+        lines.append(
+            f"| {figure.name} | {'with' if r.memory else 'without'} | {r.panel} ({r.num_tasks}) | {r.metric} "
+            f"| {r.mean:.3f} | [{r.ci_low:.3f}, {r.ci_high:.3f}] | {r.env_steps:,} |"
+        )
+    methods = sorted({f"Intervals: {figure.result.interval}." for figure in figures})
+    return "\n".join([*lines, "", *methods, ""])
+
+
+def _draw(results: Sequence[PanelResult], path: Path) -> None:
+    """The curve of an adaptation, if it is more than a point."""
+    if len(results) < 2:
+        return
+    intervals = [Interval(row.mean, row.ci_low, row.ci_high) for row in results]
+    title = f"{results[0].algorithm} on {results[0].panel} ({results[0].num_tasks} tasks)\n{results[-1].interval}"
+    try:
+        trial_curve(intervals, path, ylabel=results[0].metric, title=title)
+    except MissingExtraError as error:
+        logger.warning("no %s: %s", path.name, error)

@@ -1,0 +1,167 @@
+"""A command in one place: what it is called, what it takes, what it says of itself, what it runs.
+
+The parsers, their ``--help`` and the page `docs/cli.md` all come from the same table of commands. Importing this
+module, as every start does, loads argparse and little else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trailnotes import __version__
+
+ABOUT = "Train LLM agents that explore, take notes, and learn to do without them."
+SETTINGS = (
+    "Any setting may follow as --section.key VALUE (TOML; plain words need no quotes): it wins over the file. "
+    "`trailnotes config show` lists all settings with their meaning."
+)
+WIDTH = 100
+_SETTING = re.compile(r"--(preset|[A-Za-z_]\w*\.[^=]*)(=.*)?", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One argument: its names as argparse takes them, and argparse's own keywords."""
+
+    names: tuple[str, ...]
+    help: str
+    options: dict[str, Any]
+
+    @property
+    def word(self) -> str:
+        """As the reader types it, with its value."""
+        name, metavar = self.names[0], self.options.get("metavar", "")
+        if not name.startswith("-"):
+            return str(metavar or name)
+        return f"{name} {metavar}".strip()
+
+    @property
+    def usage(self) -> str:
+        """As it appears on a usage line."""
+        many = {"+": " ...", "*": " ..."}.get(self.options.get("nargs", ""), "")
+        positional = not self.names[0].startswith("-")
+        needed = self.options.get("nargs") not in {"*", "?"} if positional else self.options.get("required")
+        return f"{self.word}{many}" if needed else f"[{self.word}{many}]"
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command. `run` gets the parsed arguments, among them the `settings` that followed."""
+
+    name: str  # words after "trailnotes", for example "memory list"
+    summary: str  # one line
+    about: str  # what it does, for whom has never done it
+    example: str  # a command line that runs
+    run: Callable[[argparse.Namespace], None]
+    arguments: tuple[Argument, ...] = ()
+    settings: bool = False  # whether --section.key VALUE may follow
+
+
+@dataclass(frozen=True)
+class Group:
+    """Commands that share their first word."""
+
+    name: str
+    summary: str
+    commands: tuple[Command, ...]
+
+
+Table = Sequence[Command | Group]
+
+
+def argument(*names: str, help: str, **options: Any) -> Argument:  # noqa: A002 (argparse's word)
+    """An `Argument`, written as for `add_argument`."""
+    return Argument(names, help, options)
+
+
+def build_parser(table: Table) -> argparse.ArgumentParser:
+    """The parser of all commands; the command chosen is the attribute `command`."""
+    parser = _parser(argparse.ArgumentParser, prog="trailnotes", description=ABOUT)
+    parser.add_argument("--version", action="version", version=f"trailnotes {__version__}")
+    top = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for entry in table:
+        if isinstance(entry, Command):
+            _add(top, entry)
+            continue
+        group = _parser(top.add_parser, entry.name, help=entry.summary, description=entry.summary)
+        inner = group.add_subparsers(title="commands", metavar="COMMAND", required=True)
+        for command in entry.commands:
+            _add(inner, command)
+    return parser
+
+
+def parse(table: Table, words: Sequence[str]) -> argparse.Namespace:
+    """The arguments of one command line; `command` is the `Command`, `settings` the --section.key VALUE words.
+
+    Exits with code 2, as argparse does, on a command line that cannot be read.
+    """
+    rest: list[str] = []
+    settings: list[str] = []
+    pending = list(words)
+    while pending:
+        word = pending.pop(0)
+        found = _SETTING.fullmatch(word)
+        (settings if found else rest).append(word)
+        if found and found[2] is None and pending:
+            settings.append(pending.pop(0))
+    parser = build_parser(table)
+    args = parser.parse_args(rest)
+    if settings and not args.command.settings:
+        parser.error(f"trailnotes {args.command.name} takes no settings: leave out {settings[0]}")
+    args.settings = settings
+    return args
+
+
+def page(table: Table) -> str:
+    """`docs/cli.md`, from the same table."""
+    commands = [c for entry in table for c in (entry.commands if isinstance(entry, Group) else (entry,))]
+    index = "\n".join(
+        f"- [`trailnotes {c.name}`](#trailnotes-{c.name.replace(' ', '-')}): {c.summary}" for c in commands
+    )
+    intro = (
+        f"{ABOUT} {SETTINGS}\n\n"
+        "Exit codes: 0; 2 with one line on standard error when something is wrong with the input; 130 when "
+        "interrupted. `--debug` shows where an error comes from.\n\n"
+        "This page is made from the program's own help: `python -m trailnotes.commands.page > docs/cli.md`."
+    )
+    return "\n\n".join(["# The command line", intro, index, *map(_section, commands)]) + "\n"
+
+
+def _add(parsers: Any, command: Command) -> None:
+    epilog = f"example:\n  {command.example}"
+    about = textwrap.fill(f"{command.about} {SETTINGS}" if command.settings else command.about, WIDTH)
+    word = command.name.rpartition(" ")[2]
+    parser = _parser(parsers.add_parser, word, help=command.summary, description=about, epilog=epilog)
+    for item in command.arguments:
+        parser.add_argument(*item.names, help=item.help, **item.options)
+    parser.add_argument("--debug", action="store_true", help="show where an error comes from")
+    parser.set_defaults(command=command)
+
+
+def _parser(make: Callable[..., argparse.ArgumentParser], *names: str, **options: Any) -> argparse.ArgumentParser:
+    return make(
+        *names,
+        allow_abbrev=False,
+        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=28, width=WIDTH),
+        **options,
+    )
+
+
+def _section(command: Command) -> str:
+    usage = " ".join(["trailnotes", command.name, *(item.usage for item in command.arguments)])
+    rows = [f"| `{item.word}` | {item.help} |" for item in command.arguments]
+    table = ["| argument | meaning |\n|---|---|\n" + "\n".join(rows)] if rows else []
+    settings = " [--section.key VALUE ...]" if command.settings else ""
+    parts = [
+        f"## `trailnotes {command.name}`",
+        command.about,
+        f"```\n{usage}{settings}\n```",
+        *table,
+        f"Example:\n\n```\n{command.example}\n```",
+    ]
+    return "\n\n".join(parts)

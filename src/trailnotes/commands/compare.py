@@ -1,0 +1,85 @@
+"""The commands that set results beside each other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trailnotes.commands.command import Command, argument
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+
+def _run(args: Namespace) -> None:
+    from trailnotes.compare import comparison
+    from trailnotes.compare.plan import load_plan
+    from trailnotes.compare.report import print_summary
+    from trailnotes.errors import RunError
+
+    if args.dry_run:
+        from trailnotes.compare.estimate import estimate
+
+        print(comparison.describe(args.plan, args.out), flush=True)
+        print(estimate(args.plan, out=args.out, at_once=args.jobs))
+        return
+    summary = comparison.compare_run(args.plan, out=args.out, at_once=args.jobs)
+    print_summary(summary)
+    place = comparison.place_of(load_plan(args.plan), args.out)
+    print(f"written to {place}: table.md, table.json, curves.png")
+    missing = [f"{line.label} with seed {seed}: {why}" for line in summary.lines for seed, why in line.missing.items()]
+    if missing:
+        raise RunError(f"{len(missing)} run{'s' * (len(missing) > 1)} without a result; {'; '.join(missing)}")
+
+
+def _table(args: Namespace) -> None:
+    from trailnotes.compare import compare_own, compare_table, published_panel
+    from trailnotes.compare.published.page import print_comparison
+    from trailnotes.compare.report import print_summary
+
+    if panel := args.panel or published_panel(args.runs):
+        print_comparison(compare_table(args.runs, panel=panel, out=args.out))
+    else:
+        print_summary(compare_own(args.runs, out=args.out, baseline=args.baseline))
+    print(f"written to {args.out}")
+
+
+RUN = Command(
+    name="compare run",
+    summary="methods beside each other: run them all, then the table and the picture",
+    about="Run every method of a comparison with every seed on one panel and under one budget, then write the table "
+    "with intervals, differences and costs, and the picture. Every run is an ordinary run directory in DIR/runs. The "
+    "same command runs nothing again that is finished, and goes on with what was interrupted. A run that fails leaves "
+    "the others running; its cell says why, and the command ends with 2. Ctrl-C asks each run to stop.",
+    example="trailnotes compare run configs/compare/small.toml --jobs 2",
+    run=_run,
+    arguments=(
+        argument("plan", type=Path, metavar="COMPARISON", help="panel, methods, budget and seeds, a TOML file"),
+        argument("--out", type=Path, metavar="DIR", help="where it all goes; by default runs/compare/NAME"),
+        argument("--jobs", type=int, metavar="N", help="runs side by side; compare.jobs by default"),
+        argument("--dry-run", action="store_true", help="print the runs, their commands and the time they will take"),
+    ),
+)
+
+TABLE = Command(
+    name="compare table",
+    summary="runs beside each other, and published rows beside them",
+    about="Read finished evaluations and write one table. Plays nothing: first write an evaluation with `trailnotes "
+    "eval RUN --out RUN/eval`. A run stands for all evaluations at and below its `eval`; DIR=LABEL puts a directory "
+    "under that name. For a panel with published rows there is a row for each task and a column for each method, its "
+    "seeds pooled, with interval and counts, and the published rows in columns of their own; a mean of fewer tasks "
+    "than the panel has is never called its average, and footnotes say where a run left the published protocol. For "
+    "any other panel it is the table of `compare run`: a line for each method. Methods are told apart by "
+    "algorithm.name, algorithm.mode_unit and whether notes were shown.",
+    example='trailnotes compare table --panel scienceworld-18 runs/grpo-0 runs/grpo-1 "runs/tuned=GRPO, tuned"',
+    run=_table,
+    arguments=(
+        argument("runs", metavar="RUN", nargs="+", help="a run, or what `trailnotes eval --out` wrote; or DIR=LABEL"),
+        argument("--panel", metavar="NAME", help="published rows; by default those of the runs' environment, if any"),
+        argument("--baseline", metavar="LABEL", default="", help="differences are taken to it; without published rows"),
+        argument("--out", type=Path, metavar="DIR", default=Path("runs/compare"),
+                 help="where table.json, table.md and the picture go (runs/compare)"),
+    ),
+)  # fmt: skip
+
+COMMANDS = (RUN, TABLE)

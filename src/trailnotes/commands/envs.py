@@ -1,0 +1,58 @@
+"""The commands about environments."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+from trailnotes.commands.command import Command, argument
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+
+def _list(_: Namespace) -> None:
+    from importlib.metadata import entry_points
+
+    from trailnotes.envs import ENTRY_POINTS, ENVS, env_class
+    from trailnotes.errors import ConfigError, MissingExtraError
+
+    names = [*ENVS, *(point.name for point in entry_points(group=ENTRY_POINTS))]
+    for name in sorted(set(names)):
+        try:
+            about = (env_class(name).__doc__ or "").strip().partition("\n")[0]
+        except (ConfigError, MissingExtraError) as error:
+            about = f"cannot be used: {error}"
+        print(f"{name:<20} {about}")
+
+
+def _check(args: Namespace) -> None:
+    from trailnotes.config.toml import load_config
+    from trailnotes.envs import check_env, env_class
+
+    options = load_config(None, args.settings).env.options
+    skipped = check_env(functools.partial(env_class(args.name), **options))
+    print(f"{args.name} keeps the contract")
+    for line in skipped:
+        print(f"  not checked: {line}")
+
+
+LIST = Command(
+    name="envs list",
+    summary="the environments that can be named in env.name",
+    about="List built-in environments and those that installed packages offer by an entry point of the group "
+    "trailnotes.envs. An environment of your own needs neither: name it module:Class.",
+    example="trailnotes envs list",
+    run=_list,
+)
+
+CHECK = Command(
+    name="envs check",
+    summary="does an environment keep the contract?",
+    about="Play an environment as an author's test would: same seed, same text; endings; odd actions; what comes after "
+    "the end. Stops at the first violation and says what to change.",
+    example="trailnotes envs check waymarks-simulator",
+    run=_check,
+    arguments=(argument("name", metavar="NAME", help="built-in name, entry point, or module:Class"),),
+    settings=True,
+)

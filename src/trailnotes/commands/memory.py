@@ -1,0 +1,228 @@
+"""The commands on a memory of tips: they are their owner's to read, edit, carry elsewhere and delete."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trailnotes.commands.command import Command, argument
+from trailnotes.errors import ConfigError
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from trailnotes.memory.store import TipStore
+    from trailnotes.types import Tip
+
+_PLACE = argument("place", type=Path, metavar="DIR", help="a run directory, or a memory file")
+_IDS = argument("ids", type=int, metavar="ID", nargs="+", help="ids of tips, as `memory list` prints them")
+_NAMESPACE = argument("--namespace", metavar="TASK", help="only the tips of this task")
+
+
+@contextmanager
+def _store(args: Namespace) -> Iterator[TipStore]:
+    from trailnotes.memory.exchange import open_store
+
+    store = open_store(args.place)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def _list(args: Namespace) -> None:
+    from trailnotes.memory.exchange import list_tips
+
+    with _store(args) as store:
+        for tip in list_tips(store, args.namespace, limit=args.limit):
+            print(json.dumps(asdict(tip), ensure_ascii=False) if args.json else _line(tip))
+
+
+def _show(args: Namespace) -> None:
+    from trailnotes.memory.exchange import show_tip
+
+    with _store(args) as store:
+        for name, value in asdict(show_tip(store, args.id)).items():
+            print(f"{name:<10} {value}")
+
+
+def _search(args: Namespace) -> None:
+    from trailnotes.memory.exchange import search_tips
+
+    with _store(args) as store:
+        for tip in search_tips(store, args.namespace, args.query, args.top_k):
+            print(_line(tip))
+
+
+def _stats(args: Namespace) -> None:
+    from trailnotes.memory.exchange import namespaces
+
+    with _store(args) as store:
+        for name, value in store.stats().items():
+            print(f"{name:<12} {value:.0f}")
+        for namespace, count in namespaces(store).items():
+            print(f"  {count:>6} {namespace}")
+
+
+def _export(args: Namespace) -> None:
+    from trailnotes.memory.exchange import export_tips
+
+    with _store(args) as store:
+        print(f"{export_tips(store, args.file, args.namespace)} tips written to {args.file}")
+
+
+def _import(args: Namespace) -> None:
+    from trailnotes.memory.exchange import import_tips
+
+    with _store(args) as store:
+        result = import_tips(store, args.file, enable=args.enable, capacity=_capacity(args.place))
+    state = "enabled" if args.enable else "off until `trailnotes memory enable`"
+    print(f"{result.added} tips imported ({state}), {result.known} were known")
+
+
+def _capacity(place: Path) -> int:
+    """`memory.capacity` of the run that the memory belongs to; the default where it belongs to none."""
+    from trailnotes.config.schema import MemoryConfig
+    from trailnotes.runs.directory import run_config
+
+    run = place if place.is_dir() else place.parent
+    return run_config(run).memory.capacity if (run / "config.toml").is_file() else MemoryConfig().capacity
+
+
+def _edit(args: Namespace) -> None:
+    from trailnotes.memory.exchange import edit_tip
+
+    with _store(args) as store:
+        print(_line(edit_tip(store, args.id, args.text)))
+
+
+def _delete(args: Namespace) -> None:
+    from trailnotes.memory.exchange import delete_tips
+
+    with _store(args) as store:
+        print(f"{delete_tips(store, args.ids)} tips deleted")
+
+
+def _enable(args: Namespace) -> None:
+    from trailnotes.memory.exchange import enable_tips, list_tips
+
+    if bool(args.ids) == args.all:
+        raise ConfigError("name the tips: give either IDs or --all")
+    with _store(args) as store:
+        ids = [tip.id for tip in list_tips(store) if tip.id is not None] if args.all else args.ids
+        changed = enable_tips(store, ids, enabled=not args.off)
+    print(f"{changed} tips {'disabled' if args.off else 'enabled'}")
+
+
+def _line(tip: Tip) -> str:
+    marks = "".join([" imported" * tip.imported, " off" * (not tip.enabled), f" x{tip.support}" * (tip.support > 1)])
+    return f"{tip.id or 0:>6}  {tip.score:g}/{tip.max_score:g}  {tip.namespace}{marks}  {tip.text}"
+
+
+COMMANDS = (
+    Command(
+        name="memory list",
+        summary="the tips, newest first",
+        about="Print the tips of a run, the newest first: id, score of the episode, task, marks, text.",
+        example="trailnotes memory list runs/smoke --limit 20",
+        run=_list,
+        arguments=(
+            _PLACE,
+            _NAMESPACE,
+            argument("--limit", type=int, metavar="N", default=0, help="at most so many; 0, the default, for all"),
+            argument("--json", action="store_true", help="one JSON object a line, with all fields"),
+        ),
+    ),
+    Command(
+        name="memory show",
+        summary="one tip with its author and its worth",
+        about="Print every field of one tip: text, task, retrieval key, score, and the model, version and run that "
+        "wrote it.",
+        example="trailnotes memory show runs/smoke 1",
+        run=_show,
+        arguments=(_PLACE, argument("id", type=int, metavar="ID", help="id of a tip")),
+    ),
+    Command(
+        name="memory search",
+        summary="what would be found for a text",
+        about="Print the tips of a task that are most similar to a text, by the embedder of the memory.",
+        example="trailnotes memory search runs/smoke waymarks/route/birch/train-0 'which way from the hall' --top-k 3",
+        run=_search,
+        arguments=(
+            _PLACE,
+            argument("namespace", metavar="TASK", help="id of the task whose tips are searched"),
+            argument("query", metavar="TEXT", help="what to search for"),
+            argument("--top-k", type=int, metavar="K", default=10, help="tips at most (10)"),
+        ),
+    ),
+    Command(
+        name="memory stats",
+        summary="how many tips there are",
+        about="Print counts of tips, and the number of tips of each task.",
+        example="trailnotes memory stats runs/smoke",
+        run=_stats,
+        arguments=(_PLACE,),
+    ),
+    Command(
+        name="memory export",
+        summary="write tips to a JSONL file",
+        about="Write tips to a file that people and other programs can read, one JSON object a line.",
+        example="trailnotes memory export runs/smoke tips.jsonl",
+        run=_export,
+        arguments=(
+            _PLACE,
+            argument("file", type=Path, metavar="FILE", help="the file to write or replace"),
+            _NAMESPACE,
+        ),
+    ),
+    Command(
+        name="memory import",
+        summary="take in tips from a JSONL file",
+        about="Add tips that somebody else exported. They are marked as imported, and stay off until they are enabled, "
+        "since a tip tells the agent what to do.",
+        example="trailnotes memory import runs/smoke tips.jsonl",
+        run=_import,
+        arguments=(
+            _PLACE,
+            argument("file", type=Path, metavar="FILE", help="one tip a line, as `memory export` writes them"),
+            argument("--enable", action="store_true", help="let them be retrieved at once"),
+        ),
+    ),
+    Command(
+        name="memory edit",
+        summary="replace the text of a tip",
+        about="Replace the text of a tip; it is found in the same places as before.",
+        example="trailnotes memory edit runs/smoke 1 'the red door needs the brass key'",
+        run=_edit,
+        arguments=(
+            _PLACE,
+            argument("id", type=int, metavar="ID", help="id of a tip"),
+            argument("text", metavar="TEXT", help="the new text"),
+        ),
+    ),
+    Command(
+        name="memory delete",
+        summary="delete tips",
+        about="Delete tips for good: all of those named, or none if one of them does not exist.",
+        example="trailnotes memory delete runs/smoke 1 2",
+        run=_delete,
+        arguments=(_PLACE, _IDS),
+    ),
+    Command(
+        name="memory enable",
+        summary="let tips be retrieved, or not",
+        about="Switch tips on, for example imported ones after reading them; or off, without deleting them.",
+        example="trailnotes memory enable runs/smoke --all",
+        run=_enable,
+        arguments=(
+            _PLACE,
+            argument("ids", type=int, metavar="ID", nargs="*", help="ids of tips, as `memory list` prints them"),
+            argument("--all", action="store_true", help="all tips instead of IDs"),
+            argument("--off", action="store_true", help="switch off instead of on"),
+        ),
+    ),
+)

@@ -1,0 +1,250 @@
+"""Commands run side by side: started, watched, and ended without leaving a process behind.
+
+Each is a process in a group of its own, writes to the console.log of its directory, and is asked once to stop before
+it is killed. What surrounds them is here too: the games compiled beforehand, and whether a run has all its budget.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trailnotes.envs.tasks import tasks_of
+from trailnotes.errors import RunError
+from trailnotes.runs.console import Bar
+from trailnotes.storage import checkpoint
+
+if TYPE_CHECKING:
+    from trailnotes.config.schema import Config
+
+LOG = "console.log"
+POLL = 0.5  # seconds between two looks at the running processes
+PATIENCE = 120.0  # seconds that a process asked to stop may take for its iteration
+_TAIL = 4096  # bytes at the end of a log in which its last line is looked for
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One command."""
+
+    name: str  # unique among those run together
+    directory: Path  # where its console.log goes
+    command: tuple[str, ...]
+    needs: tuple[str, ...] = ()  # names of jobs that must have ended well before; those not in the list have
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What a process took."""
+
+    status: int  # 0 = well; negative: the signal that ended it
+    seconds: float  # wall clock
+    cpu_seconds: float  # of all its threads, and of its own processes that it waited for
+    peak_memory: int  # bytes resident, of its largest process; never less than the starter's own at the start
+
+
+class Process:
+    """A running command, in a process group of its own: Ctrl-C reaches the starter alone, which then asks it once."""
+
+    def __init__(self, job: Job) -> None:
+        job.directory.mkdir(parents=True, exist_ok=True)
+        self._started = time.monotonic()
+        with (job.directory / LOG).open("ab") as log:
+            self._process = subprocess.Popen(  # noqa: S603
+                job.command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, process_group=0
+            )
+        self.pid = self._process.pid
+        self.ended: Ended | None = None
+
+    def poll(self, *, block: bool = False) -> Ended | None:
+        """What it took, once it has ended."""
+        if self.ended is None:
+            pid, status, usage = os.wait4(self.pid, 0 if block else os.WNOHANG)
+            if pid:
+                code = self._process.returncode = os.waitstatus_to_exitcode(status)  # Popen need not wait again
+                seconds, cpu = time.monotonic() - self._started, usage.ru_utime + usage.ru_stime
+                self.ended = Ended(code, seconds, cpu, usage.ru_maxrss * 1024)  # Linux: kB, at least ours at its start
+        return self.ended
+
+    def terminate(self) -> None:
+        """Ask it to stop."""
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it at once."""
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+            self.poll(block=True)
+
+
+def run_jobs(
+    jobs: Sequence[Job],
+    at_once: int,
+    *,
+    watch: Callable[[Sequence[Job]], None],
+    on_end: Callable[[Job, Ended], str] | None = None,
+    keep_going: bool = False,
+) -> dict[str, str]:
+    """Run `jobs` in their order, `at_once` side by side. However this ends, no process is left.
+
+    Args:
+        jobs: commands; each waits for those that it needs.
+        at_once: processes at a time.
+        watch: called at each look with the jobs that run.
+        on_end: called when a process has ended, however that was; what it returns says why this counts as a failure,
+            "" if it does not, and by default whatever has status 0 has not failed.
+        keep_going: whether a failure leaves the others running.
+
+    Returns:
+        Name -> why, of the jobs that failed or, since what they need did, never began.
+
+    Raises:
+        RunError: one failed, unless `keep_going`; the others were asked to stop.
+    """
+    waiting, failures = list(jobs), dict[str, str]()
+    running: dict[Job, Process] = {}
+    try:
+        while waiting or running:
+            pending = {job.name for job in (*waiting, *running)}
+            ready = [job for job in waiting if not pending.intersection(job.needs)]
+            for job in ready[: at_once - len(running)]:
+                waiting.remove(job)
+                running[job] = Process(job)
+            for job, process in list(running.items()):
+                if (ended := process.poll()) is None:
+                    continue
+                del running[job]
+                if why := (on_end or _why)(job, ended):
+                    failures[job.name] = why
+                    if not keep_going:
+                        raise RunError(f"run {job.name} {why} (all of it: {job.directory / LOG}); "
+                                       "the same command goes on from its last checkpoint")  # fmt: skip
+                    _leave_out(waiting, failures)
+            watch(list(running))
+            time.sleep(POLL if running else 0)
+    finally:
+        try:
+            stop(list(running.values()))
+        finally:
+            for job, process in running.items():
+                if on_end and process.ended:
+                    on_end(job, process.ended)
+    return failures
+
+
+def _leave_out(waiting: list[Job], failures: dict[str, str]) -> None:
+    """Take away what needs a job that failed, and in turn what needs that."""
+    for job in list(waiting):
+        if lost := [name for name in job.needs if name in failures]:
+            failures[job.name] = f"needs {lost[0]}, which failed"
+            waiting.remove(job)
+            _leave_out(waiting, failures)
+            return
+
+
+def _why(job: Job, ended: Ended) -> str:
+    return failure(job, ended) if ended.status else ""
+
+
+def failure(job: Job, ended: Ended) -> str:
+    """``ended with status 2: trailnotes: no such file``: the last line of its log says the rest."""
+    how = f"ended with status {ended.status}" if ended.status >= 0 else f"was ended by signal {-ended.status}"
+    return f"{how}: {last_words(job.directory / LOG) or 'no output'}"
+
+
+def last_words(log: Path) -> str:
+    """The last line that is not empty."""
+    lines = tail(log, _TAIL).decode(errors="replace").strip().splitlines()
+    return lines[-1].strip() if lines else ""
+
+
+def tail(path: Path, size: int) -> bytes:
+    """The last `size` bytes of a file, all of a shorter one, nothing of one that is not there."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - size))
+            return file.read()
+    except FileNotFoundError:
+        return b""
+
+
+def stop(processes: Sequence[Process]) -> None:
+    """Ask to stop, which finishes the iteration and saves; whoever interrupts again, or waits too long, kills."""
+    alive = [process for process in processes if process.poll() is None]
+    if alive:
+        print("stopping after the iterations under way; interrupt again to stop at once", flush=True)
+    try:
+        for process in alive:
+            process.terminate()
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline and any(process.poll() is None for process in alive):
+            time.sleep(0.02)
+    finally:
+        for process in alive:
+            process.kill()
+    if alive:
+        print("stopped; the same command goes on from here", flush=True)
+
+
+@contextlib.contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Termination and a closed terminal end this process as Ctrl-C does, so that those it started are ended, too."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+# -- around them
+
+
+def compile_games(configs: Sequence[Config]) -> None:
+    """All Waymarks games that runs of these settings will play, on two cores; those in the cache cost nothing."""
+    seen = []
+    for config in configs:
+        splits = {config.train.split, config.eval.split}
+        splits |= {config.train.validation_split} if config.train.eval_every else set()
+        if config.env.name != "waymarks" or (config.env.options, splits) in seen:
+            continue
+        seen.append((config.env.options, splits))
+        from trailnotes.envs.waymarks.env import compile_all
+
+        tasks = [task for split in sorted(splits) for task in tasks_of(config, split)]
+        folder = config.env.options.get("cache_dir")
+        with Bar(len(tasks), "compiling games") as bar:
+            compile_all(
+                tasks,
+                num_workers=2,
+                progress=lambda done, _, bar=bar: bar.update(done),  # type: ignore[misc]
+                folder=Path(folder) if folder else None,
+            )
+
+
+def is_trained(run_dir: Path, config: Config) -> bool:
+    """Whether the last checkpoint of a run has all that its settings ask for.
+
+    Raises:
+        RunError: that checkpoint is damaged.
+    """
+    saved = checkpoint.latest(run_dir / "checkpoints")
+    if saved is None:
+        return False
+    return config.train.share(checkpoint.load_meta(saved)) >= 1.0

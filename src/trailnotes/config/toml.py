@@ -1,0 +1,292 @@
+"""Settings in and out: TOML files, `--section.key value`, and the resolved tree with meaning and origin.
+
+Precedence, lowest first: defaults, preset, file, command line. TOML has no null: where a key may be absent, the word
+"none" says so.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import json
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import UnionType
+from typing import Any, get_args, get_origin
+
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+
+from trailnotes.config.presets import PRESETS
+from trailnotes.config.schema import Config, Section
+from trailnotes.errors import ConfigError
+
+SURROUNDINGS = ("endpoint", "env.num_workers", "env.max_envs", "env.timeout", "run.threads")
+"""Settings of where and how fast a run plays, and what it may cost: not of what comes out."""
+
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A config, and for each dotted key that is no default, where its value comes from."""
+
+    config: Config
+    origins: Mapping[str, str]  # "rollout.group_size" -> "preset" | the file's name | "command line"
+
+
+def load_config(path: Path | None = None, overrides: Sequence[str] = ()) -> Config:
+    """Read a TOML file (None: defaults alone) and lay `overrides` over it.
+
+    Args:
+        path: the TOML file.
+        overrides: words of a command line, ``["--optim.lr", "1e-5", "--run.name=first"]``. Values are TOML; what is
+            no TOML is taken as a plain string.
+
+    Raises:
+        ConfigError: one line that names the key, where it was set, and the fix.
+    """
+    return resolve(path, overrides).config
+
+
+def resolve(path: Path | None = None, overrides: Sequence[str] = ()) -> Resolved:
+    """As `load_config`, with the origin of every key."""
+    layers: list[tuple[str, dict[str, Any]]] = []
+    if path is not None:
+        layers.append((str(path), _leaves(Config, _read(Path(path)), str(path))))
+    layers.append(("command line", _leaves(Config, parse_overrides(overrides), "command line")))
+    preset = next((leaves["preset"] for _, leaves in reversed(layers) if "preset" in leaves), "")
+    if isinstance(preset, str) and preset in PRESETS:
+        layers.insert(0, ("preset", _leaves(Config, PRESETS[preset], f"preset {preset}")))
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for origin, leaves in layers:
+        for name, value in leaves.items():
+            values[name] = _merge(values.get(name), value)
+            origins[name] = origin
+    return Resolved(_validate(values, origins), origins)
+
+
+def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
+    """The tree that ``["--optim.lr", "1e-5", ...]`` describes. Names are not checked here."""
+    tree: dict[str, Any] = {}
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("--") or word == "--":
+            raise ConfigError(f"command line: cannot read {word!r}: settings are written --section.key value")
+        name, equals, text = word[2:].partition("=")
+        if not equals:
+            if not rest or rest[0].startswith("--"):
+                raise ConfigError(f"command line: --{name} needs a value: --{name} VALUE")
+            text = rest.pop(0)
+        _plant(tree, name, _parse_value(name, text))
+    return tree
+
+
+def to_toml(config: Config) -> str:
+    """Every key of the config as TOML; `load_config` gives the same config back."""
+    return "\n".join(f"{line}" for line, _ in _toml_lines(config)) + "\n"
+
+
+def show(config: Config, origins: Mapping[str, str] | None = None) -> str:
+    """The resolved tree as TOML, each key with its meaning, its source, and where its value was set."""
+    lines = []
+    for line, name in _toml_lines(config):
+        field = config_fields().get(name)
+        if field is None:
+            lines.append(line)
+            continue
+        source = (field.json_schema_extra or {}).get("source") if isinstance(field.json_schema_extra, dict) else None
+        origin = (origins or {}).get(name, "default")
+        comment = f"{field.description}{f' ({source})' if source else ''} | {origin}"
+        lines.append(f"{line:<32} # {comment}")
+    return "\n".join(lines) + "\n"
+
+
+def diff(first: Config, second: Config) -> list[str]:
+    """Dotted names of the keys whose values differ, in the order of the tree."""
+    a, b = flatten(first), flatten(second)
+    return [name for name in a if a[name] != b[name]]
+
+
+def flatten(config: Config) -> dict[str, Any]:
+    """Dotted name -> value, for every key of the tree."""
+    return dict(_flat(config))
+
+
+@functools.cache
+def config_fields() -> dict[str, FieldInfo]:
+    """Dotted name -> field, for every key (not section) of the tree."""
+    return dict(_fields(Config))
+
+
+def _fields(section: type[Section], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    for name, field in section.model_fields.items():
+        inner = _section_of(field)
+        if inner is None:
+            yield prefix + name, field
+        else:
+            yield from _fields(inner, f"{prefix}{name}.")
+
+
+def _flat(section: Section, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name in type(section).model_fields:
+        value = getattr(section, name)
+        if isinstance(value, Section):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+def _section_of(field: FieldInfo) -> type[Section] | None:
+    kind = field.annotation
+    return kind if isinstance(kind, type) and issubclass(kind, Section) else None
+
+
+def _accepts(field: FieldInfo, kind: type) -> bool:
+    """Whether a value of `kind` itself, not a container of such, is valid."""
+    alternatives = get_args(field.annotation) if get_origin(field.annotation) is UnionType else ()
+    return field.annotation is kind or kind in alternatives
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file: give the path of a TOML config") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}): give the path of a TOML config") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: is not UTF-8 text: give the path of a TOML config") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: is no valid TOML: {error}") from None
+
+
+def _parse_value(name: str, text: str) -> Any:
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    field = config_fields().get(name)
+    wants_text = field is not None and _accepts(field, str) and not isinstance(parsed["value"], str)
+    return text if wants_text or parsed.keys() != {"value"} else parsed["value"]
+
+
+def _plant(tree: dict[str, Any], name: str, value: Any) -> None:
+    *sections, last = name.split(".")
+    for section in sections:
+        tree = tree.setdefault(section, {})
+        if not isinstance(tree, dict):
+            raise ConfigError(f"command line: {name} is set inside {section}, which already has a plain value")
+    tree[last] = value
+
+
+def _leaves(section: type[Section], tree: Mapping[str, Any], origin: str, prefix: str = "") -> dict[str, Any]:
+    """Dotted name -> value of what `tree` sets; refuses unknown names."""
+    leaves: dict[str, Any] = {}
+    for name, value in tree.items():
+        field = section.model_fields.get(name)
+        if field is None:
+            raise ConfigError(f"{origin}: {_unknown(section, name, prefix)}")
+        inner = _section_of(field)
+        if inner is None:
+            leaves[prefix + name] = None if value == "none" and _accepts(field, type(None)) else value
+        elif isinstance(value, Mapping):
+            leaves |= _leaves(inner, value, origin, f"{prefix}{name}.")
+        else:
+            raise ConfigError(f"{origin}: {prefix}{name} is a section: set one of its keys, {prefix}{name}.KEY")
+    return leaves
+
+
+def _unknown(section: type[Section], name: str, prefix: str) -> str:
+    where = f"section [{prefix[:-1]}]" if prefix else "the config"
+    known = list(section.model_fields)
+    near = [prefix + found for found in difflib.get_close_matches(name, known, 1)]
+    if not near:
+        last = {dotted.rpartition(".")[2]: dotted for dotted in config_fields()}
+        near = [last[found] for found in difflib.get_close_matches(name, last, 1)]
+    hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(known)}"
+    return f"{where} has no key {name!r}: {hint}"
+
+
+def _merge(under: Any, over: Any) -> Any:
+    if not (isinstance(under, Mapping) and isinstance(over, Mapping)):
+        return over
+    return {**under, **{name: _merge(under.get(name), value) for name, value in over.items()}}
+
+
+def _validate(values: Mapping[str, Any], origins: Mapping[str, str]) -> Config:
+    tree: dict[str, Any] = {}
+    for name, value in values.items():
+        _plant(tree, name, value)
+    try:
+        # strict types, as in TOML: "8" is no number and 1.5 no integer; JSON lets an array be a tuple
+        return Config.model_validate_json(json.dumps(tree, allow_nan=False), strict=True)
+    except ValidationError as error:
+        raise ConfigError(_explain(error, values, origins)) from None
+    except (TypeError, ValueError):
+        bad = next(name for name, value in values.items() if not _is_plain(value))
+        raise ConfigError(f"{origins[bad]}: {bad} holds a date or a number that is not finite: quote it") from None
+
+
+def _is_plain(value: Any) -> bool:
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _explain(error: ValidationError, values: Mapping[str, Any], origins: Mapping[str, str]) -> str:
+    """One line for the first of the errors: where, which key, what is wrong, what the key means."""
+    first, *others = error.errors()
+    more = f" (and {len(others)} more)" if others else ""
+    message = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be", 1)
+    parts = [str(part) for part in first["loc"]]
+    name = next((n for n in (".".join(parts[:i]) for i in range(len(parts), 0, -1)) if n in values), "")
+    if not name:
+        return message + more
+    return (
+        f"{origins[name]}: {name} = {_toml(values[name])}: {message}; it is: {config_fields()[name].description}{more}"
+    )
+
+
+def _toml_lines(section: Section, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Pairs of a TOML line and the dotted name of its key ('' for headers and blanks)."""
+    inner: list[tuple[str, Section]] = []
+    for name in type(section).model_fields:
+        value = getattr(section, name)
+        if isinstance(value, Section):
+            inner.append((prefix + name, value))
+        else:
+            yield f"{name} = {_toml(value)}", prefix + name
+    for name, value in inner:
+        yield "", ""
+        yield f"[{name}]", ""
+        yield from _toml_lines(value, f"{name}.")
+
+
+def _toml(value: Any) -> str:
+    """`value` as TOML on one line."""
+    match value:
+        case None:
+            return '"none"'
+        case bool():
+            return "true" if value else "false"
+        case int() | float():
+            return repr(value)
+        case str():
+            return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+        case Mapping():
+            items = ", ".join(f"{_toml_key(name)} = {_toml(item)}" for name, item in value.items())
+            return f"{{ {items} }}" if items else "{}"
+        case _:
+            return f"[{', '.join(map(_toml, value))}]"
+
+
+def _toml_key(name: str) -> str:
+    return name if _BARE_KEY.fullmatch(name) else _toml(name)

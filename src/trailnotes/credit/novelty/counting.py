@@ -1,0 +1,145 @@
+"""Novelty by counting: 1/n, n the tips retrieved, the similar states remembered, or the visits of this very state."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trailnotes.config.schema import MemoryConfig
+from trailnotes.memory import Embedder
+from trailnotes.memory.index import ExactIndex, Floats
+from trailnotes.types import Trajectory
+
+Arrays = Mapping[str, npt.NDArray[Any]]  # for a safetensors file
+State = tuple[Arrays, dict[str, Any]]  # the rest is for JSON
+
+
+def state_hash(text: str) -> int:
+    """64 bits that tell states apart by their text, whatever its case and white space; the same in every process."""
+    normalised = " ".join(text.split()).casefold()
+    return int.from_bytes(hashlib.blake2b(normalised.encode("utf-8", "replace"), digest_size=8).digest(), "big")
+
+
+class RetrievedTips:
+    """1 / (1 + tips retrieved), in modes with tips only; a plain episode earns nothing (EMPO2, release 0b40cb72)."""
+
+    def __init__(self, memory: MemoryConfig) -> None:
+        self.memory = memory
+
+    def rate(self, trajectories: Sequence[Trajectory]) -> list[list[float]]:
+        """See `Estimator.rate`."""
+        return [
+            [0.0] * len(t.steps) if t.mode == "plain" else [1.0 / (1 + num) for num in self._num_retrieved(t)]
+            for t in trajectories
+        ]
+
+    def _num_retrieved(self, trajectory: Trajectory) -> list[int]:
+        """Tips retrieved at each step, those that an earlier turn shows already among them."""
+        shown = [len(step.tips) for step in trajectory.steps]
+        if self.memory.repeat_shown:
+            return shown
+        return [min(num, self.memory.top_k) for num in itertools.accumulate(shown)]
+
+    def state_dict(self) -> State:
+        """Nothing: the memory counts."""
+        return {}, {}
+
+    def load_state_dict(self, arrays: Arrays, rest: Mapping[str, Any]) -> None:
+        """Nothing."""
+
+
+class StateCounter:
+    """1/n, n = similar states of the task that are remembered (EMPO2, section 4.3). It remembers one vector a state.
+
+    Args:
+        embedder: turns a state's text into a unit vector.
+        threshold: cosine similarity from which two states count as the same.
+    """
+
+    def __init__(self, embedder: Embedder, threshold: float = 0.9) -> None:
+        self.embedder = embedder
+        self.threshold = threshold
+        self._states: dict[str, Floats] = {}  # (n, dim)
+
+    def rate(self, trajectories: Sequence[Trajectory]) -> list[list[float]]:
+        """See `Estimator.rate`. States are counted one after the other."""
+        return [[1.0 / self.count(t.task.id, step.observation.text) for step in t.steps] for t in trajectories]
+
+    def count(self, namespace: str, text: str) -> int:
+        """Number n of remembered states that are similar to this one; the reward is 1/n.
+
+        A state that is similar to none is new: it is remembered, and n = 1. A state that is similar to some is not
+        remembered. So meeting a state again gives 1 as well, and n grows only where remembered states overlap.
+        """
+        vector = self.embedder.embed([text])[0]
+        states = self._states.get(namespace, np.empty((0, self.embedder.dim), np.float32))
+        similar, _ = ExactIndex(states).within(vector, self.threshold)
+        if len(similar):
+            return len(similar)
+        self._states[namespace] = np.vstack([states, vector])
+        return 1
+
+    def state_dict(self) -> State:
+        """One float32 array "vectors" (sum of sizes, dim), and what belongs to whom."""
+        vectors = list(self._states.values()) or [np.empty((0, self.embedder.dim), np.float32)]
+        sizes = [len(states) for states in self._states.values()]
+        rest = {"embedder": self.embedder.name, "namespaces": list(self._states), "sizes": sizes}
+        return {"vectors": np.concatenate(vectors)}, rest
+
+    def load_state_dict(self, arrays: Arrays, rest: Mapping[str, Any]) -> None:
+        """See `Estimator.load_state_dict`."""
+        vectors = np.asarray(arrays["vectors"], np.float32)
+        sizes = [int(size) for size in rest["sizes"]]
+        if rest["embedder"] != self.embedder.name or vectors.shape != (sum(sizes), self.embedder.dim):
+            raise ValueError(
+                f"novelty counts of {rest['embedder']} {vectors.shape} do not fit {self.embedder.name} "
+                f"({sum(sizes)}, {self.embedder.dim}): keep memory.embedder as it was"
+            )
+        self._states = dict(zip(rest["namespaces"], _split(vectors, sizes), strict=True))
+
+
+class VisitCounter:
+    """1/n, n = visits of this very state of the task, those of the whole batch among them.
+
+    The batch is counted before it is rated, so equal episodes earn the same, whichever comes first.
+    """
+
+    def __init__(self) -> None:
+        self._visits: dict[str, Counter[int]] = {}
+
+    def rate(self, trajectories: Sequence[Trajectory]) -> list[list[float]]:
+        """See `Estimator.rate`."""
+        rows = [[state_hash(step.observation.text) for step in t.steps] for t in trajectories]
+        for trajectory, states in zip(trajectories, rows, strict=True):
+            self._visits.setdefault(trajectory.task.id, Counter()).update(states)
+        counts = [self._visits[trajectory.task.id] for trajectory in trajectories]
+        return [[1.0 / visits[state] for state in states] for visits, states in zip(counts, rows, strict=True)]
+
+    def state_dict(self) -> State:
+        """Two arrays (sum of sizes,): "states" uint64 and "visits" int64, and what belongs to whom."""
+        arrays = {
+            "states": np.array([state for visits in self._visits.values() for state in visits], np.uint64),
+            "visits": np.array([num for visits in self._visits.values() for num in visits.values()], np.int64),
+        }
+        return arrays, {"namespaces": list(self._visits), "sizes": [len(visits) for visits in self._visits.values()]}
+
+    def load_state_dict(self, arrays: Arrays, rest: Mapping[str, Any]) -> None:
+        """See `Estimator.load_state_dict`."""
+        states, visits = (_split(arrays[name], rest["sizes"]) for name in ("states", "visits"))
+        counters = [
+            Counter(dict(zip(s.tolist(), v.tolist(), strict=True))) for s, v in zip(states, visits, strict=True)
+        ]
+        self._visits = dict(zip(rest["namespaces"], counters, strict=True))
+
+
+def _split(array: npt.NDArray[Any], sizes: Sequence[int]) -> list[npt.NDArray[Any]]:
+    """Parts of the given sizes."""
+    if len(array) != sum(sizes):
+        raise ValueError(f"{len(array)} states do not fit the sizes {list(sizes)}")
+    return np.split(array, np.cumsum(sizes)[:-1]) if sizes else []

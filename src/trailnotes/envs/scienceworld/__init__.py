@@ -1,0 +1,1 @@
+"""ScienceWorld: thirty families of school-science tasks in a simulated house, each simulator a Java process."""

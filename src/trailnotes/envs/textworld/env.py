@@ -1,0 +1,323 @@
+"""TextWorld: any compiled ``.z8`` game with its ``.json`` beside it, a folder of them, or TextWorld's own generators.
+
+Source: Côté et al. 2018, "TextWorld: A Learning Environment for Text-based Games" (arXiv 1806.11532).
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import warnings
+from collections.abc import Collection, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from trailnotes.envs.textworld.interpreter import (
+    Answer,
+    Position,
+    cached_game,
+    clean_answer,
+    one_line,
+    open_story,
+    play,
+    require_textworld,
+    textworld_version,
+)
+from trailnotes.errors import ConfigError, EnvError
+from trailnotes.types import Observation, Task
+
+SPLITS = ("train", "validation", "test")
+_SEEDS_PER_SPLIT = 100_000
+_SWITCH = (False, True)
+
+# Settings of each generator with what they may be; the first is the default.
+GENERATORS: dict[str, dict[str, Collection[Any]]] = {
+    "treasure_hunter": {"level": range(1, 31)},
+    "coin_collector": {"level": range(1, 301)},
+    "cooking": {
+        "recipe": range(1, 6),
+        "take": range(6),
+        "go": (1, 6, 9, 12),
+        "open": _SWITCH,
+        "cook": _SWITCH,
+        "cut": _SWITCH,
+        "drop": _SWITCH,
+        "recipe_seed": range(2**31),
+    },
+    "simple": {"rewards": ("dense", "balanced", "sparse"), "goal": ("detailed", "brief", "none")},
+}
+
+# Commands that would leave the game, write files, or show what only its author may see.
+_FORBIDDEN = re.compile(
+    r"(?:^|[.,;]|\bthen\b)\s*(?:quit|q|restart|restore|save|script|transcript|verify|undo|restrict"
+    r"|print_sta\w*|enable|disable|tw-\S*)(?:\s|[.,;]|$)",
+    re.IGNORECASE,
+)
+
+
+class TextWorldEnv:
+    """Plays TextWorld games. The action is one line for the game's own parser."""
+
+    def __init__(
+        self,
+        actions: bool = False,
+        max_steps: int = 50,
+        cache_dir: str | Path | None = None,
+        **task_options: Any,
+    ) -> None:
+        """Choose what is offered and for how long.
+
+        Args:
+            actions: offer the admissible actions with each observation (TextWorld tracks the state for it: slower).
+            max_steps: actions until the episode is truncated.
+            cache_dir: folder of compiled games.
+            task_options: those of `tasks`; checked, but read by `tasks` only.
+        """
+        if max_steps < 1:
+            raise ConfigError(f"max_steps must be at least 1, got {max_steps}")
+        _check_source(**task_options)
+        self._offers_actions = actions
+        self._max_steps = max_steps
+        self._folder = Path(cache_dir) if cache_dir else None
+        self._game: _Game | None = None
+        self._steps_left = 0
+        self._score = 0
+        self._max_score = 1.0
+
+    @staticmethod
+    def tasks(split: str, **options: Any) -> list[Task]:
+        """The games of `split`, from `path` or from `generator`.
+
+        Args:
+            split: train, validation or test.
+            options: either ``path`` (a ``.z8`` file, or a folder of them; its subfolders train, validation and test
+                are the splits when they exist, else every split has all games), or ``generator`` with ``num_games``
+                (20), ``dataset_seed`` (0) and the generator's own settings (see `GENERATORS`). The seeds of the
+                splits are disjoint.
+        """
+        if split not in SPLITS:
+            raise ConfigError(f"unknown split {split!r}; use one of {', '.join(SPLITS)}")
+        source = {key: value for key, value in options.items() if key not in ("actions", "max_steps", "cache_dir")}
+        path, generator, num_games, dataset_seed, settings = _check_source(**source)
+        if path:
+            return _file_tasks(split, Path(path))
+        first = (dataset_seed * len(SPLITS) + SPLITS.index(split)) * _SEEDS_PER_SPLIT
+        name = "-".join([generator, *(f"{key}{settings[key]}" for key in sorted(settings))])
+        chosen = {"generator": generator, "settings": settings}
+        seeds = range(first, first + num_games)
+        return [Task(f"textworld/{name}/{split}-{seed}", "textworld", seed, split, chosen) for seed in seeds]
+
+    def reset(self, task: Task) -> Observation:
+        """Start `task`, compiling its game if it is not in the cache."""
+        path = self._path_of(task)
+        objective, self._max_score = _game_info(path)
+        self.close()
+        self._game = _TrackedGame(path) if self._offers_actions else _Game(path)
+        self._steps_left = self._max_steps
+        answer = self._game.answer
+        self._score = answer.score or 0
+        return Observation(
+            answer.text,
+            actions=self._game.actions,
+            instruction=objective,
+            score=float(self._score),
+            max_score=self._max_score,
+        )
+
+    def step(self, action: str) -> Observation:
+        """Say one line to the game; ``info["action_refused"]`` when it was cut or is one that no player may say."""
+        if self._game is None or not self._steps_left:
+            raise EnvError("the episode is over: call reset before step")
+        command, refused = one_line(action)
+        if refused or _FORBIDDEN.search(command):
+            command, refused = "", True
+        answer = self._game.say(command)
+        over = answer.won or answer.lost
+        self._steps_left = 0 if over else self._steps_left - 1
+        before, self._score = self._score, self._score if answer.score is None else answer.score
+        return Observation(
+            answer.text,
+            reward=float(self._score - before),
+            terminated=over,
+            truncated=not over and not self._steps_left,
+            actions=() if over and self._offers_actions else self._game.actions,
+            success=answer.won,
+            score=float(self._score),
+            max_score=self._max_score,
+            info={"action_refused": True} if refused else {},
+        )
+
+    def close(self) -> None:
+        """Forget the episode."""
+        if self._game:
+            self._game.close()
+        self._game = None
+        self._steps_left = 0
+
+    def _path_of(self, task: Task) -> Path:
+        if "path" in task.options:
+            return _check_file(Path(task.options["path"]))
+        generator, settings = task.options.get("generator"), task.options.get("settings", {})
+        if generator not in GENERATORS:
+            raise ConfigError(f"task {task.id} is no TextWorld task: it has neither a path nor a known generator")
+        description = {
+            "generator": generator,
+            "settings": dict(settings),
+            "split": task.split if generator in ("cooking", "simple") else "",
+            "seed": task.seed,
+            "textworld": textworld_version(),
+        }
+        return cached_game(description, lambda path: _generate(task, path), self._folder)
+
+
+# ---------------------------------------------------------------------------------------------- games in play
+
+
+class _Game:
+    """One episode on the shared, open game."""
+
+    actions: tuple[str, ...] | None = None
+
+    def __init__(self, path: Path) -> None:
+        self._position: Position = open_story(path).start
+        self.answer: Answer = self._position.answer
+
+    def say(self, command: str) -> Answer:
+        self._position = play(self._position, command)
+        return self._position.answer
+
+    def close(self) -> None:
+        """Nothing is held but a position."""
+
+
+class _TrackedGame(_Game):
+    """One episode through TextWorld's wrappers, which know the admissible actions."""
+
+    def __init__(self, path: Path) -> None:
+        require_textworld()
+        import textworld
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # jericho's, about every game that it has no walkthrough for
+            self._env: Any = textworld.start(str(path), textworld.EnvInfos(admissible_commands=True))
+        self.answer = self._read(self._env.reset())
+
+    def say(self, command: str) -> Answer:
+        state, _, _ = self._env.step(command)
+        return self._read(state)
+
+    def close(self) -> None:
+        self._env.close()
+
+    def _read(self, state: Any) -> Answer:
+        self.actions = tuple(state.admissible_commands)
+        answer = clean_answer(state.feedback)
+        return Answer(answer.text, answer.won, answer.lost, state.score)
+
+
+@lru_cache(maxsize=1024)
+def _game_info(path: Path) -> tuple[str, float]:
+    """Objective and highest score of a game, from its ``.json``."""
+    require_textworld()
+    from textworld import Game
+
+    game: Any = Game.load(str(path.with_suffix(".json")))
+    return " ".join(game.objective.split()), float(game.max_score or 1)
+
+
+# ---------------------------------------------------------------------------------------------- where games come from
+
+
+def _check_source(
+    path: str | Path | None = None,
+    generator: str | None = None,
+    num_games: int = 20,
+    dataset_seed: int = 0,
+    **settings: Any,
+) -> tuple[str, str, int, int, dict[str, Any]]:
+    """The options of `TextWorldEnv.tasks`, checked; settings completed by their defaults."""
+    if path is None and generator is None and not settings:
+        return "", "treasure_hunter", num_games, dataset_seed, _settings("treasure_hunter", {})
+    if (path is None) == (generator is None):
+        raise ConfigError("TextWorld needs either path (a .z8 game or a folder) or generator, and not both")
+    if path is not None:
+        if settings:
+            raise ConfigError(f"the option {min(settings)!r} belongs to a generator, and path was given")
+        return str(path), "", num_games, dataset_seed, {}
+    if generator not in GENERATORS:
+        raise ConfigError(f"unknown generator {generator!r}{_nearest(str(generator), GENERATORS)}")
+    if not 1 <= num_games <= _SEEDS_PER_SPLIT or not 0 <= dataset_seed < 10_000:
+        raise ConfigError(f"num_games must be 1 to {_SEEDS_PER_SPLIT} and dataset_seed 0 to 9999")
+    return "", str(generator), num_games, dataset_seed, _settings(str(generator), settings)
+
+
+def _settings(generator: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    known = GENERATORS[generator]
+    for key, value in given.items():
+        if key not in known:
+            raise ConfigError(f"the generator {generator} has no option {key!r}{_nearest(key, known)}")
+        if value not in known[key]:
+            raise ConfigError(f"{key} = {value!r} cannot be; {generator} takes {_allowed(known[key])}")
+    settings = {key: given.get(key, next(iter(allowed))) for key, allowed in known.items()}
+    if generator == "cooking" and settings["take"] > settings["recipe"]:
+        raise ConfigError(f"take = {settings['take']} is more than recipe = {settings['recipe']}; lower take")
+    if generator == "cooking" and settings["recipe_seed"] and not settings["take"]:
+        raise ConfigError("recipe_seed needs take to be at least 1")
+    return settings
+
+
+def _allowed(values: Collection[Any]) -> str:
+    if isinstance(values, range):
+        return f"{values[0]} to {values[-1]}"
+    return ", ".join(map(str, values))
+
+
+def _nearest(word: str, known: Collection[str]) -> str:
+    close = difflib.get_close_matches(word, known, n=1)
+    return f"; did you mean {close[0]!r}?" if close else f"; use one of {', '.join(known)}"
+
+
+def _file_tasks(split: str, path: Path) -> list[Task]:
+    if path.is_dir():
+        has_splits = any((path / name).is_dir() for name in SPLITS)
+        files = sorted((path / split if has_splits else path).glob("*.z8"))
+        if not files and not has_splits:
+            raise ConfigError(f"no .z8 game in {path}; make one with: tw-make tw-simple --output game.z8 ...")
+    else:
+        files = [path]
+    options = [{"path": str(_check_file(file))} for file in files]
+    names = [file.stem for file in files]
+    pairs = zip(names, options, strict=True)
+    return [Task(f"textworld/{split}/{name}", "textworld", 0, split, option) for name, option in pairs]
+
+
+def _check_file(path: Path) -> Path:
+    if path.suffix == ".ulx":
+        raise ConfigError(f"{path.name} is a Glulx game, which TextWorld no longer plays; compile it to .z8")
+    if not path.is_file():
+        raise ConfigError(f"there is no game {path}")
+    if path.suffix != ".z8":
+        raise ConfigError(f"{path.name} is no compiled game; give the .z8 file that lies beside it")
+    if not path.with_suffix(".json").is_file():
+        raise ConfigError(f"{path.with_suffix('.json').name} is missing beside {path.name}; tw-make writes both")
+    return path
+
+
+def _generate(task: Task, path: Path) -> None:
+    """Make and compile the game of `task` (two to four seconds)."""
+    from textworld import GameOptions
+    from textworld.challenges import CHALLENGES
+    from textworld.generator import compile_game
+
+    generator = task.options["generator"]
+    settings = dict(task.options["settings"])
+    if generator == "cooking":
+        settings["split"] = {"train": "train", "validation": "valid", "test": "test"}[task.split]
+    if generator == "simple":
+        settings["test"] = task.split == "test"
+    options: Any = GameOptions()
+    options.seeds = task.seed
+    options.path = str(path)
+    _, make, _ = CHALLENGES[f"tw-{generator}"]
+    compile_game(make(settings, options), options)

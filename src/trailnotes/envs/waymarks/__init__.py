@@ -1,0 +1,1 @@
+"""Waymarks: games where tips matter, played as compiled TextWorld games or simulated byte for byte."""

@@ -1,0 +1,238 @@
+"""Waymarks: games where notes matter, played as compiled TextWorld games or simulated byte for byte.
+
+The hidden rule of a family tells how to win. Reading it, in the archive one step west of the start, ends the episode
+without reward, so that what a failed episode finds out serves only those who keep notes. See ``docs/waymarks.md``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict
+from functools import lru_cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, cast
+
+from trailnotes.envs.textworld.interpreter import Position, cached_game, open_story, play, textworld_version
+from trailnotes.envs.waymarks import spec as ws
+from trailnotes.envs.waymarks.build import BUILDER_VERSION, build_game
+from trailnotes.envs.waymarks.simulator import Scene, admissible, as_command, first_scene, next_scene
+from trailnotes.envs.waymarks.spec import GameSpec, Kind, Rule
+from trailnotes.errors import ConfigError, EnvError
+from trailnotes.types import Observation, Task
+
+DEMO_FAMILIES = ("route/amber", "route/birch", "keys/granite", "keys/hazel")
+NUM_VARIATIONS = {"train": 5, "validation": 5, "test": 20}
+NO_SIZES: Mapping[str, int] = MappingProxyType({})
+COMPARE_SIZES: Mapping[str, int] = MappingProxyType({"route/birch": 3, "keys/hazel": 2})  # two that luck can solve
+
+
+def make_tasks(
+    split: str,
+    families: Sequence[str] = DEMO_FAMILIES,
+    dataset_seed: int = 0,
+    sizes: Mapping[str, int] = NO_SIZES,
+) -> list[Task]:
+    """All variations of `split`, family by family; a pure function of its arguments.
+
+    Args:
+        split: one of `NUM_VARIATIONS`.
+        families: ``kind/name``.
+        dataset_seed: another one is another panel.
+        sizes: moves or boxes of a family, where they are not `waymarks_spec.DEFAULT_SIZE`.
+
+    Raises:
+        ConfigError: an unknown split, family or size.
+    """
+    if split not in NUM_VARIATIONS:
+        raise ConfigError(f"unknown split {split!r}; use one of {', '.join(NUM_VARIATIONS)}")
+    tasks = []
+    for kind, family, rule in _rules(families, dataset_seed, sizes):
+        size = "" if len(rule) == ws.DEFAULT_SIZE[kind] else f":{len(rule)}"
+        for i in range(NUM_VARIATIONS[split]):
+            seed = ws.stable_seed(dataset_seed, kind, family, split, i)
+            suffix = size + (f"@{dataset_seed}" if dataset_seed else "")
+            spec = ws.make_spec(kind, family, rule, seed)
+            tasks.append(task_of(spec, f"{kind}/{family}/{split}-{i}{suffix}", split))
+    return tasks
+
+
+def task_of(spec: GameSpec, name: str, split: str = "train") -> Task:
+    """The task ``waymarks/<name>`` that plays `spec`."""
+    options = {"kind": spec.kind, "family": spec.family, "rule": list(spec.rule)}
+    return Task(f"waymarks/{name}", "waymarks", spec.seed, split, options)
+
+
+def spec_of(task: Task) -> GameSpec:
+    """The game of a task.
+
+    Raises:
+        ConfigError: the task is not one of `make_tasks` or `task_of`.
+    """
+    try:
+        kind, family, rule = (task.options[key] for key in ("kind", "family", "rule"))
+    except KeyError as error:
+        raise ConfigError(f"task {task.id} is no Waymarks task: it has no option {error}") from error
+    return ws.make_spec(cast("Kind", kind), str(family), tuple(rule), task.seed)
+
+
+def panel_rules(
+    families: Sequence[str] = DEMO_FAMILIES, dataset_seed: int = 0, sizes: Mapping[str, int] = NO_SIZES
+) -> frozenset[tuple[Kind, str, Rule]]:
+    """The (kind, family, rule) triples of the panels: a warm start must show none of them."""
+    return frozenset(_rules(families, dataset_seed, sizes))
+
+
+def _rules(families: Sequence[str], dataset_seed: int, sizes: Mapping[str, int]) -> list[tuple[Kind, str, Rule]]:
+    """Each family with its rule, at its size."""
+    if not isinstance(sizes, Mapping) or not all(type(size) is int for size in sizes.values()):
+        raise ConfigError(f'sizes = {sizes!r} is no table of whole numbers; write {{"route/birch" = 3}}')
+    for name, size in sizes.items():
+        ws.family_rule(*ws.split_family(name), dataset_seed, size)
+    named = [(*ws.split_family(name), sizes.get(name)) for name in families]
+    return [(kind, family, ws.family_rule(kind, family, dataset_seed, size)) for kind, family, size in named]
+
+
+@lru_cache(maxsize=4096)
+def compiled_game(spec: GameSpec, folder: Path | None = None) -> Path:
+    """The ``.z8`` of `spec`, from the cache or compiled now (about a second)."""
+    description = {"builder": BUILDER_VERSION, "textworld": textworld_version(), **asdict(spec)}
+    return cached_game(description, lambda path: build_game(spec, path), folder)
+
+
+def compile_all(
+    tasks: Sequence[Task],
+    num_workers: int = 2,
+    progress: Callable[[int, int], None] | None = None,
+    folder: Path | None = None,
+) -> list[Path]:
+    """Compile the games of `tasks` on `num_workers` processes; `progress(done, total)` after each.
+
+    Returns:
+        One path for each task, in order.
+    """
+    specs = [spec_of(task) for task in tasks]
+    with ProcessPoolExecutor(max_workers=num_workers) as pool:
+        futures = [pool.submit(compiled_game, spec, folder) for spec in specs]
+        for done, _ in enumerate(as_completed(futures), start=1):
+            if progress:
+                progress(done, len(specs))
+        return [future.result() for future in futures]
+
+
+class _Waymarks:
+    """What the compiled and the simulated game share: options, the step budget and the shape of observations."""
+
+    def __init__(
+        self,
+        families: Sequence[str] = DEMO_FAMILIES,
+        dataset_seed: int = 0,
+        actions: bool = False,
+        max_steps: int | None = None,
+        cache_dir: str | Path | None = None,
+        sizes: Mapping[str, int] = NO_SIZES,
+    ) -> None:
+        """Choose what is offered and for how long.
+
+        Args:
+            families: read by `tasks` only.
+            dataset_seed: read by `tasks` only.
+            actions: offer the admissible actions with each observation.
+            max_steps: instead of the game's own budget (route: moves + 2, keys: boxes).
+            cache_dir: folder of compiled games.
+            sizes: read by `tasks` only.
+        """
+        if max_steps is not None and max_steps < 1:
+            raise ConfigError(f"max_steps must be at least 1, got {max_steps}")
+        del families, dataset_seed, sizes
+        self._offers_actions = actions
+        self._max_steps = max_steps
+        self._folder = Path(cache_dir) if cache_dir else None
+        self._scene: Scene | None = None
+        self._steps_left = 0
+
+    @staticmethod
+    def tasks(
+        split: str,
+        families: Sequence[str] = DEMO_FAMILIES,
+        dataset_seed: int = 0,
+        sizes: Mapping[str, int] = NO_SIZES,
+        **options: Any,
+    ) -> list[Task]:
+        """See `make_tasks`; the other options of the environment change no task."""
+        del options
+        return make_tasks(split, families, dataset_seed, sizes)
+
+    def close(self) -> None:
+        """Forget the episode; open games stay for the next one."""
+        self._scene = None
+        self._steps_left = 0
+
+    def _begin(self, spec: GameSpec, text: str, scene: Scene | None) -> Observation:
+        self._steps_left = self._max_steps or spec.max_steps
+        self._scene = scene
+        return Observation(text, instruction=ws.instruction_text(spec), actions=self._actions())
+
+    def _count_step(self) -> None:
+        if not self._steps_left:
+            raise EnvError("the episode is over: call reset before step")
+        self._steps_left -= 1
+
+    def _answer(self, text: str, won: bool, lost: bool, refused: bool) -> Observation:
+        over = won or lost
+        truncated = not over and self._steps_left == 0
+        if over:
+            self._steps_left = 0
+        score = float(won)
+        info = {"action_refused": True} if refused else {}
+        actions = () if over and self._offers_actions else self._actions()
+        return Observation(text, score, over, truncated, actions, None, won, score, 1.0, info)
+
+    def _actions(self) -> tuple[str, ...] | None:
+        return admissible(self._scene) if self._offers_actions and self._scene else None
+
+
+class WaymarksEnv(_Waymarks):
+    """The compiled games, through TextWorld's interpreter. Games compile when first played (see `compile_all`)."""
+
+    _position: Position | None = None
+
+    def reset(self, task: Task) -> Observation:
+        """Start `task`."""
+        spec = spec_of(task)
+        self._position = open_story(compiled_game(spec, self._folder)).start
+        scene = first_scene(spec) if self._offers_actions else None
+        return self._begin(spec, self._position.answer.text.lower(), scene)
+
+    def step(self, action: str) -> Observation:
+        """Say one line to the game. ``info["action_refused"]``: it was cut or turned away (see `as_command`)."""
+        self._count_step()
+        assert self._position is not None
+        command, refused = as_command(action)
+        self._position = play(self._position, command)
+        if self._scene:
+            self._scene = next_scene(self._scene, command)
+        answer = self._position.answer
+        return self._answer(answer.text.lower(), answer.won, answer.lost, refused)
+
+
+class WaymarksSimulator(_Waymarks):
+    """The same games without TextWorld: observations equal those of `WaymarksEnv` byte for byte."""
+
+    def reset(self, task: Task) -> Observation:
+        """Start `task`."""
+        return self.reset_spec(spec_of(task))
+
+    def reset_spec(self, spec: GameSpec) -> Observation:
+        """Start a game that belongs to no task."""
+        scene = first_scene(spec)
+        return self._begin(spec, scene.text, scene)
+
+    def step(self, action: str) -> Observation:
+        """Say one line to the game."""
+        self._count_step()
+        assert self._scene is not None
+        command, refused = as_command(action)
+        self._scene = scene = next_scene(self._scene, command)
+        return self._answer(scene.text, scene.won, scene.lost, refused)

@@ -1,0 +1,179 @@
+"""Waymarks without compiling: the same games said directly, for warm starts that need 100,000s of fresh episodes.
+
+Equality with the compiled games holds for every action string whatsoever that `as_command` lets through or turns
+away; a test walks both side by side. Both environments put actions through `as_command` first.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+
+from trailnotes.envs.textworld.interpreter import one_line
+from trailnotes.envs.waymarks import spec as ws
+from trailnotes.envs.waymarks.spec import GameSpec
+
+NO_WAY = "you can't go that way."
+
+_DIRECTIONS = (*ws.DIRECTIONS, "northeast", "northwest", "southeast", "southwest", "up", "down", "in", "out")
+_SHORT_DIRECTIONS = ("n", "e", "s", "w", "ne", "nw", "se", "sw", "u", "d")
+_DIRECTION_WORDS = {
+    **{direction: direction for direction in _DIRECTIONS},
+    **dict(zip(_SHORT_DIRECTIONS, _DIRECTIONS, strict=False)),
+    "inside": "in",
+    "outside": "out",
+}
+_ARTICLES = frozenset({"a", "an", "the"})
+# Words by which Inform's parser repeats, chains, points back or counts; one step is one plain command.
+_SHORTCUTS = """
+    again all and another any both but each either every everything except first former g half her him his it its lots
+    many me my myself none o of oops other second self some that their them then these third this those undo your yours
+    yourself one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen
+    eighteen nineteen twenty thirty
+"""
+_REFUSED = frozenset(_SHORTCUTS.split())
+_MAX_WORDS = 10
+_DICTIONARY_CHARS = 9  # the Z-machine's dictionary tells words apart by these
+
+
+@lru_cache(maxsize=4096)
+def as_command(action: str) -> tuple[str, bool]:
+    """`action` as the line that the game gets, and whether it was cut or turned away.
+
+    Lower case, words and single spaces only, no articles. A line with one of the parser's shortcuts ("again", "then",
+    "it", "all", numbers), or of more than ten words, becomes the empty line, which the game does not understand.
+    """
+    line, cut = one_line(action)
+    words = [word for word in re.sub(r"[^a-z0-9]+", " ", line.lower()).split() if word not in _ARTICLES]
+    if cut or len(words) > _MAX_WORDS or any(w in _REFUSED or not w.isalpha() for w in words):
+        return "", True
+    return " ".join(words), False
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """A moment of a game: where the player is, what is unlocked, what was said last."""
+
+    spec: GameSpec
+    text: str
+    junction: int = 0  # route: counted from 0
+    unlocked: frozenset[str] = frozenset()  # keys: boxes
+    won: bool = False
+    lost: bool = False
+
+
+def first_scene(spec: GameSpec) -> Scene:
+    """The start: its text is what `reset` shows."""
+    return _look(Scene(spec, ""))
+
+
+def next_scene(scene: Scene, command: str) -> Scene:
+    """The scene after `command` (as `as_command` words it)."""
+    words = [word[:_DICTIONARY_CHARS] for word in command.split()]
+    verb, rest = (words[0], words[1:]) if words else ("", [])
+    direction = _same_direction(words) or (_same_direction(rest) if verb == "go" else "")
+    if direction:
+        return _go(scene, direction)
+    if verb == "unlock" and scene.spec.kind == "keys":
+        return _unlock(scene, rest)
+    if verb in {"look", "l"} and not rest:
+        return _look(scene)
+    return _say(scene, _plain_answer(scene, verb, rest))
+
+
+def admissible(scene: Scene) -> tuple[str, ...]:
+    """Every action that does something here, sorted."""
+    moves = [ws.ARCHIVE_DIRECTION]
+    if scene.spec.kind == "route":
+        return tuple(sorted({*ws.DIRECTIONS}))  # three exits onward, and back or the archive
+    locked = [box for box in scene.spec.boxes if box not in scene.unlocked]
+    return tuple(sorted([*moves, *(ws.unlock(box, gem) for box in locked for gem in ws.GEMS)]))
+
+
+def _say(scene: Scene, text: str) -> Scene:
+    return Scene(scene.spec, text, scene.junction, scene.unlocked, scene.won, scene.lost)
+
+
+def _look(scene: Scene) -> Scene:
+    spec, at = scene.spec, scene.junction
+    description = ws.junction_description(spec, at) if spec.kind == "route" else ws.vault_description(spec)
+    return _say(scene, ws.room_text(spec.rooms[at], description))
+
+
+def _go(scene: Scene, direction: str) -> Scene:
+    spec, at = scene.spec, scene.junction
+    if at == 0 and direction == ws.ARCHIVE_DIRECTION:
+        text = ws.room_text(ws.ARCHIVE, ws.archive_description(spec))
+        return Scene(spec, text, at, scene.unlocked, lost=True)
+    if spec.kind == "keys" or direction not in ws.OPPOSITE:
+        return _say(scene, NO_WAY)
+    if at and direction == ws.OPPOSITE[spec.rule[at - 1]]:
+        return _look(Scene(spec, "", at - 1))
+    if direction == spec.rule[at]:
+        if at + 1 < spec.size:
+            return _look(Scene(spec, "", at + 1))
+        return Scene(spec, ws.room_text(spec.rooms[spec.size], ws.END_DESCRIPTION), at, won=True)
+    return Scene(spec, ws.room_text(_nook(spec, at, direction), ws.NOOK_DESCRIPTION), at, lost=True)
+
+
+def _nook(spec: GameSpec, junction: int, direction: str) -> str:
+    """Name of the dead end: nooks are named junction by junction, in the order of `DIRECTIONS`."""
+    back = ws.OPPOSITE[spec.rule[junction - 1]] if junction else ws.ARCHIVE_DIRECTION
+    wrong = [word for word in ws.DIRECTIONS if word not in (back, spec.rule[junction])]
+    return spec.rooms[spec.size + 1 + 2 * junction + wrong.index(direction)]
+
+
+def _same_direction(words: list[str]) -> str:
+    """The direction that all of `words` name, as the parser reads "north n"; "" when there is none."""
+    named = {_DIRECTION_WORDS.get(word, "") for word in words}
+    return named.pop() if len(named) == 1 else ""
+
+
+def _thing(scene: Scene, words: list[str]) -> str:
+    """The thing in sight that all of `words` name; "" when there is none."""
+    spec = scene.spec
+    in_sight = {spec.furniture[scene.junction]} | ({*spec.boxes, *ws.GEMS} if spec.kind == "keys" else set())
+    return words[0] if len(set(words)) == 1 and words[0] in in_sight else ""
+
+
+def _examine(scene: Scene, noun: list[str]) -> str:
+    if _same_direction(noun):
+        return "you see nothing unexpected in that direction."
+    thing = _thing(scene, noun)
+    return ws.thing_description(thing) if thing else ws.NOT_UNDERSTOOD
+
+
+def _plain_answer(scene: Scene, verb: str, rest: list[str]) -> str:
+    """The answer to a command that changes nothing."""
+    if verb in {"examine", "x"}:
+        return _examine(scene, rest)
+    if not rest and verb in {"inventory", "i"}:
+        return ws.inventory_text(scene.spec)
+    if not rest and verb == "goal":
+        return ws.instruction_text(scene.spec)
+    return "time passes." if not rest and verb in {"wait", "z"} else ws.NOT_UNDERSTOOD
+
+
+def _unlock(scene: Scene, words: list[str]) -> Scene:
+    at = words.index("with") if words.count("with") == 1 else 0
+    box, gem = (_thing(scene, noun) or _same_direction(noun) for noun in (words[:at], words[at + 1 :]))
+    fault = _lock_fault(scene, box, gem)
+    if fault:
+        return _say(scene, fault)
+    unlocked = scene.unlocked | {box}
+    return Scene(scene.spec, f"you unlock the {box}.", unlocked=unlocked, won=len(unlocked) == scene.spec.size)
+
+
+def _lock_fault(scene: Scene, box: str, gem: str) -> str:
+    """Why `gem` does not open `box`, in the order in which Inform looks; "" when it does."""
+    key = dict(zip(scene.spec.boxes, scene.spec.rule, strict=False)).get(box, "")
+    faults = {
+        ws.NOT_UNDERSTOOD: not box or not gem,
+        "you must name something more substantial.": bool({box, gem} & set(_DIRECTIONS)),
+        f"the {gem} is fixed in place.": gem not in ws.GEMS,
+        "that doesn't seem to be something you can unlock.": not key,
+        "that's unlocked at the moment.": box in scene.unlocked,
+        "that doesn't seem to fit the lock.": gem != key,
+    }
+    return next((text for text, applies in faults.items() if applies), "")

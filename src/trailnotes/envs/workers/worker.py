@@ -1,0 +1,250 @@
+"""The pool's side of one worker process: start it, talk to it, notice that it died or hangs, end it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from trailnotes.envs.workers.hosts import Host
+from trailnotes.envs.workers.slots import Operation
+from trailnotes.envs.workers.wire import Frames, encode, pack, unpack_error, unpack_observation
+from trailnotes.errors import ConfigError, EnvError
+from trailnotes.types import Observation, Task
+
+START_LIMIT = 120.0  # seconds for a worker to start and import the environment; more if a call may take more
+STOP_LIMIT = 5.0  # seconds to close its environments and exit
+CHUNK = 1 << 18
+
+_BOOTSTRAP = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from trailnotes.envs.workers.main import main; main(int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]))"
+)
+
+Answer = asyncio.Future[Observation | None]
+
+
+class Worker(Host):
+    """One process in its own process group, so that Ctrl-C in the terminal does not reach it.
+
+    Requests are answered in order, one at a time, so the time limit of a call counts from when the call before it
+    was answered. Heartbeats come from a thread of the worker: one that is stopped, or whose environment holds
+    Python's lock for too long, is noticed without any call. A lost worker is killed with all its children; every
+    call on it, now or later, raises `EnvError` with the reason.
+    """
+
+    def __init__(self, label: str, name: str, options: Mapping[str, Any], *, timeout: float, heartbeat: float) -> None:
+        """Start the process.
+
+        Args:
+            label: what messages call it.
+            name: environment, as for `make_env`.
+            options: of the environment; JSON-able.
+            timeout: seconds that one call may take.
+            heartbeat: seconds of silence after which it counts as hung.
+        """
+        super().__init__()
+        try:
+            greeting = encode(["start", name, dict(options)])
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"env.options must hold JSON values to reach a worker: {error}") from error
+        self._label, self._timeout, self._silence = label, timeout, heartbeat
+        self._pending: deque[Answer | None] = deque()  # None: nobody waits for this answer
+        self._outbox, self._frames = bytearray(), Frames()
+        self._last_words = b""
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.started = False  # it imported the environment
+        self.fatal: Exception | None = None  # what the environment itself said against being started
+        self._heard = False
+        self._last_heard = self._head_since = time.monotonic()
+        self._process, self._socket = _spawn(beat=heartbeat / 5)
+        assert self._process.stderr is not None
+        self._stderr = self._process.stderr.fileno()
+        os.set_blocking(self._stderr, False)
+        self._send(greeting, None)
+
+    async def call(self, operation: Operation, slot: int, argument: Task | str | None = None) -> Observation | None:
+        """Run one operation there. Needs `attach`."""
+        if self.failure:
+            raise EnvError(self.failure)
+        try:
+            frame = encode([operation, slot, pack(argument)])
+        except (TypeError, ValueError) as error:
+            raise EnvError(f"a {type(argument).__name__} does not fit JSON: {error}") from error
+        answer: Answer = asyncio.get_running_loop().create_future()
+        self._send(frame, answer)
+        return await answer
+
+    def drop(self, slot: int) -> None:
+        """Close an instance, after the call that it may still be in."""
+        if not self.failure:
+            self._send(encode(["drop", slot, None]), None)
+
+    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Listen in this event loop, from now on; what came while nobody listened counts as heard now."""
+        if self.failure:
+            return
+        self._loop = loop
+        self._last_heard = self._head_since = time.monotonic()
+        loop.add_reader(self._socket, self.drain)
+        loop.add_reader(self._stderr, self._read_stderr)
+        if self._outbox:
+            loop.add_writer(self._socket, self._flush)
+
+    def detach(self) -> None:
+        """Stop listening."""
+        if self._loop and not self._loop.is_closed():
+            self._loop.remove_reader(self._socket)
+            self._loop.remove_reader(self._stderr)
+            self._loop.remove_writer(self._socket)
+        self._loop = None
+
+    def drain(self) -> None:
+        """Take everything that the worker has said so far."""
+        while not self.failure:
+            try:
+                data = self._socket.recv(CHUNK)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                self._lose()
+                return
+            self._heard, self._last_heard = True, time.monotonic()
+            for message in self._frames.feed(data):
+                if not self.failure:  # the message before may have been its last that counts
+                    self._take(message)
+
+    def watch(self) -> None:
+        """Lose the worker if it is silent, or in one call, for too long. To be called now and then."""
+        self.drain()  # before any judgement: it may be this process that was away
+        if self.failure:
+            return
+        now = time.monotonic()
+        start_limit = max(START_LIMIT, self._timeout)
+        if now - self._last_heard > (self._silence if self._heard else start_limit):
+            self._lose(f"gave no sign of life for {now - self._last_heard:.3g} s (stopped, or hung)")
+        elif self._pending and now - self._head_since > (self._timeout if self.started else start_limit):
+            self._lose(f"did not answer within env.timeout = {self._timeout:g} s")
+
+    def close(self) -> None:
+        """Let the worker close its environments and exit; kill it if that takes too long."""
+        if self.failure:
+            return
+        deadline = time.monotonic() + STOP_LIMIT
+        self._socket.setblocking(True)
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+            while (left := deadline - time.monotonic()) > 0:
+                self._socket.settimeout(left)
+                if not self._socket.recv(CHUNK):
+                    break
+        self._lose("was closed")
+
+    def _send(self, frame: bytes, answer: Answer | None) -> None:
+        if not self._pending:
+            self._head_since = time.monotonic()
+        self._pending.append(answer)
+        self._outbox += frame
+        self._flush()
+
+    def _flush(self) -> None:
+        try:
+            while self._outbox:
+                sent = self._socket.send(self._outbox)
+                del self._outbox[:sent]
+        except BlockingIOError:
+            if self._loop:
+                self._loop.add_writer(self._socket, self._flush)
+            return
+        except OSError:
+            self._lose()
+            return
+        if self._loop:
+            self._loop.remove_writer(self._socket)
+
+    def _take(self, message: list[Any]) -> None:
+        answer = self._pending.popleft()
+        self._head_since = time.monotonic()
+        status, *values = message
+        if not self.started:
+            self.started = status == "ok"
+            if not self.started:
+                self.fatal = unpack_error(*values)
+                self._lose(f"could not start: {self.fatal}")
+        if answer is None or answer.done():
+            return
+        if status == "ok":
+            answer.set_result(None if values[0] is None else unpack_observation(values[0]))
+        else:
+            answer.set_exception(unpack_error(*values))
+
+    def _read_stderr(self) -> None:
+        try:
+            data = os.read(self._stderr, CHUNK)
+        except BlockingIOError:
+            return
+        self._last_words = (self._last_words + data)[-4096:]
+        if not data and self._loop:
+            self._loop.remove_reader(self._stderr)
+
+    def _lose(self, why: str = "") -> None:
+        """End the process and all that waits for it. Without `why` it ended by itself: say how."""
+        if self.failure:
+            return
+        self.detach()
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)  # before it is reaped, while the number is surely its own
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(STOP_LIMIT)
+        self._read_stderr()
+        self.failure = f"{self._label} {why or self._how_it_ended()}"
+        self._socket.close()
+        assert self._process.stderr is not None
+        self._process.stderr.close()
+        while self._pending:
+            answer = self._pending.popleft()
+            if answer is not None and not answer.done():
+                answer.set_exception(EnvError(self.failure))
+
+    def _how_it_ended(self) -> str:
+        code = self._process.returncode
+        how = "died" if code is None else f"exited with status {code}" if code >= 0 else f"died of {_signal(-code)}"
+        lines = self._last_words.decode(errors="replace").split("\n")
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        return f"{how}; its last words: {last[:500]}" if last else how
+
+
+def _spawn(beat: float) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """A fresh interpreter (no fork of a process that holds torch), and our end of the socket to it."""
+    ours, theirs = socket.socketpair()
+    arguments = [json.dumps([str(path) for path in sys.path]), str(theirs.fileno()), str(os.getpid()), str(beat)]
+    with theirs:
+        process = subprocess.Popen(  # noqa: S603 - our own interpreter and code
+            [sys.executable, "-c", _BOOTSTRAP, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            pass_fds=[theirs.fileno()],
+            process_group=0,
+        )
+    ours.setblocking(False)
+    return process, ours
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,1 @@
+"""Rows in, a better model out. It knows no method."""

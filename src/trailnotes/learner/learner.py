@@ -1,0 +1,241 @@
+"""The learner: rows in, a better model out. It knows no algorithm.
+
+A row says which tokens are trained, what their advantage is, and what their log-probability was when they were
+sampled; whatever method filled the row, the update is the same: mini-batches of trajectories, one optimiser step
+each, over micro-batches whose gradients add up to that of the mini-batch as a whole.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from trailnotes.config.schema import LossConfig, OptimConfig
+from trailnotes.errors import ConfigError, NonFiniteError
+from trailnotes.learner import losses
+from trailnotes.learner.export import dump_batch, export_model
+from trailnotes.learner.logprobs import Batch, TokenScorer, evaluating
+from trailnotes.learner.metrics import UpdateMetrics, advantage_metrics
+from trailnotes.learner.optimizer import MasterAdamW
+from trailnotes.learner.samples import has_advantage, microbatches, minibatches
+from trailnotes.types import Sample
+
+
+class Learner:
+    """A model, its optimiser and the loss.
+
+    Args:
+        model: a causal LM of transformers, or a peft model (then only the adapters are trained).
+        optim: optimiser, and how a batch is cut.
+        loss: the clipped surrogate and what is added to it.
+        temperature: of the distribution that tokens are sampled from, at acting and learning alike.
+        reference: the model that `loss.kl` holds on to; with adapters it may be left out, since the base model
+            without them is the start model.
+        dump_dir: where a batch is written whose loss or gradient is not finite.
+
+    Raises:
+        ConfigError: `loss.kl` without anything to compare with.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optim: OptimConfig,
+        loss: LossConfig,
+        *,
+        temperature: float = 1.0,
+        reference: nn.Module | None = None,
+        dump_dir: Path | None = None,
+    ) -> None:
+        self.model, self.optim, self.loss, self.dump_dir = model, optim, loss, dump_dir
+        self.steps = 0  # optimiser steps so far
+        if loss.kl and reference is None and not hasattr(model, "disable_adapter"):
+            raise ConfigError(
+                "loss.kl needs a model to stay close to: give the learner a reference, or set loss.kl = 0"
+            )
+        self._score = TokenScorer(model, temperature, optim.logprob_chunk)
+        self._score_reference = self._score
+        if loss.kl and reference is not None:
+            self._score_reference = TokenScorer(reference.requires_grad_(False), temperature, optim.logprob_chunk)
+        self._optimizer = MasterAdamW(model, optim)
+        self._training_mode = _needs_training_mode(model)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return next(self.model.parameters()).device
+
+    def logprobs(self, samples: Sequence[Sample]) -> list[tuple[float, ...]]:
+        """Log-probabilities of the trained tokens under the current weights, at the sampling temperature.
+
+        Returns:
+            For each row (L,) natural logarithms; 0.0 where `loss_mask` is 0.
+        """
+        return [tuple(row.tolist()) for row in self._all_logprobs(samples, self._score)]
+
+    def update(self, samples: Sequence[Sample], seed: int = 0, lr_scale: float = 1.0) -> dict[str, float]:
+        """Learn from one batch of rows.
+
+        Rows of zero advantage are left out first, with `loss.drop_zero_advantage`; mini-batches then count the
+        trajectories that are left. A mini-batch whose gradient is exactly zero takes no step.
+
+        Args:
+            samples: the rows; advantages are final.
+            seed: of the order of the mini-batches.
+            lr_scale: factor on `optim.lr`, from whatever schedule the caller keeps.
+
+        Returns:
+            Metrics, explained in docs/metrics.md.
+
+        Raises:
+            NonFiniteError: a loss or gradient is not finite; that mini-batch was not stepped, and lies in a dump.
+        """
+        started = time.perf_counter()
+        rows = [s for s in samples if any(s.loss_mask) and (has_advantage(s) or not self.loss.drop_zero_advantage)]
+        metrics = UpdateMetrics()
+        self._optimizer.set_lr(self.optim.lr * lr_scale)
+        reference = self._reference_logprobs(rows)
+        seconds_reference = time.perf_counter() - started
+        rng = np.random.default_rng(seed)
+        with evaluating(self.model, training=self._training_mode):
+            for _ in range(self.optim.epochs):
+                for chosen in minibatches(rows, self.optim.minibatch, rng):
+                    self._step([rows[i] for i in chosen], [reference[i] for i in chosen] if reference else [], metrics)
+        return (
+            metrics.result()
+            | advantage_metrics(samples)
+            | {
+                "lr": self.optim.lr * lr_scale,
+                "seconds_reference": seconds_reference,
+                "seconds": time.perf_counter() - started,
+            }
+        )
+
+    def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Everything that the next update depends on: tensors for a safetensors file, and a JSON-able rest.
+
+        The tensors hold the trained weights (in float32), so they restore a model of any start weights, given that
+        what is not trained is the same.
+        """
+        return self._optimizer.state_dict(), {"steps": self.steps}
+
+    def load_state_dict(self, tensors: Mapping[str, Tensor], rest: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` gave; training goes on bit for bit.
+
+        Raises:
+            ValueError: the state belongs to another model.
+        """
+        self._optimizer.load_state_dict(tensors)
+        self.steps = int(rest["steps"])
+
+    def export(self, path: Path, tokenizer: Any = None, merged: bool = True) -> None:
+        """Write a Hugging Face directory that `from_pretrained` loads; see `export.export_model`."""
+        export_model(self.model, path, tokenizer, merged)
+
+    def _step(self, samples: Sequence[Sample], reference: Sequence[Tensor], metrics: UpdateMetrics) -> None:
+        """One mini-batch: sum the gradients of its micro-batches, divide by its token count once, clip, step."""
+        self._optimizer.zero_grad()
+        sums = torch.zeros(3, device=self.device)
+        for indices in microbatches(samples, self.optim.microbatch_tokens):
+            batch = Batch.of([samples[i] for i in indices], self.device)
+            kept = nn.utils.rnn.pad_sequence([reference[i] for i in indices], True) if reference else None
+            sums += self._backward(batch, kept, metrics)
+            self._optimizer.gather()
+        norm, policy, kl, count = torch.stack([self._optimizer.grad_norm(), *sums]).tolist()
+        if not (math.isfinite(norm) and math.isfinite(policy + kl)):
+            self._refuse(samples, {"grad_norm_of_sum": norm, "policy_loss_sum": policy, "kl_sum": kl, "tokens": count})
+        if count == 0 or norm == 0:
+            return
+        norm /= count
+        clip = self.optim.grad_clip
+        self._optimizer.step((min(1.0, clip / (norm + 1e-6)) if clip else 1.0) / count)
+        self.steps += 1
+        metrics.add_step(policy / count, kl / count, self.loss.kl, norm)
+
+    def _backward(self, batch: Batch, reference: Tensor | None, metrics: UpdateMetrics) -> Tensor:
+        """Add the gradient of the batch's summed loss; returns (3,) sums of policy loss, KL, and what divides them."""
+        logprobs, entropies = self._score(batch.token_ids, batch.mask)
+        kept = self._kept(logprobs.detach(), batch)
+        ratio = losses.ratio(logprobs, batch.behavior_logprobs)
+        surrogate = self._surrogate(ratio, batch)
+        policy, count = losses.masked_sum(surrogate, kept, self.loss.aggregation)
+        kl = torch.zeros_like(policy)
+        if reference is not None:
+            tokens_kl = losses.k3_kl(logprobs, reference)
+            held = kept if self.loss.mask_kl else batch.mask
+            kl = losses.masked_sum(tokens_kl, held, self.loss.aggregation)[0]
+        (policy + self.loss.kl * kl).backward()  # type: ignore[no-untyped-call]
+        metrics.add_batch(
+            batch, kept, logprobs.detach(), ratio.detach(), entropies, self._clipped(ratio.detach(), batch)
+        )
+        return torch.stack([policy.detach(), kl.detach(), count.to(policy.dtype)])
+
+    def _surrogate(self, ratio: Tensor, batch: Batch) -> Tensor:  # (B, T)
+        """Clipped; or shaped, in off-policy rows with `loss.shaping`."""
+        clips = (self.loss.clip_low, self.loss.clip_high, self.loss.dual_clip)
+        clipped = losses.clipped_surrogate(ratio, batch.advantages, *clips)
+        if self.loss.shaping == "none":
+            return clipped
+        return torch.where(batch.off_policy[:, None], losses.shaped_surrogate(ratio, batch.advantages), clipped)
+
+    def _clipped(self, ratio: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:  # three (B, T) of bool
+        """Where `_surrogate` is flat: clipped low, high, by the dual bound."""
+        clips = (self.loss.clip_low, self.loss.clip_high, self.loss.dual_clip)
+        low, high, dual = losses.clip_events(ratio, batch.advantages, *clips)
+        free = batch.off_policy[:, None] & (self.loss.shaping != "none")
+        return low & ~free, high & ~free, dual & ~free
+
+    def _kept(self, logprobs: Tensor, batch: Batch) -> Tensor:  # (B, T) bool
+        """The trained tokens, less the improbable ones of off-policy rows."""
+        if self.loss.mask_logprob is None:
+            return batch.mask
+        probable = losses.low_prob_mask(logprobs, batch.mask, self.loss.mask_logprob, self.loss.mask_unit)
+        return torch.where(batch.off_policy[:, None], probable, batch.mask)
+
+    def _reference_logprobs(self, samples: Sequence[Sample]) -> list[Tensor]:
+        """Once for each update, not for each epoch: the reference does not change. [] without a KL term."""
+        if not self.loss.kl:
+            return []
+        own = self._score_reference is self._score
+        adapters_off: AbstractContextManager[Any] = self.model.disable_adapter() if own else nullcontext()  # type: ignore[operator]
+        with adapters_off:
+            return self._all_logprobs(samples, self._score_reference)
+
+    @torch.no_grad()
+    def _all_logprobs(self, samples: Sequence[Sample], score: TokenScorer) -> list[Tensor]:
+        rows: list[Tensor] = [torch.empty(0)] * len(samples)
+        with evaluating(score.model):
+            for indices in microbatches(samples, self.optim.microbatch_tokens):
+                batch = Batch.of([samples[i] for i in indices], self.device)
+                logprobs, _ = score(batch.token_ids, batch.mask)
+                for i, row in zip(indices, logprobs, strict=True):
+                    rows[i] = row[: len(samples[i].token_ids)]
+        return rows
+
+    def _refuse(self, samples: Sequence[Sample], numbers: Mapping[str, float]) -> NoReturn:
+        self._optimizer.zero_grad()
+        what = f"loss or gradient is not finite at optimiser step {self.steps + 1}: the weights were left as they were"
+        if self.dump_dir is None:
+            raise NonFiniteError(f"{what} (no dump: the learner was given no dump_dir)")
+        path = dump_batch(self.dump_dir / f"nonfinite-{self.steps + 1:06d}", samples, numbers)
+        raise NonFiniteError(f"{what}; the batch is in {path}")
+
+
+def _needs_training_mode(model: nn.Module) -> bool:
+    """Whether to update in training mode.
+
+    Dropout would keep the ratio from starting at 1, so it is on only inside adapters that were given one, and where
+    transformers asks for the training mode before it recomputes activations.
+    """
+    return any(
+        getattr(module, "gradient_checkpointing", False) or (isinstance(module, nn.Dropout) and "lora_dropout" in name)
+        for name, module in model.named_modules()
+    )

@@ -1,0 +1,119 @@
+"""What one update says about itself, summed on the device and read once."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trailnotes.learner import losses
+from trailnotes.learner.logprobs import Batch
+from trailnotes.types import Sample
+
+
+class UpdateMetrics:
+    """Sums over the micro-batches and steps of one update.
+
+    "Trained" tokens are those of the loss mask; "kept" ones are left after the low-probability mask.
+    """
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Tensor] = {}
+        self._steps: dict[str, list[float]] = defaultdict(list)
+        self._ratio_max: list[Tensor] = []
+        self._ratio_min: list[Tensor] = []
+        self._tokens_forward = 0
+
+    @torch.no_grad()
+    def add_batch(
+        self,
+        batch: Batch,
+        kept: Tensor,  # (B, T) bool
+        logprobs: Tensor,  # (B, T)
+        ratio: Tensor,  # (B, T)
+        entropies: Tensor,  # (B, T)
+        clipped: tuple[Tensor, Tensor, Tensor],  # low, high, dual, each (B, T) bool
+    ) -> None:
+        """Add one micro-batch of one pass."""
+        off = batch.mask & batch.off_policy[:, None]
+        kl = losses.k3_kl(batch.behavior_logprobs, logprobs)
+        low, high, dual = ((event & kept).sum() for event in clipped)
+        sums = {
+            "trained": batch.mask.sum(),
+            "kept": kept.sum(),
+            "off": off.sum(),
+            "entropy": (entropies * batch.mask).sum(),
+            "ratio": (ratio * kept).sum(),
+            "ratio_off": (ratio * (kept & off)).sum(),
+            "kept_off": (kept & off).sum(),
+            "kl_on": (kl * (batch.mask & ~off)).sum(),
+            "kl_off": (kl * off).sum(),
+            "low": low,
+            "high": high,
+            "dual": dual,
+        }
+        for name, value in sums.items():
+            self._sums[name] = self._sums[name] + value.double() if name in self._sums else value.double()
+        self._ratio_max.append(torch.where(kept, ratio, -torch.inf).max())
+        self._ratio_min.append(torch.where(kept, ratio, torch.inf).min())
+        self._tokens_forward += batch.token_ids.numel()
+
+    def add_step(self, policy: float, kl: float, coefficient: float, grad_norm: float) -> None:
+        """Add one optimiser step: its mean losses, and the gradient's norm before clipping."""
+        self._steps["loss"].append(policy + coefficient * kl)
+        self._steps["policy_loss"].append(policy)
+        self._steps["kl_to_reference"].append(kl)
+        self._steps["grad_norm"].append(grad_norm)
+
+    def result(self) -> dict[str, float]:
+        """The metrics; means over an empty set are 0, a ratio of nothing is 1."""
+        sums: dict[str, float] = defaultdict(float)
+        if self._sums:
+            sums.update(zip(self._sums, torch.stack(list(self._sums.values())).tolist(), strict=True))
+        on = sums["trained"] - sums["off"]
+        names = ("loss", "policy_loss", "kl_to_reference", "grad_norm")
+        return {name: float(np.mean(self._steps[name])) if self._steps[name] else 0.0 for name in names} | {
+            "kl_to_behavior": _share(sums["kl_on"], on),
+            "kl_to_behavior_off_policy": _share(sums["kl_off"], sums["off"]),
+            "ratio_mean": _share(sums["ratio"], sums["kept"], 1.0),
+            "ratio_mean_off_policy": _share(sums["ratio_off"], sums["kept_off"], 1.0),
+            "ratio_max": _finite(torch.stack(self._ratio_max).max()) if self._ratio_max else 1.0,
+            "ratio_min": _finite(torch.stack(self._ratio_min).min()) if self._ratio_min else 1.0,
+            "clip_fraction_low": _share(sums["low"], sums["kept"]),
+            "clip_fraction_high": _share(sums["high"], sums["kept"]),
+            "dual_clip_fraction": _share(sums["dual"], sums["kept"]),
+            "masked_fraction": _share(sums["off"] - sums["kept_off"], sums["off"]),
+            "entropy": _share(sums["entropy"], sums["trained"]),
+            "tokens_trained": sums["trained"],
+            "tokens_off_policy": sums["off"],
+            "tokens_forward": float(self._tokens_forward),
+            "optimiser_steps": float(len(self._steps["loss"])),
+        }
+
+
+def advantage_metrics(samples: Sequence[Sample]) -> dict[str, float]:
+    """Mean and sample deviation of advantages over trajectories, dropped ones included; rows that teach nothing."""
+    by_trajectory: dict[int, list[float]] = defaultdict(list)
+    for sample in samples:
+        pairs = zip(sample.advantages, sample.loss_mask, strict=True)
+        by_trajectory[sample.trajectory] += [advantage for advantage, trained in pairs if trained]
+    means = np.array([np.mean(values) for values in by_trajectory.values() if values])
+    return {
+        "advantage_mean": float(means.mean()) if means.size else 0.0,
+        "advantage_std": float(means.std(ddof=1)) if means.size > 1 else 0.0,
+        "zero_advantage_rows": float(sum(not any(sample.advantages) for sample in samples)),
+        "rows": float(len(samples)),
+    }
+
+
+def _share(part: float, whole: float, otherwise: float = 0.0) -> float:
+    return part / whole if whole else otherwise
+
+
+def _finite(value: Tensor) -> float:
+    number = float(value)
+    return number if math.isfinite(number) else 1.0

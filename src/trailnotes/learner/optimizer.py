@@ -1,0 +1,107 @@
+"""AdamW on float32 weights, whatever type the model computes in.
+
+A step of 1e-6 is lost when it is added to a bfloat16 weight (8 bits of mantissa). So parameters of a lower precision
+get a float32 master copy: gradients are summed and clipped there, the moments live there, and the model's weights are
+the rounded masters. Float32 parameters are their own masters and cost nothing more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from trailnotes.config.schema import OptimConfig
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+class MasterAdamW:
+    """AdamW over the trainable parameters of a model.
+
+    Args:
+        model: its parameters with `requires_grad` are trained; the others are left alone.
+        config: learning rate, moments, weight decay.
+
+    Raises:
+        ValueError: nothing is trainable.
+    """
+
+    def __init__(self, model: nn.Module, config: OptimConfig) -> None:
+        self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        if not self.parameters:
+            raise ValueError("the model has no trainable parameter: unfreeze it, or turn model.lora.enabled on")
+        self.masters = {
+            name: p if p.dtype == torch.float32 else nn.Parameter(p.detach().float().clone())
+            for name, p in self.parameters.items()
+        }
+        self._adamw = torch.optim.AdamW(
+            self.masters.values(), lr=config.lr, betas=config.betas, weight_decay=config.weight_decay, fused=True
+        )
+
+    def zero_grad(self) -> None:
+        """Forget all gradients."""
+        for name, parameter in self.parameters.items():
+            parameter.grad = self.masters[name].grad = None
+
+    def gather(self) -> None:
+        """Add the gradients of low-precision parameters to their masters'. Call after each backward pass."""
+        for name, parameter in self.parameters.items():
+            master = self.masters[name]
+            if master is not parameter and parameter.grad is not None:
+                gradient = parameter.grad.float()
+                master.grad = gradient if master.grad is None else master.grad.add_(gradient)
+                parameter.grad = None
+
+    def grad_norm(self) -> Tensor:  # ()
+        """2-norm of all gradients together."""
+        return nn.utils.get_total_norm([p.grad for p in self.masters.values() if p.grad is not None])
+
+    def set_lr(self, lr: float) -> None:
+        """Change the learning rate of the steps to come."""
+        for group in self._adamw.param_groups:
+            group["lr"] = lr
+
+    def step(self, scale: float) -> None:
+        """Multiply the gradients by `scale` and take one step."""
+        for master in self.masters.values():
+            if master.grad is not None:
+                master.grad.mul_(scale)
+        self._adamw.step()
+        self._round()
+
+    @torch.no_grad()
+    def _round(self) -> None:
+        for name, parameter in self.parameters.items():
+            if self.masters[name] is not parameter:
+                parameter.copy_(self.masters[name])
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Masters, moments and step counts as flat tensors on the CPU, ready for safetensors."""
+        tensors = {f"weights.{name}": master for name, master in self.masters.items()}
+        for name, master in self.masters.items():
+            for key, value in self._adamw.state.get(master, {}).items():
+                tensors[f"{key}.{name}"] = value
+        return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
+
+    @torch.no_grad()
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restore what `state_dict` gave, weights included.
+
+        Raises:
+            ValueError: the tensors belong to another model.
+        """
+        expected = {f"weights.{name}" for name in self.masters}
+        found = {name for name in tensors if name.startswith("weights.")}
+        if expected != found:
+            raise ValueError(f"the saved weights are another model's, e.g. {min(expected ^ found)}")
+        for name, master in self.masters.items():
+            master.copy_(tensors[f"weights.{name}"])
+        state = {
+            index: {key: tensors[f"{key}.{name}"].clone() for key in ("step", *MOMENTS)}
+            for index, name in enumerate(self.masters)
+            if f"step.{name}" in tensors
+        }
+        self._adamw.load_state_dict({"state": state, "param_groups": self._adamw.state_dict()["param_groups"]})
+        self._round()

@@ -1,0 +1,261 @@
+"""Forward passes over the live episodes: what is new goes in, the logits of the next token come out.
+
+Two decoders with the same face: `SlotDecoder` keeps the KV cache of every episode, for models whose layers all are
+attention, to the whole past or to a window of it; `RecomputeDecoder` computes the context again, for all others.
+`make_decoder` tries the first on a few tokens and takes it if its logits are the model's own.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trailnotes.policies.hf.cache import Plan, SlotCache
+from trailnotes.policies.hf.network import Ints, Network, agree
+
+logger = logging.getLogger(__name__)
+
+MAX_TOKENS = 4096  # padded tokens in one forward pass
+MIN_PADDING = 64  # padded tokens that cost less than one more forward pass
+
+Slot = int
+Windows = Mapping[str, int]  # tokens that a kind of layer sees, as transformers names it; 0 = all
+FULL: Windows = {"full_attention": 0}
+Row = tuple[Slot, Sequence[int]]  # an episode's slot and its new tokens, at least one
+
+
+class Decoder(Protocol):
+    """Contexts by slot, and the forward pass."""
+
+    def acquire(self) -> Slot:
+        """The lowest free slot, empty."""
+        ...
+
+    def release(self, slot: Slot) -> None:
+        """Forget a slot; with the last one all memory goes."""
+        ...
+
+    def keep(self, slot: Slot, prompt: Sequence[int]) -> int:
+        """Roll a slot back to what it has in common with a prompt; how many of its tokens need not be computed."""
+        ...
+
+    def forget(self) -> None:
+        """Empty all slots: the weights have changed."""
+        ...
+
+    def extend(self, rows: Sequence[Row]) -> Tensor:
+        """Append new tokens to slots; logits of the token after each row's last, (n, V)."""
+        ...
+
+
+class _Contexts:
+    """Which slots are taken, and the token ids whose keys and values each holds."""
+
+    def __init__(self) -> None:
+        self._ids: dict[Slot, list[int]] = {}
+
+    def acquire(self) -> Slot:
+        slot = next(slot for slot in range(len(self._ids) + 1) if slot not in self._ids)
+        self._ids[slot] = []
+        return slot
+
+    def release(self, slot: Slot) -> None:
+        self._ids.pop(slot, None)
+
+    def keep(self, slot: Slot, prompt: Sequence[int]) -> int:
+        ids = self._ids[slot]
+        length = min(len(ids), len(prompt) - 1)  # at least one token must go in for logits to come out
+        if tuple(ids[:length]) != tuple(prompt[:length]):
+            length = next(index for index in range(length) if ids[index] != prompt[index])
+        del ids[length:]
+        return length
+
+    def forget(self) -> None:
+        for ids in self._ids.values():
+            ids.clear()
+
+
+class SlotDecoder(_Contexts):
+    """Appends only what is new to the cache that each episode keeps."""
+
+    def __init__(self, network: Network, context_length: int, windows: Windows = FULL) -> None:
+        super().__init__()
+        self.network = network
+        self.context_length = context_length
+        self.windows = windows
+        self.cache = SlotCache()
+
+    def release(self, slot: Slot) -> None:
+        """Forget a slot; with the last one all memory goes."""
+        super().release(slot)
+        if not self._ids:
+            self.cache.clear()
+
+    def forget(self) -> None:
+        """Empty all slots, and give their memory back."""
+        super().forget()
+        self.cache.clear()
+
+    def extend(self, rows: Sequence[Row]) -> Tensor:
+        """Append new tokens; logits (n, V) of what follows each row."""
+        if not rows:
+            raise ValueError("no row to extend")
+        logits: list[Tensor] = []
+        order: list[int] = []
+        for group in _groups([len(new) for _, new in rows]):
+            order += group
+            logits.append(self._extend_group([rows[index] for index in group]))
+        if len(logits) == 1 and order == list(range(len(rows))):
+            return logits[0]
+        joined = torch.cat(logits)
+        return torch.empty_like(joined).index_copy_(0, torch.tensor(order, device=joined.device), joined)
+
+    def _extend_group(self, rows: Sequence[Row]) -> Tensor:
+        """Columns in turns of at most MAX_TOKENS; only a single row is ever longer than that."""
+        width = max(len(new) for _, new in rows)
+        if width * len(rows) <= MAX_TOKENS:
+            return self._forward(rows)
+        assert len(rows) == 1
+        (slot, new), logits = rows[0], torch.empty(0)
+        for start in range(0, width, MAX_TOKENS):
+            logits = self._forward([(slot, new[start : start + MAX_TOKENS])])
+        return logits
+
+    def _forward(self, rows: Sequence[Row]) -> Tensor:
+        slots = [slot for slot, _ in rows]
+        width = max(len(new) for _, new in rows)
+        low, high = min(slots), max(slots) + 1
+        # Rows between that have nothing new may idle along: cheaper than copying the keys of those that have.
+        idle = high - low - len(rows)
+        is_span = idle * width <= max(len(rows), MIN_PADDING // 4)
+        batch = list(range(low, high)) if is_span else sorted(slots)
+        place = {slot: index for index, slot in enumerate(batch)}
+        ids = np.zeros((len(batch), width), dtype=np.int64)
+        starts = np.array([len(self._ids.get(slot, ())) for slot in batch], dtype=np.int64)
+        last = np.zeros(len(batch), dtype=np.int64)
+        for slot, new in rows:
+            ids[place[slot], : len(new)] = new
+            last[place[slot]] = len(new) - 1
+        logits = self._run(batch, is_span, ids, starts, last, max(len(self._ids[slot]) for slot in slots) + width)
+        for slot, new in rows:
+            self._ids[slot].extend(new)
+        taken = [place[slot] for slot in slots]
+        return logits if taken == list(range(len(batch))) else logits[torch.tensor(taken, device=logits.device)]
+
+    def _run(self, batch: list[Slot], is_span: bool, ids: Ints, starts: Ints, last: Ints, length: int) -> Tensor:
+        device, width = self.network.device, ids.shape[1]
+        cache = self.cache
+        cache.reserve(max(batch) + 1, int(starts.max()) + width)
+        positions = starts[:, None] + np.arange(width)
+        written = (np.array(batch)[:, None] * cache.capacity + positions).reshape(-1)
+        slots = slice(batch[0], batch[-1] + 1) if is_span else torch.tensor(batch, device=device)
+        cache.plan = Plan(slots, torch.from_numpy(written).to(device), length)
+        position_ids = torch.from_numpy(positions).to(device)
+        masks = {kind: self._mask(position_ids, length, window) for kind, window in self.windows.items()}
+        return self.network(
+            last,
+            input_ids=torch.from_numpy(ids).to(device),
+            attention_mask=masks if len(masks) > 1 else next(iter(masks.values())),
+            position_ids=position_ids.clamp_(max=self.context_length - 1),  # padding may stand past the end
+            past_key_values=cache,
+            use_cache=True,
+        )
+
+    def _mask(self, position_ids: Tensor, length: int, window: int) -> Tensor:
+        """Additive mask of what each new token sees: itself and the past, up to a window; (B, S) -> (B, 1, S, L)."""
+        columns, own = torch.arange(length, device=position_ids.device), position_ids[:, None, :, None]
+        hidden = columns > own
+        if window:
+            hidden |= columns <= own - window
+        dtype = self.network.dtype
+        mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
+        return mask.masked_fill_(hidden, torch.finfo(dtype).min)
+
+
+class RecomputeDecoder(_Contexts):
+    """Computes whole contexts each time: slow, and right for every causal LM."""
+
+    def __init__(self, network: Network) -> None:
+        super().__init__()
+        self.network = network
+
+    def extend(self, rows: Sequence[Row]) -> Tensor:
+        """Append new tokens; logits (n, V) of what follows each row."""
+        for slot, new in rows:
+            self._ids[slot].extend(new)
+        contexts = [self._ids[slot] for slot, _ in rows]
+        ids = np.zeros((len(rows), max(map(len, contexts))), dtype=np.int64)
+        mask = np.zeros_like(ids)
+        for row, context in enumerate(contexts):
+            ids[row, : len(context)] = context
+            mask[row, : len(context)] = 1
+        device = self.network.device
+        return self.network(
+            mask.sum(axis=1) - 1,
+            input_ids=torch.from_numpy(ids).to(device),
+            attention_mask=torch.from_numpy(mask).to(device),
+            use_cache=False,
+        )
+
+
+def make_decoder(model: Any, context_length: int) -> Decoder:
+    """The decoder that keeps its cache, if this model allows it."""
+    network = Network(model)
+    try:
+        decoder = SlotDecoder(network, context_length, _windows(model.config, context_length))
+        _check(decoder)
+    except (AttributeError, TypeError, ValueError, RuntimeError, IndexError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        logger.warning("no cache is kept between turns, each token recomputes its context: %s", reason)
+        return RecomputeDecoder(network)
+    return decoder
+
+
+def _windows(config: Any, context_length: int) -> Windows:
+    """Kinds of attention layers and their windows. Raises `ValueError` for layers of another nature."""
+    from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+
+    windows: dict[str, int] = {}
+    for layer in DynamicCache(config=config).layers:
+        if type(layer) is DynamicLayer:
+            windows["full_attention"] = 0
+        elif type(layer) is DynamicSlidingWindowLayer:
+            window = layer.sliding_window
+            windows["sliding_attention"] = window if window < context_length else 0
+        else:
+            raise ValueError(f"the model has layers of another kind than attention ({type(layer).__name__})")
+    return windows or FULL
+
+
+def _check(decoder: SlotDecoder) -> None:
+    """Raise `ValueError` if passes over the cache do not give what passes without it give."""
+    network = decoder.network
+    ids = network.probe_ids(min(9, decoder.context_length))
+    first, second = decoder.acquire(), decoder.acquire()
+    decoder.extend([(first, ids[:2]), (second, ids[1:6])])
+    logits = decoder.extend([(first, ids[2:6]), (second, ids[6:])])
+    decoder.release(first)
+    decoder.release(second)
+    expected = (network.reference(ids[:6]), network.reference(ids[1:]))
+    if not all(agree(got, want) for got, want in zip(logits, expected, strict=True)):
+        raise ValueError("a forward pass over its cache differs from one without")
+
+
+def _groups(lengths: Sequence[int]) -> list[list[int]]:
+    """Rows to run together, longest first: padding may not cost more than a pass of its own, or than the tokens."""
+    groups: list[list[int]] = []
+    width = real = 0
+    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
+        length = lengths[index]
+        padded = width * (len(groups[-1]) + 1) if groups else 0
+        if not groups or padded > MAX_TOKENS or padded - real - length > max(MIN_PADDING, real + length):
+            groups.append([])
+            width, real = length, 0
+        groups[-1].append(index)
+        real += length
+    return [sorted(group) for group in groups]

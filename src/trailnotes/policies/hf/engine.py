@@ -1,0 +1,199 @@
+"""Continuous batching: completions that are asked for together are decoded together; each leaves when it is done.
+
+The engine is one task on the event loop of whoever asks. It starts with the first request, computes in turns with
+the coroutines of the episodes, and ends when nothing is left to do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import numpy as np
+
+from trailnotes.errors import PolicyError
+from trailnotes.policies.hf.decoder import Decoder, Slot
+from trailnotes.policies.hf.sampling import Uniforms, draw_uniforms, sample
+from trailnotes.types import Completion, FinishReason, Sampling, TokenIds
+
+CACHE_SIZE = 65536  # decoded texts remembered
+
+Decode = Callable[[TokenIds], str]  # without special tokens
+
+
+@dataclass(slots=True)
+class _Request:
+    """One completion under way."""
+
+    prompt_ids: TokenIds
+    sampling: Sampling
+    episode: str
+    future: asyncio.Future[Completion]
+    uniforms: Uniforms
+    slot: Slot = -1
+    pending: Sequence[int] = ()  # tokens that have not been through the model yet
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+
+class Engine:
+    """Answers requests for completions, batched as they come.
+
+    With `deterministic`, a batch starts only when every open episode has a request, and runs to its end before the
+    next: what is computed together never depends on timing. An episode without a request holds all others up, so
+    whoever opens one must ask, or close it.
+    """
+
+    def __init__(self, decoder: Decoder, decode: Decode, end_ids: Collection[int], *, deterministic: bool) -> None:
+        self.decoder = decoder
+        self.end_ids = frozenset(end_ids)
+        self.deterministic = deterministic
+        self._decode = lru_cache(CACHE_SIZE)(decode)
+        self._slots: dict[str, Slot | None] = {}  # of the open episodes; a slot is taken at the first request
+        self._waiting: dict[str, _Request] = {}
+        self._running: dict[str, _Request] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests that wait or run."""
+        return len(self._unfinished())
+
+    def open(self, episode: str) -> None:
+        """Announce an episode. Raises `PolicyError` if one of this name is open."""
+        if episode in self._slots:
+            raise PolicyError(f"episode {episode!r} is open already: each live episode needs a name of its own")
+        self._slots[episode] = None
+
+    def close(self, episode: str) -> None:
+        """Free an episode's slot; a request of it that is under way is cancelled."""
+        slot = self._slots.pop(episode, None)
+        for requests in (self._waiting, self._running):
+            if episode in requests:
+                requests.pop(episode).future.cancel()
+        if slot is not None:
+            self.decoder.release(slot)
+        self._start()
+
+    async def generate(self, prompt_ids: TokenIds, sampling: Sampling, episode: str) -> Completion:
+        """One completion. Raises `PolicyError` for an episode that is not open or has a request under way."""
+        if episode not in self._slots:
+            raise PolicyError(f"episode {episode!r} is not open: call open_episode first")
+        if episode in self._waiting or episode in self._running:
+            raise PolicyError(f"episode {episode!r} has a completion under way: await it first")
+        if not prompt_ids:
+            raise PolicyError("a prompt needs at least one token")
+        future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        uniforms = draw_uniforms(sampling.seed, sampling.max_tokens)
+        request = self._waiting[episode] = _Request(prompt_ids, sampling, episode, future, uniforms)
+        self._start()
+        try:
+            return await future
+        finally:
+            for requests in (self._waiting, self._running):  # still there if it was cancelled
+                if requests.get(episode) is request:
+                    del requests[episode]
+
+    # The task
+
+    def _unfinished(self) -> list[_Request]:
+        requests = (*self._running.values(), *self._waiting.values())
+        return [request for request in requests if not request.future.done()]
+
+    def _ready(self) -> bool:
+        """Whether waiting requests may join."""
+        if not self._waiting or not self.deterministic:
+            return bool(self._waiting)
+        return not self._running and len(self._waiting) == len(self._slots)
+
+    def _start(self) -> None:
+        if self._task is None and self._ready():
+            loop = next(iter(self._waiting.values())).future.get_loop()
+            self._task = loop.create_task(self._run())
+
+    async def _run(self) -> None:
+        try:
+            while self._running or self._ready():
+                if self._ready():
+                    self._admit()
+                self._step()
+                await asyncio.sleep(0)
+        except Exception as error:  # noqa: BLE001 - the boundary: whoever waits must hear of it
+            self._fail(error)
+        finally:
+            for request in self._running.values():  # only if this task was cancelled
+                request.future.cancel()
+            self._running = {}
+            self._task = None
+
+    def _admit(self) -> None:
+        """Let all waiting requests join, in the order of their names, which no timing changes."""
+        joining = [self._waiting.pop(episode) for episode in sorted(self._waiting)]
+        for request in joining:
+            self._running[request.episode] = request
+            slot = self._slots[request.episode]
+            if slot is None:
+                slot = self._slots[request.episode] = self.decoder.acquire()
+            request.slot = slot
+            request.pending = request.prompt_ids[self.decoder.keep(slot, request.prompt_ids) :]
+
+    def _step(self) -> None:
+        """One token for every running request."""
+        rows = [request for request in self._running.values() if not request.future.done()]
+        if not rows:
+            return
+        logits = self.decoder.extend([(request.slot, request.pending) for request in rows])
+        uniforms = np.array([request.uniforms[len(request.token_ids)] for request in rows], dtype=np.float32)
+        tokens, logprobs = sample(logits, [request.sampling for request in rows], uniforms)
+        for request, token, logprob in zip(rows, tokens, logprobs, strict=True):
+            request.token_ids.append(token)
+            request.logprobs.append(logprob)
+            request.pending = (token,)
+            if self._finish(request):
+                del self._running[request.episode]
+
+    def _finish(self, request: _Request) -> bool:
+        """Answer a request whose newest token ends it."""
+        token, sampling = request.token_ids[-1], request.sampling
+        reason: FinishReason = "stop"
+        if token in self.end_ids:
+            text = self._decode(tuple(request.token_ids[:-1]))
+        elif any(self._may_end(token, stop) for stop in sampling.stop) and _stopped(
+            text := self._decode(tuple(request.token_ids)), sampling.stop
+        ):
+            pass
+        elif len(request.token_ids) == sampling.max_tokens:
+            text, reason = self._decode(tuple(request.token_ids)), "length"
+        else:
+            return False
+        ids, logprobs = tuple(request.token_ids), tuple(request.logprobs)
+        text = _cut(text, sampling.stop)
+        request.future.set_result(Completion(request.prompt_ids, ids, logprobs, text, reason))
+        return True
+
+    def _may_end(self, token: int, stop: str) -> bool:
+        """Whether a stop text may end inside this token: a cheap test that spares decoding the whole each time."""
+        last = stop[-1]
+        return not last.isascii() or last == " " or last in self._decode((token,))
+
+    def _fail(self, error: Exception) -> None:
+        """Tell everyone who waits, and trust no cache any more."""
+        failed = self._unfinished()
+        self._running, self._waiting = {}, {}
+        self.decoder.forget()
+        text = str(error) if isinstance(error, PolicyError) else f"generation failed: {type(error).__name__}: {error}"
+        for request in failed:
+            wrapped = PolicyError(text)
+            wrapped.__cause__ = error
+            request.future.set_exception(wrapped)
+
+
+def _stopped(text: str, stops: tuple[str, ...]) -> bool:
+    return any(stop in text for stop in stops)
+
+
+def _cut(text: str, stops: tuple[str, ...]) -> str:
+    """The text before the first stop in it."""
+    return text[: min((found for stop in stops if (found := text.find(stop)) >= 0), default=len(text))]

@@ -1,0 +1,245 @@
+"""Any causal LM of transformers as a policy: loading it, and generating with a KV cache that lives with the episode."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from trailnotes.config.schema import LoraConfig, ModelConfig
+from trailnotes.errors import ConfigError, MissingExtraError, PolicyError
+from trailnotes.types import Completion, Message, Sampling, TokenIds
+
+try:
+    import torch
+    import transformers
+
+    from trailnotes.policies.chat import ChatFormat
+    from trailnotes.policies.hf.decoder import MAX_TOKENS, make_decoder
+    from trailnotes.policies.hf.engine import Engine
+    from trailnotes.policies.hf.network import Network
+except ModuleNotFoundError as missing:
+    raise MissingExtraError(f"{missing.name} is not installed: pip install 'trailnotes[train]'") from missing
+
+
+UNLIMITED = 1 << 30  # context of a model that states none
+
+
+class HFPolicy:
+    """A model and its tokenizer behind the `Policy` protocol.
+
+    The learner may change the weights of the same model between two calls; it must then call `weights_changed`.
+    """
+
+    trainable = True
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        *,
+        name: str = "",
+        deterministic: bool = True,
+        max_context_tokens: int | None = None,
+    ) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.name = name or str(getattr(model.config, "name_or_path", "") or type(model).__name__)
+        self.version = 0
+        self.context_length = min(_context_length(model.config), max_context_tokens or UNLIMITED)
+        self.format = ChatFormat(tokenizer)
+        self.append_only = self.format.append_only
+        _check_vocabulary(model, tokenizer)
+        end_ids = self.format.end_ids | _generation_end_ids(model)
+        decoder = make_decoder(model, self.context_length)
+        self.engine = Engine(decoder, self._decode, end_ids, deterministic=deterministic)
+
+    def encode(self, messages: Sequence[Message]) -> TokenIds:
+        """Token ids of the conversation, ready for the assistant to speak next."""
+        return self.format.encode(messages)
+
+    def count_tokens(self, text: str) -> int:
+        """Tokens of `text` alone."""
+        return self.format.count_tokens(text)
+
+    def open_episode(self, episode: str) -> None:
+        """Announce a live episode."""
+        self.engine.open(episode)
+
+    async def generate(self, messages: Sequence[Message], sampling: Sampling, episode: str) -> Completion:
+        """Sample the next assistant turn.
+
+        Raises:
+            PolicyError: prompt and completion exceed the context, the episode is not open, or the engine failed.
+        """
+        prompt_ids = self.encode(messages)
+        if len(prompt_ids) + sampling.max_tokens > self.context_length:
+            raise PolicyError(
+                f"a prompt of {len(prompt_ids)} tokens and {sampling.max_tokens} new ones exceed the context of "
+                f"{self.context_length} tokens"
+            )
+        return await self.engine.generate(prompt_ids, sampling, episode)
+
+    def score(self, messages: Sequence[Message], replies: Sequence[str | TokenIds]) -> list[float]:
+        """Mean log-probability of the tokens of each reply, at temperature 1: exp of it is a geometric mean.
+
+        Args:
+            messages: a conversation that the assistant answers.
+            replies: what it might say: a text, which counts with the end of the turn, or the ids as they were sampled.
+                Not empty.
+
+        Raises:
+            PolicyError: prompt and longest reply exceed the context.
+        """
+        prompt = self.encode(messages)
+        rows = [self._spoken(messages, reply) if isinstance(reply, str) else reply for reply in replies]
+        if not all(rows):
+            raise ValueError("an empty reply has no log-probability")
+        width = len(prompt) + max(map(len, rows), default=0)
+        if width > self.context_length:
+            raise PolicyError(f"a prompt and reply of {width} tokens exceed the context of {self.context_length}")
+        size = max(1, MAX_TOKENS // width)
+        parts = (self._network.reply_logprobs(prompt, rows[i : i + size]) for i in range(0, len(rows), size))
+        return [math.fsum(row) / len(row) for part in parts for row in part]
+
+    @cached_property
+    def _network(self) -> Network:
+        return Network(self.model)
+
+    def _spoken(self, messages: Sequence[Message], text: str) -> TokenIds:
+        """Ids of the assistant's turn that says `text`; () for nothing."""
+        last = self.format.segments([*messages, Message("assistant", text)])
+        return next(segment.token_ids for segment in reversed(last) if segment.spoken) if text.strip() else ()
+
+    def close_episode(self, episode: str) -> None:
+        """Free the episode's cache."""
+        self.engine.close(episode)
+
+    def weights_changed(self) -> None:
+        """Count a new version, and forget all that was computed with the old one.
+
+        Raises:
+            PolicyError: a completion is under way, of which half would be of either version.
+        """
+        if self.engine.num_unfinished:
+            raise PolicyError(f"the weights changed while {self.engine.num_unfinished} completions were under way")
+        self.version += 1
+        self.engine.decoder.forget()
+
+    def _decode(self, token_ids: TokenIds) -> str:
+        text: str = self.tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return text
+
+
+def load_model(config: ModelConfig) -> tuple[Any, Any]:
+    """Model and tokenizer of a directory or hub name, on its device, with adapters if these are to be trained.
+
+    A directory never causes network traffic.
+
+    Raises:
+        ConfigError: `model.path` or `model.device` cannot be used.
+        PolicyError: the files are there, but do not load.
+    """
+    path, is_local = _resolve(config.path)
+    device = device_of(config.device)
+    common = {"local_files_only": is_local}
+    transformers.utils.logging.disable_progress_bar()  # two bars on one terminal garble each other; ours is of the run
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(path, **common)
+        model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, config.dtype), **common)
+    except Exception as error:  # the boundary: damaged files raise whatever their readers do
+        line = " ".join(str(error).split())
+        raise PolicyError(f"model.path = {config.path!r} does not load: {line}") from error
+    if config.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    if config.lora.enabled:
+        model = _with_adapters(model, config.lora)
+    return model.to(device).eval(), tokenizer
+
+
+def context_length_of(config: ModelConfig) -> int:
+    """Tokens that the model of `load_model` can hold, found without loading its weights.
+
+    Raises:
+        ConfigError: `model.path` or `model.device` cannot be used.
+        PolicyError: the model's own config does not load.
+    """
+    path, is_local = _resolve(config.path)
+    device_of(config.device)
+    if is_local and not (Path(path) / "config.json").is_file():
+        return UNLIMITED  # adapters: only their base model knows
+    try:
+        return _context_length(transformers.AutoConfig.from_pretrained(path, local_files_only=is_local))
+    except Exception as error:  # the boundary, as in `load_model`
+        line = " ".join(str(error).split())
+        raise PolicyError(f"model.path = {config.path!r} does not load: {line}") from error
+
+
+def _resolve(path: str) -> tuple[str, bool]:
+    """Where the model is, and whether that is a directory of this machine."""
+    if not path:
+        raise ConfigError("model.path is empty: name a model directory (trailnotes warmstart makes a small one)")
+    local = Path(path).expanduser()
+    if local.is_dir():
+        if not any((local / name).is_file() for name in ("config.json", "adapter_config.json")):
+            raise ConfigError(f"model.path = {path!r} holds no model: there is no config.json in it")
+        return str(local), True
+    if local.exists() or path.startswith((".", "/", "~")) or path.count("/") > 1:
+        raise ConfigError(f"model.path = {path!r}: there is no such directory")
+    return path, False
+
+
+def device_of(name: str) -> torch.device:
+    """The device that a config names; auto takes a GPU where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"model.device = {name!r} is no device: write auto, cpu, cuda or cuda:0") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"model.device = {name!r}, but torch finds no GPU: write auto or cpu")
+    return device
+
+
+def _with_adapters(model: Any, config: LoraConfig) -> Any:
+    import peft
+
+    targets = "all-linear" if config.target_modules is None else list(config.target_modules)
+    settings = peft.LoraConfig(
+        task_type="CAUSAL_LM",
+        r=config.rank,
+        lora_alpha=config.alpha,
+        lora_dropout=config.dropout,
+        target_modules=targets,
+    )
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # peft reads a property that transformers has renamed
+            return peft.get_peft_model(model, settings)
+    except ValueError as error:
+        raise ConfigError(f"model.lora.target_modules = {targets!r} does not fit this model: {error}") from error
+
+
+def _context_length(config: Any) -> int:
+    text_config = config.get_text_config(decoder=True)
+    return int(getattr(text_config, "max_position_embeddings", None) or UNLIMITED)
+
+
+def _generation_end_ids(model: Any) -> frozenset[int]:
+    eos = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    if eos is None:
+        return frozenset()
+    return frozenset(eos) if isinstance(eos, list) else frozenset({int(eos)})
+
+
+def _check_vocabulary(model: Any, tokenizer: Any) -> None:
+    num_embeddings = model.get_input_embeddings().num_embeddings
+    if len(tokenizer) > num_embeddings:
+        raise PolicyError(
+            f"the tokenizer has {len(tokenizer)} tokens but the model embeds only {num_embeddings}: "
+            "they do not belong together, or the embeddings were never resized"
+        )

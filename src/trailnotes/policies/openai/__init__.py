@@ -1,0 +1,5 @@
+"""Any OpenAI-compatible chat endpoint: it acts, takes tips and adapts, and cannot be trained."""
+
+from trailnotes.policies.openai.policy import OpenAIPolicy
+
+__all__ = ["OpenAIPolicy"]

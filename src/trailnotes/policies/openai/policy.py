@@ -1,0 +1,210 @@
+"""Any OpenAI-compatible chat endpoint as a policy: it acts, takes notes and adapts, and cannot be trained."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections import Counter
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+from weakref import WeakValueDictionary
+
+from trailnotes.config.schema import Config
+from trailnotes.errors import BudgetError, ConfigError, PolicyError
+from trailnotes.policies.openai.answers import Amount, Answer, Answers, Query, request_key
+from trailnotes.policies.openai.endpoint import Endpoint, Line, Said
+from trailnotes.policies.openai.faults import LONGEST_RETRY_AFTER, Trouble, pause
+from trailnotes.types import Completion, Message, Sampling, TokenIds
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+BYTES_PER_TOKEN = 3  # rather too few: a prompt that is longer than estimated would not fit
+TOKENS_PER_MESSAGE = 4  # that a chat template puts around each message
+LONG_WAIT = 5.0  # seconds; longer ones are announced
+
+
+class OpenAIPolicy:
+    """A model behind an endpoint. Every answer is kept, and a request that was answered before is not sent again.
+
+    Args:
+        config: `endpoint`, and `rollout` for what an endpoint cannot do.
+        name: of the model, as the server calls it.
+        answers: file that keeps the answers; None keeps them in this process only.
+
+    Raises:
+        ConfigError: a setting that the endpoint cannot follow, or no key for one that wants it.
+        RunError: `answers` is damaged.
+    """
+
+    append_only = False
+    trainable = False  # no token ids, no log-probabilities
+
+    def __init__(self, config: Config, name: str, *, answers: Path | None = None) -> None:
+        self.name, self.version = name, 0
+        self.config = config.endpoint
+        self.context_length = self.config.context_tokens
+        _check(config)
+        self.endpoint = Endpoint(self.config, name)
+        self.answers = Answers(answers, self.config)
+        self._asked: dict[str, Counter[str]] = {}  # of each open episode: how often it made each request
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # of the requests under way
+        self._density = 1.0  # most prompt tokens that the server counted for one of our estimate
+        self._told: set[str] = set()
+
+    def encode(self, messages: Sequence[Message]) -> TokenIds:  # noqa: ARG002
+        """(): a server returns no ids."""
+        return ()
+
+    def count_tokens(self, text: str) -> int:
+        """An estimate, rather too high."""
+        return math.ceil(len(text.encode("utf-8", "replace")) / BYTES_PER_TOKEN)
+
+    def open_episode(self, episode: str) -> None:
+        """Announce an episode; its requests are counted from here on."""
+        self._asked[episode] = Counter()
+
+    def close_episode(self, episode: str) -> None:
+        """Forget its requests, not their answers."""
+        self._asked.pop(episode, None)
+
+    def metrics(self) -> dict[str, float]:
+        """What the endpoint has done for this run so far, all starts together."""
+        return self.answers.metrics()
+
+    async def generate(self, messages: Sequence[Message], sampling: Sampling, episode: str) -> Completion:
+        """Ask for the next assistant turn, or take the answer that is kept.
+
+        The n-th equal request of an episode gets the n-th answer to it, whoever paid for that: so a run that is begun
+        again gets from disk what it had.
+
+        Raises:
+            PolicyError: the episode is not open, the endpoint refuses the request, or it failed too often.
+            BudgetError: the request could pass a limit. Nothing is under way then.
+        """
+        if episode not in self._asked:
+            raise PolicyError(f"episode {episode!r} is not open: call open_episode first")
+        same = request_key(self.config.base_url, self.name, messages, sampling)
+        key = f"{same}.{self._asked[episode][same]}"
+        self._asked[episode][same] += 1
+        lock = self._locks.setdefault(key, asyncio.Lock())
+        async with lock:
+            answer = self.answers.find(key) or await self._ask(key, messages, sampling)
+        text, cut = _cut(answer.text, sampling.stop)
+        usage = (answer.prompt_tokens, answer.completion_tokens)
+        return Completion((), (), (), text, "stop" if cut else answer.finish_reason, usage)
+
+    async def _ask(self, key: str, messages: Sequence[Message], sampling: Sampling) -> Answer:
+        """Send the request, again where that may help."""
+        estimate = sum(self.count_tokens(message.content) + TOKENS_PER_MESSAGE for message in messages)
+        line, tries = await self.endpoint.line(), 0
+        async with line.slots:
+            while True:
+                most = Amount(math.ceil(estimate * self._density), sampling.max_tokens)
+                query = Query(key, messages, sampling, most)
+                try:
+                    async with self._allowed(most, line):
+                        answer = await _to_its_end(self._send(query, tries))
+                except Trouble as trouble:
+                    tries += 1
+                    if tries > self.config.max_retries:
+                        raise PolicyError(self._gave_up(trouble, tries)) from None
+                    await asyncio.sleep(self._pause(trouble, tries))
+                    continue
+                if not answer.estimated:
+                    self._density = max(self._density, answer.prompt_tokens / estimate)
+                return answer
+
+    @asynccontextmanager
+    async def _allowed(self, most: Amount, line: Line) -> AsyncIterator[None]:
+        """Wait until a request fits under the limits, and hold back the most that it can take meanwhile."""
+        while refusal := self.answers.refusal(most):
+            if not self.answers.reserved:
+                raise BudgetError(refusal)
+            line.freed.clear()
+            await line.freed.wait()  # what is under way may end with less than is held back for it
+        self.answers.reserved.append(most)
+        try:
+            yield
+        finally:
+            self.answers.reserved.remove(most)
+            line.freed.set()
+
+    async def _send(self, query: Query, tries: int) -> Answer:
+        """One try. An answer is kept before it is used; what may have been billed without one is counted."""
+        try:
+            said = await self.endpoint.send(query)
+        except Trouble as trouble:
+            if trouble.billed:
+                most = query.most
+                cost = self.answers.price(most)
+                lost = Answer(
+                    "", "", "stop", most.prompt_tokens, most.completion_tokens, cost, estimated=True,
+                    lost=trouble.reason,
+                )  # fmt: skip
+                self.answers.keep(lost, query)
+            raise
+        answer = self._answer(said, query, tries)
+        self.answers.keep(answer, query)
+        if not answer.text and answer.finish_reason == "length":
+            self._tell(
+                f"{self.name} used up {query.sampling.max_tokens} tokens before its first word, as models that think "
+                "do: raise rollout.max_action_tokens and memory.max_write_tokens"
+            )
+        return answer
+
+    def _answer(self, said: Said, query: Query, tries: int) -> Answer:
+        amount = said.usage or Amount(query.most.prompt_tokens, self.count_tokens(said.text))
+        return Answer(
+            query.key, said.text, said.finish_reason, amount.prompt_tokens, amount.completion_tokens,
+            self.answers.price(amount), estimated=said.usage is None, retries=tries, model=said.model,
+        )  # fmt: skip
+
+    def _gave_up(self, trouble: Trouble, tries: int) -> str:
+        return (
+            f"{self.config.base_url} failed {tries} times, at last with {trouble.reason}: see that it runs, or raise "
+            "endpoint.max_retries or endpoint.timeout, and run the same command again"
+        )
+
+    def _pause(self, trouble: Trouble, tries: int) -> float:
+        """Seconds until the next try, announced if they are many."""
+        seconds = pause(tries, trouble.wait)
+        if trouble.wait is not None and trouble.wait > LONGEST_RETRY_AFTER:
+            self._tell(f"{self.config.base_url} asks for {trouble.wait:.0f} s of rest: it gets {seconds:.0f} s")
+        level = logging.WARNING if seconds >= LONG_WAIT else logging.INFO
+        logger.log(level, "%s: %s; another try in %.1f s", self.config.base_url, trouble.reason, seconds)
+        return seconds
+
+    def _tell(self, text: str) -> None:
+        """Warn once."""
+        if text not in self._told:
+            self._told.add(text)
+            logger.warning("%s", text)
+
+
+async def _to_its_end(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Await it. Whoever is cancelled meanwhile waits for its end: what was sent is paid for, and its answer kept."""
+    task = asyncio.ensure_future(coroutine)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise
+
+
+def _cut(text: str, stops: Sequence[str]) -> tuple[str, bool]:
+    """The text before the first of `stops`, and whether there was one."""
+    ends = [end for end in (text.find(stop) for stop in stops) if end >= 0]
+    return (text[: min(ends)], True) if ends else (text, False)
+
+
+def _check(config: Config) -> None:
+    """Refuse what an endpoint cannot do."""
+    endpoint = config.endpoint
+    if endpoint.max_cost and not (endpoint.price_input or endpoint.price_output):
+        raise ConfigError("endpoint.max_cost needs prices: set endpoint.price_input and endpoint.price_output")
+    if config.rollout.top_k:
+        raise ConfigError("rollout.top_k is no parameter of OpenAI-compatible endpoints: set rollout.top_k = 0")

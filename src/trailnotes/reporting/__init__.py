@@ -1,0 +1,1 @@
+"""Figures for people: intervals, pictures, episodes to read."""

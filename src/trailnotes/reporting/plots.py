@@ -1,0 +1,179 @@
+"""Pictures: learning curves and adaptation curves, as PNG. Needs the extra `plot`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trailnotes.errors import MissingExtraError
+from trailnotes.reporting.intervals import Interval
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+Curve = list[tuple[float, float]]  # (x, y) of one run, x ascending
+COLOURS = {"grpo": "#b5651d", "empo2": "#1b6e5a", "start": "#777777"}
+OTHERS = {"Reflexion": "#4a6fa5", "Retrospex": "#8a3b6b", "naive": "#777777"}
+SPARE = ("#4a6fa5", "#8a3b6b", "#c2a033", "#3a9bb0", "#444444")  # for labels that name no method of ours
+LABELS = {"grpo": "GRPO", "empo2": "EMPO²", "start": "start model"}
+
+
+def learning_curves(
+    curves: Mapping[str, Sequence[Curve]],
+    path: Path,
+    *,
+    title: str,
+    bars: Mapping[str, Interval] | None = None,
+) -> None:
+    """One line and band for each method over its seeds, and beside them the test panel's bars.
+
+    Args:
+        curves: for each method, the curve of each seed: environment steps against success.
+        path: the PNG.
+        title: over the curves.
+        bars: label -> mean and interval on the test panel.
+    """
+    plt = pyplot()
+    figure, (left, right) = plt.subplots(
+        1, 2, figsize=(11, 4.2), width_ratios=(3, 2), layout="constrained", facecolor="white"
+    )
+    for method, runs in curves.items():
+        if not any(runs):
+            continue
+        xs, low, mean, high = band([run for run in runs if run])
+        colour = COLOURS.get(method, "#444444")
+        seeds = f"{len(runs)} seed{'s' if len(runs) > 1 else ''}"
+        left.fill_between(xs, low, high, color=colour, alpha=0.18, linewidth=0)
+        left.plot(xs, mean, color=colour, linewidth=2.2, label=f"{LABELS.get(method, method)} (mean of {seeds})")
+        for run in runs:
+            left.plot(*zip(*run, strict=True), color=colour, linewidth=0.7, alpha=0.5)
+    left.set(xlabel="environment steps", ylabel="success (band: range over seeds)", ylim=(-0.02, 1.04), title=title)
+    if left.lines:
+        left.legend(frameon=False, loc="upper left")
+    _draw_bars(right, bars or {})
+    for axes in (left, right):
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis="y", alpha=0.25)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=140)
+    plt.close(figure)
+
+
+def trial_curve(results: Sequence[Interval], path: Path, *, ylabel: str, title: str) -> None:
+    """An adaptation: trial 0 without memory, then with it, each with its interval."""
+    plt = pyplot()
+    figure, axes = plt.subplots(figsize=(6, 4), layout="constrained", facecolor="white")
+    xs = np.arange(len(results))
+    axes.fill_between(xs, [r.low for r in results], [r.high for r in results], color=COLOURS["empo2"], alpha=0.18)
+    axes.plot(xs, [r.mean for r in results], color=COLOURS["empo2"], marker="o", linewidth=2)
+    axes.set(xlabel="trial (0 is without memory)", ylabel=ylabel, xticks=xs)
+    axes.set_title(title, fontsize=10)
+    if all(r.low >= 0 and r.high <= 1 for r in results):  # a share: show all of it
+        axes.set_ylim(-0.02, 1.04)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", alpha=0.25)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=140)
+    plt.close(figure)
+
+
+def panel_dots(
+    rows: Sequence[str],
+    ours: Mapping[str, Mapping[str, Interval]],
+    published: Mapping[str, Mapping[str, tuple[float, float]]],
+    path: Path,
+    *,
+    titles: tuple[str, str],
+) -> None:
+    """A line for each row of a panel: dots with intervals of ours on the left, published dots apart on the right.
+
+    Args:
+        rows: names, from the top down.
+        ours: label -> row -> mean and interval; a row that is absent has no dot.
+        published: method -> row -> mean and standard deviation.
+        path: the PNG.
+        titles: over the two pictures.
+    """
+    plt = pyplot()
+    figure, (left, right) = plt.subplots(
+        1, 2, figsize=(13, 1.6 + 0.36 * len(rows)), sharey=True, layout="constrained", facecolor="white"
+    )
+    _draw_dots(left, rows, {label: dict(cells) for label, cells in ours.items()})
+    spreads = {
+        method: {row: Interval(mean, mean - sd, mean + sd) for row, (mean, sd) in cells.items()}
+        for method, cells in published.items()
+    }
+    _draw_dots(right, rows, spreads)
+    left.set(yticks=range(len(rows)), ylim=(len(rows) - 0.5, -0.5))
+    left.set_yticklabels(rows)
+    for axes, title in zip((left, right), titles, strict=True):
+        axes.set(title=title, xlabel="return", xlim=(-108, 108))
+        axes.axvline(0, color="#999999", linewidth=0.8, zorder=0)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis="x", alpha=0.25)
+        for y in range(0, len(rows), 2):
+            axes.axhspan(y - 0.5, y + 0.5, color="#f4f4f4", linewidth=0, zorder=-1)
+        axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.09), ncols=5, fontsize=9)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=140)
+    plt.close(figure)
+
+
+def _draw_dots(axes: Any, rows: Sequence[str], series: Mapping[str, Mapping[str, Interval]]) -> None:
+    """One colour a series, each a little below the one before, so that no two intervals cover each other."""
+    for index, ((label, cells), colour) in enumerate(zip(series.items(), _colours(series), strict=True)):
+        shift = 0.7 * ((index + 0.5) / len(series) - 0.5)
+        present = [(y + shift, cells[row]) for y, row in enumerate(rows) if row in cells]
+        ys, intervals = [y for y, _ in present], [interval for _, interval in present]
+        means = [interval.mean for interval in intervals]
+        error = [[i.mean - i.low for i in intervals], [i.high - i.mean for i in intervals]]
+        look = {"fmt": "os^Dv"[index % 5], "color": colour, "markersize": 4.5, "linewidth": 1.3, "capsize": 2}
+        axes.errorbar(means, ys, xerr=error, label=label, **look)
+
+
+def _colours(labels: Iterable[str]) -> list[str]:
+    """A method has its colour wherever it appears; a second label of the same method gets a spare one."""
+    known = {LABELS[name]: colour for name, colour in COLOURS.items()} | OTHERS
+    taken: list[str] = []
+    for label in labels:
+        own = [colour for name, colour in known.items() if name in label]
+        free = [colour for colour in (*own, *SPARE) if colour not in taken]
+        taken.append(free[0] if free else SPARE[-1])
+    return taken
+
+
+def band(runs: Sequence[Curve], num_points: int = 240) -> tuple[Any, Any, Any, Any]:
+    """Mean and range (least and greatest seed) on a common axis, up to where the shortest run ends."""
+    first, last = max(run[0][0] for run in runs), min(run[-1][0] for run in runs)
+    xs = np.linspace(first, max(first, last), num_points)
+    ys = np.stack([np.interp(xs, [x for x, _ in run], [y for _, y in run]) for run in runs])
+    return xs, ys.min(axis=0), ys.mean(axis=0), ys.max(axis=0)
+
+
+def _draw_bars(axes: Any, bars: Mapping[str, Interval]) -> None:
+    for x, (label, interval) in enumerate(bars.items()):
+        colour = next((c for name, c in COLOURS.items() if LABELS[name] in label), "#444444")
+        axes.bar(x, interval.mean, color=colour, width=0.62, alpha=0.55 if "notes" in label else 0.9)
+        error = [[interval.mean - interval.low], [interval.high - interval.mean]]
+        axes.errorbar(x, interval.mean, yerr=error, color="black", capsize=4, linewidth=1.2)
+        axes.text(x, min(1.0, interval.high) + 0.02, f"{interval.mean:.2f}", ha="center", fontsize=10)
+    axes.set(ylim=(-0.02, 1.12), title="unseen games, 95 % interval", xticks=range(len(bars)))
+    axes.set_xticklabels(list(bars), fontsize=9)
+
+
+def pyplot() -> Any:
+    """The pyplot of matplotlib, drawing to files only.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+    """
+    try:
+        import matplotlib as mpl
+    except ImportError as error:
+        raise MissingExtraError('pictures need matplotlib: pip install "trailnotes[plot]"') from error
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    return plt

@@ -1,0 +1,301 @@
+"""Trials: everything that a method without weight updates asks for, living in one run directory.
+
+A method's code runs from its top at every start. Each episode and each written answer is on disk as soon as it ends, in
+a file of its phase; whatever is there is read back instead of being asked for again. What a method gets is always what
+the file holds, so that a restart cannot make a difference::
+
+    phases/trial-2.episodes.jsonl   as they end, failed attempts too
+    phases/trial-2.notes.jsonl      what the policy wrote apart from episodes, by index
+    trajectories.jsonl, metrics.jsonl   as of a training run; one iteration for each `log`
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from trailnotes.errors import ConfigError
+from trailnotes.rollout import rollout_metrics, run_groups, write_all
+from trailnotes.runs.panels import PanelResult, acting_config, derive_seed, panel_of, panel_result, write_evaluation
+from trailnotes.storage.files import free_name
+from trailnotes.storage.jsonl import append_jsonl, read_jsonl, set_aside
+from trailnotes.storage.records import (
+    completion_from_json,
+    completion_to_json,
+    trajectory_from_json,
+    trajectory_to_json,
+)
+from trailnotes.types import TrajectoryGroup
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from trailnotes.config.schema import Config
+    from trailnotes.memory.base import Memory
+    from trailnotes.policies.base import Policy
+    from trailnotes.rollout import MakeActor, Pool, Request
+    from trailnotes.runs.console import Bar
+    from trailnotes.runs.directory import RunDir
+    from trailnotes.runs.panels import Subject
+    from trailnotes.types import Completion, Mode, Task, Trajectory
+
+PHASE = re.compile(r"[a-z0-9][a-z0-9-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What was played and said: the totals of a line in metrics.jsonl."""
+
+    env_steps: int = 0
+    episodes: int = 0  # that ended well
+    tokens_read: int = 0  # prompts, each counted whole
+    tokens_generated: int = 0  # actions and all that was written apart from episodes
+    tokens_trained: int = 0
+    seconds: float = 0.0
+
+    def __add__(self, other: Spent) -> Spent:
+        a, b = asdict(self), asdict(other)
+        return Spent(**{name: a[name] + b[name] for name in a})
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One row of the table; those with a trial are points of the curve."""
+
+    name: str
+    result: PanelResult
+    trial: int | None = None
+
+
+@dataclass(slots=True)
+class _Pending:
+    """Since the last `log`."""
+
+    spent: Spent = Spent()
+    episodes: list[dict[str, Any]] = field(default_factory=list)  # records, failed attempts too
+
+
+class Trials:
+    """State and services of a method that changes no weights. A method (algorithms/) reads and drives it.
+
+    Built by `adapting.adapt`, which owns the directory, the pool and the progress bar.
+    """
+
+    def __init__(
+        self, config: Config, directory: RunDir, policy: Policy, pool: Pool, subject: Subject, progress: Bar | None
+    ) -> None:
+        self.config, self.directory, self.policy, self.pool = config, directory, policy, pool
+        self.path: Path = directory.path
+        self.tasks: list[Task] = panel_of(config)
+        self.figures: list[Figure] = []
+        self.spent = Spent()  # up to the last `log`
+        self._subject, self._progress = subject, progress
+        self._pending = _Pending()
+        self._phases = self.path / "phases"
+        self._phases.mkdir(exist_ok=True)
+        for journal in [*self._phases.glob("*.episodes.jsonl"), *self._phases.glob("*.notes.jsonl")]:
+            set_aside(journal)
+        self._lines = directory.metrics()  # of earlier starts; `log` comes by them again
+        for torn in directory.set_aside_after(len(self._lines)):
+            torn.unlink()  # episodes of a phase whose line was not written: `log` writes them again
+        self._logged = 0
+        self._started = time.monotonic()
+
+    # -- what a method drives
+
+    def seed(self, *purpose: object) -> int:
+        """A seed for one purpose of this run; the same at every start."""
+        return derive_seed(self.config.run.seed, *purpose)
+
+    async def play(
+        self,
+        phase: str,
+        tasks: Sequence[Task],
+        *,
+        memory: Memory | None = None,
+        make_actor: MakeActor | None = None,
+        num_samples: int = 1,
+        mode: Mode | None = None,
+    ) -> list[TrajectoryGroup]:
+        """Play each task `num_samples` times at the evaluation temperature; groups in task order.
+
+        Episodes that failed for good are remembered as well; a group of which too few are left is missing, as from
+        `run_groups`.
+
+        Args:
+            phase: a name that no other call has, such as "trial-2": the seeds follow from it, and the file's name.
+            tasks: no task twice.
+            memory: shown by the ordinary actor.
+            make_actor: who acts instead.
+            num_samples: episodes of each task.
+            mode: "plain" without memory and actor, else "on_policy_tips".
+
+        Raises:
+            ConfigError: not one episode of this run could be played; the same command tries all of them again.
+        """
+        assert len({task.id for task in tasks}) == len(tasks), "a task stands in a phase once"
+        mode = mode or ("plain" if memory is None and make_actor is None else "on_policy_tips")
+        journal = self._journal(phase, "episodes")
+        done = [trajectory_from_json(record) for record in _played(journal, tasks)]
+        ended = sum(trajectory.outcome != "error" for trajectory in done)
+
+        def keep(trajectory: Trajectory) -> None:
+            nonlocal ended
+            append_jsonl(journal, [trajectory_to_json(trajectory)], sync=True)
+            ended += trajectory.outcome != "error"
+            self._show(phase, ended, len(tasks) * num_samples, "episodes")
+
+        groups = await run_groups(
+            self.policy, self.pool, tasks, [[mode] * num_samples for _ in tasks], memory, acting_config(self.config),
+            seed=self.seed(phase), progress=keep, on_error=keep, make_actor=make_actor, done=done,
+        )  # fmt: skip
+        records = _played(journal, tasks)
+        if tasks and not groups and not self.spent.episodes + self._pending.spent.episodes:
+            journal.replace(free_name(journal))
+            raise ConfigError(f"no episode of {phase} could be played; the last error was: {records[-1]['error']}")
+        self._pending.episodes += records
+        self._pending.spent += _spent_on(records)
+        return _as_read(groups, records)
+
+    async def write(self, phase: str, requests: Sequence[Request]) -> list[Completion]:
+        """Have the policy answer all requests, each once; results in their order, without prompt ids.
+
+        Args:
+            phase: a name that no other call of `write` has.
+            requests: the same ones at every start, as far as they are not answered.
+        """
+        journal = self._journal(phase, "notes")
+        done = {record["index"] for record in read_jsonl(journal)}
+        missing = [index for index in range(len(requests)) if index not in done]
+
+        def keep(index: int, completion: Completion) -> None:
+            append_jsonl(journal, [{"index": missing[index], **completion_to_json(completion)}], sync=True)
+            done.add(missing[index])
+            self._show(phase, len(done), len(requests), "notes")
+
+        await write_all(self.policy, [requests[index] for index in missing], on_done=keep)
+        records = {record["index"]: record for record in read_jsonl(journal)}
+        written = [completion_from_json(records[index]) for index in range(len(requests))]
+        self._pending.spent += Spent(
+            tokens_read=sum(completion.num_prompt_tokens for completion in written),
+            tokens_generated=sum(completion.num_tokens for completion in written),
+        )
+        return written
+
+    def log(self, phase: str, groups: Sequence[TrajectoryGroup], **metrics: float | Mapping[str, float]) -> None:
+        """Write what was played since the last call to trajectories.jsonl, and a line to metrics.jsonl: once.
+
+        Args:
+            phase: names the line.
+            groups: what its `rollout/` metrics are made of.
+            metrics: the method's own; a mapping gives names below its own, as "memory/tips".
+        """
+        iteration, pending = self._logged, self._pending
+        self._logged, self._pending = iteration + 1, _Pending()
+        if iteration < len(self._lines):
+            line = self._lines[iteration]
+            assert line["phase"] == phase, f"line {iteration} of metrics.jsonl is of {line['phase']}, not of {phase}"
+            self.spent = Spent(**{name: line[name] for name in asdict(Spent())})
+            return
+        now = time.monotonic()
+        self.spent += replace(pending.spent, seconds=now - self._started)
+        self._started = now
+        errors = [trajectory_from_json(record) for record in pending.episodes if record["outcome"] == "error"]
+        rollout = {f"rollout/{name}": value for name, value in rollout_metrics(groups, errors).items()}
+        own = _flat(metrics)
+        modes = "+".join(sorted({t.mode for group in groups for t in group.trajectories}))
+        append_jsonl(self.directory.trajectories_path, [{"iteration": iteration, **r} for r in pending.episodes])
+        self.directory.append_metrics(
+            {"iteration": iteration, "phase": phase, "mode": modes, **asdict(self.spent), **rollout, **own,
+             **self._served()}
+        )  # fmt: skip
+        self._say(phase, rollout, own)
+
+    def report(
+        self, name: str, groups: Sequence[TrajectoryGroup], *, memory: bool, trial: int | None = None
+    ) -> PanelResult | None:
+        """Add a row to the table, and with `trial` a point to the curve; None if there is no episode to report."""
+        episodes = [trajectory for group in groups for trajectory in group.trajectories]
+        if not episodes:
+            return None
+        result = panel_result(episodes, self.config, self._examined(episodes), memory=memory)
+        self.figures.append(Figure(name, result, trial))
+        return result
+
+    def examine(self, groups: Sequence[TrajectoryGroup], *, memory: bool, name: str = "eval") -> PanelResult:
+        """Write `groups` to the directory `name` as `trailnotes eval --out` writes a panel.
+
+        Its costs are those of the subject's training and of this run, but for the episodes examined, which no
+        evaluation counts.
+        """
+        episodes = [trajectory for group in groups for trajectory in group.trajectories]
+        subject = self._examined(episodes)
+        result = panel_result(episodes, self.config, subject, memory=memory)
+        write_evaluation(self.path / name, self.config, subject, episodes, result)
+        return result
+
+    # -- details
+
+    def _examined(self, episodes: Sequence[Trajectory]) -> Subject:
+        spent = asdict(self.spent)
+        spent["env_steps"] -= sum(len(t.steps) for t in episodes)
+        spent["tokens_generated"] -= sum(t.num_tokens for t in episodes)
+        before = self._subject.spent
+        total = {name: value + before.get(name, 0) for name, value in spent.items()}
+        return replace(self._subject, name=self.config.algorithm.name, spent=total)
+
+    def _journal(self, phase: str, kind: str) -> Path:
+        assert PHASE.fullmatch(phase), f"{phase!r} would be part of a file's name"
+        return self._phases / f"{phase}.{kind}.jsonl"
+
+    def _served(self) -> dict[str, float]:
+        """What an endpoint says of itself, its cost among it, over all starts; {} for a policy of our own."""
+        metrics = getattr(self.policy, "metrics", None)
+        return metrics() if metrics else {}
+
+    def _show(self, phase: str, done: int, total: int, unit: str) -> None:
+        if self._progress is not None:
+            self._progress.update(done / max(1, total), label=f"{phase}  {done}/{total} {unit}")
+
+    def _say(self, phase: str, rollout: Mapping[str, float], metrics: Mapping[str, float]) -> None:
+        if self._progress is None:
+            return
+        facts = {"success": rollout.get("rollout/success"), **metrics, "cost": self._served().get("endpoint/cost")}
+        shown = [f"{k} {v:.3g}" for k, v in facts.items() if v is not None and "/" not in k]
+        counts = f"{self.spent.episodes:,} episodes  {self.spent.env_steps:,} steps"
+        tokens = f"{self.spent.tokens_read:,} tokens read  {self.spent.tokens_generated:,} written"
+        self._progress.note("  ".join([phase, *shown, counts, tokens]))
+
+
+def _flat(metrics: Mapping[str, float | Mapping[str, float]]) -> dict[str, float]:
+    flat: dict[str, float] = {}
+    for name, value in metrics.items():
+        flat |= {f"{name}/{k}": v for k, v in value.items()} if isinstance(value, Mapping) else {name: value}
+    return flat
+
+
+def _played(journal: Path, tasks: Sequence[Task]) -> list[dict[str, Any]]:
+    """The episodes of `tasks` that a journal holds: by task and member, attempts in their order."""
+    places = {task.id: index for index, task in enumerate(tasks)}
+    records = [record for record in read_jsonl(journal) if record["task"]["id"] in places]
+    return sorted(records, key=lambda record: (places[record["task"]["id"]], record["member"]))
+
+
+def _as_read(groups: Sequence[TrajectoryGroup], records: Sequence[Mapping[str, Any]]) -> list[TrajectoryGroup]:
+    """The groups with each episode as its record has it."""
+    kept = {(t.task.id, t.member): t for t in map(trajectory_from_json, records) if t.outcome != "error"}
+    return [TrajectoryGroup(g.task, tuple(kept[g.task.id, t.member] for t in g.trajectories)) for g in groups]
+
+
+def _spent_on(records: Sequence[Mapping[str, Any]]) -> Spent:
+    """What the episodes of `records` took, failed attempts too: they have been paid for as well."""
+    steps = [step for record in records for step in record["steps"]]
+    return Spent(
+        env_steps=len(steps),
+        episodes=sum(record["outcome"] != "error" for record in records),
+        tokens_read=sum(step["prompt_tokens"] for step in steps),
+        tokens_generated=sum(step["tokens"] + step["other_tokens"] for step in steps),
+    )

@@ -1,0 +1,154 @@
+"""What a person sees while something long runs: a bar on a terminal, plain lines everywhere else."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Protocol, Self
+
+from trailnotes.types import MODES
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as RichProgress
+
+    from trailnotes.config.schema import Config
+
+
+class Bar:
+    """Progress of anything that has an end: warm start, evaluation, compilation, training. A context manager.
+
+    Off a terminal it prints a line at the first update, then at most one every `interval` seconds, and one at the end.
+    """
+
+    def __init__(self, total: float, title: str, *, stream: IO[str] | None = None, interval: float = 10.0) -> None:
+        self.total, self.title, self.interval = total, title, interval
+        self.stream = sys.stderr if stream is None else stream
+        self._first: tuple[float, float] | None = None  # (time, completed) at the first update, for the time left
+        self._printed = float("-inf")
+        self._pending = ""
+        self._rich: RichProgress | None = None
+
+    def __enter__(self) -> Self:
+        self._entered = time.monotonic()
+        if self.stream.isatty():
+            self._rich = _rich_bar(self.stream)
+            self._rich.start()
+            self._rich.add_task(self.title, total=self.total, facts="", left="")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._pending:
+            self._print(self._pending)
+        if self._rich is not None:
+            self._rich.stop()
+
+    def update(self, completed: float, facts: Mapping[str, float | str] | None = None, label: str = "") -> None:
+        """Show how far it is, in the unit of `total`, with `facts` and a `label` in place of the plain count."""
+        now = time.monotonic()
+        left = self._time_left(now, completed)
+        text = "  ".join(f"{name} {_number(value)}" for name, value in (facts or {}).items())
+        count = label or f"{completed:g}/{self.total:g}"
+        if self._rich is not None:
+            self._rich.update(self._rich.task_ids[0], completed=completed, facts=f"{count}  {text}", left=left)
+            return
+        line = "  ".join(part for part in (self.title, count, text, left and f"{left} left") if part)
+        if now - self._printed >= self.interval or completed >= self.total:
+            self._print(line)
+        else:
+            self._pending = line
+
+    def note(self, text: str) -> None:
+        """Print one line above the bar."""
+        if self._rich is not None:
+            self._rich.console.print(text, markup=False, highlight=False)
+        else:
+            print(text, file=self.stream, flush=True)
+
+    def _print(self, line: str) -> None:
+        self._printed, self._pending = time.monotonic(), ""
+        print(line, file=self.stream, flush=True)
+
+    def _time_left(self, now: float, completed: float) -> str:
+        """From the pace since the first update, which may come late in a resumed run."""
+        if self._first is None:
+            self._first = (now, completed)
+            return ""
+        done = completed - self._first[1]
+        return clock((self.total - completed) * (now - self._first[0]) / done) if done > 0 else ""
+
+
+class _Place(Protocol):
+    path: Path
+
+
+class Progress:
+    """The bar of a training run, fed with the lines of metrics.jsonl. A context manager."""
+
+    def __init__(self, config: Config, directory: _Place, *, stream: IO[str] | None = None) -> None:
+        self._train = config.train
+        self._bar = Bar(1.0, f"{config.algorithm.name} {directory.path.name}", stream=stream)
+        self._previous: tuple[float, Mapping[str, Any]] | None = None
+
+    def __enter__(self) -> Self:
+        self._bar.__enter__()
+        self._previous = None
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.__exit__(*error)
+
+    def update(self, line: Mapping[str, Any]) -> None:
+        """Show one iteration."""
+        iterations, steps = self._train.iterations, self._train.max_env_steps
+        done = line["iteration"] + 1
+        share = max(done / iterations, line.get("env_steps", 0) / steps if steps else 0.0)
+        facts = {name: line[f"rollout/{name}"] for name in ("return", "success") if f"rollout/{name}" in line}
+        modes = "+".join(mode for mode in MODES if f"rollout/return/{mode}" in line)
+        facts |= self._rates(line) | ({"mode": modes} if modes else {})
+        self._bar.update(min(share, 1.0), facts, f"iteration {done}/{iterations}")
+
+    def note(self, text: str) -> None:
+        """Print one line above the bar."""
+        self._bar.note(text)
+
+    def _rates(self, line: Mapping[str, Any]) -> dict[str, float]:
+        """Environment steps and tokens a second since the previous line of this process."""
+        now, previous = time.monotonic(), self._previous
+        self._previous = (now, line)
+        if previous is None or now <= previous[0]:
+            return {}
+        names = {"steps/s": "env_steps", "tokens/s": "tokens_generated"}
+        return {
+            shown: (line[name] - previous[1][name]) / (now - previous[0])
+            for shown, name in names.items()
+            if name in line and name in previous[1]
+        }
+
+
+def clock(seconds: float) -> str:
+    """``75`` -> ``1:15``; ``3700`` -> ``1:01:40``."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def _number(value: float | str) -> str:
+    if isinstance(value, str):
+        return value
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def _rich_bar(stream: IO[str]) -> RichProgress:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    columns = (
+        TextColumn("[bold]{task.description}", markup=True),
+        BarColumn(bar_width=24),
+        TextColumn("{task.percentage:3.0f}%"),
+        TextColumn("{task.fields[facts]}", markup=False),
+        TextColumn("{task.fields[left]}", markup=False),
+    )
+    return Progress(*columns, console=Console(file=stream))

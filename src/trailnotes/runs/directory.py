@@ -1,0 +1,265 @@
+"""The run directory: it explains itself, belongs to one process at a time, and loses no line.
+
+::
+
+    config.toml          the resolved settings
+    run.json             seed, and each start: when, by which command, with which versions
+    metrics.jsonl        one line an iteration
+    trajectories.jsonl   whole episodes
+    memory.db            the tips
+    checkpoints/         step-000010/ ... as `checkpoint` writes them
+    tensorboard/         drawn from metrics.jsonl, if run.tensorboard is set
+    lock                 held by the process that trains
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Self
+
+from trailnotes.config.schema import Config
+from trailnotes.config.toml import diff, flatten, load_config, to_toml
+from trailnotes.errors import ConfigError, MissingExtraError, RunError
+from trailnotes.runs.console import Progress
+from trailnotes.storage.files import write_text_atomic
+from trailnotes.storage.jsonl import append_jsonl, read_jsonl, set_aside
+from trailnotes.storage.records import trajectory_to_json
+from trailnotes.types import Trajectory
+
+__all__ = ["Progress", "RunDir", "RunLock", "read_jsonl", "run_config", "trajectory_to_json"]
+
+_PACKAGES = ("trailnotes", "numpy", "pydantic", "torch", "transformers", "tokenizers", "peft", "textworld")
+
+
+class RunDir:
+    """An open run directory, locked for this process. A context manager; `RunDir.open` makes or resumes one."""
+
+    def __init__(self, path: Path, config: Config, lock: RunLock) -> None:
+        self.path, self.config, self._lock = path, config, lock
+        self.metrics_path = path / "metrics.jsonl"
+        self.trajectories_path = path / "trajectories.jsonl"
+        self.memory_path = path / "memory.db"
+        self.checkpoints = path / "checkpoints"
+        self._tracker: _TensorBoard | None = None
+
+    @classmethod
+    def open(
+        cls, path: Path, config: Config, *, allow_change: Sequence[str] = (), command: Sequence[str] | None = None
+    ) -> Self:
+        """Lock `path`, write or check its config, and note this start in run.json.
+
+        Args:
+            path: the directory; made if it does not exist.
+            config: the resolved settings of this start.
+            allow_change: keys, or whole sections, that may differ from those of the run that is resumed.
+            command: what run.json notes as the command; the words of this process by default.
+
+        Raises:
+            RunError: in use by a live process, not writable, or a run of another config.
+        """
+        path = Path(path)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"cannot make the run directory {path} ({error.strerror}): choose another") from error
+        lock = RunLock(path / "lock")
+        try:
+            run = cls(path, config, lock)
+            changed = run._settle_config(allow_change)
+            run._note_start(changed, list(command or sys.argv))
+            for file in (run.metrics_path, run.trajectories_path):
+                set_aside(file)
+            (path / "checkpoints").mkdir(exist_ok=True)
+        except BaseException:
+            lock.release()
+            raise
+        return run
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def has_history(self) -> bool:
+        """Whether an earlier start left lines or tips here."""
+        files = (self.metrics_path, self.trajectories_path, self.memory_path)
+        return any(file.exists() and file.stat().st_size for file in files)
+
+    def append_metrics(self, line: Mapping[str, Any]) -> None:
+        """Add the line of one iteration; it has "iteration" (from 0), which is written first."""
+        append_jsonl(self.metrics_path, [{"iteration": line["iteration"], **line}])
+        if self.config.run.tensorboard:
+            if self._tracker is None:
+                self._tracker = _TensorBoard(self.path / "tensorboard")
+                self._tracker.draw(read_jsonl(self.metrics_path))
+            else:
+                self._tracker.draw([line])
+
+    def append_trajectories(self, iteration: int, trajectories: Iterable[Trajectory]) -> None:
+        """Add whole episodes, the failed ones too."""
+        records = [{"iteration": iteration, **trajectory_to_json(t)} for t in trajectories]
+        append_jsonl(self.trajectories_path, [*records])
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """All lines of metrics.jsonl."""
+        return list(read_jsonl(self.metrics_path))
+
+    def set_aside_after(self, iterations: int) -> list[Path]:
+        """Move the lines that follow the first `iterations` iterations to files of their own, and name these."""
+        moved = [set_aside(file, iterations) for file in (self.metrics_path, self.trajectories_path)]
+        return [file for file in moved if file is not None]
+
+    def close(self) -> None:
+        """Let the next process in. Twice is fine."""
+        if self._tracker is not None:
+            self._tracker.close()
+            self._tracker = None
+        self._lock.release()
+
+    def _settle_config(self, allow_change: Sequence[str]) -> dict[str, Any]:
+        """Write config.toml, or refuse a changed one. Returns what changed, name -> [old, new]."""
+        file = self.path / "config.toml"
+        changed: dict[str, Any] = {}
+        if file.exists():
+            old = run_config(self.path)
+            names = diff(old, self.config)
+            refused = [n for n in names if not any(n == k or n.startswith(f"{k}.") for k in allow_change)]
+            if refused:
+                flags = " ".join(f"--allow-change {name}" for name in refused)
+                raise RunError(f"{self.path} holds a run with another {', '.join(refused)}: go on with it by {flags}, "
+                               "or choose another directory")  # fmt: skip
+            before, after = flatten(old), flatten(self.config)
+            changed = {name: [before[name], after[name]] for name in names}
+        if changed or not file.exists():
+            _write(file, to_toml(self.config))
+        return changed
+
+    def _note_start(self, changed: Mapping[str, Any], command: list[str]) -> None:
+        file = self.path / "run.json"
+        starts = []
+        if file.exists():
+            try:
+                starts = json.loads(file.read_text(encoding="utf-8"))["starts"]
+            except (OSError, ValueError, KeyError, TypeError):
+                raise RunError(f"{file} is damaged: move it away, and run the same command again") from None
+        starts.append({"time": _now(), "command": command, **_surroundings(), "changed": dict(changed)})
+        about = {"name": self.config.run.name, "seed": self.config.run.seed, "starts": starts}
+        _write(file, json.dumps(about, indent=1, ensure_ascii=False) + "\n")
+
+
+class RunLock:
+    """Holds a file locked for as long as this process lives; a killed process leaves it free by itself."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._descriptor: int | None = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise RunError(f"cannot write {path} ({error.strerror}): fix the permissions, or choose another") from error
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.read(self._descriptor, 1000).decode(errors="replace").strip()
+            self.release()
+            raise RunError(f"{path.parent} is in use by {holder or 'another process'}: wait for it or stop it, or "
+                           "choose another directory") from None  # fmt: skip
+        os.ftruncate(self._descriptor, 0)
+        os.write(self._descriptor, f"process {os.getpid()} on {socket.gethostname()} since {_now()}\n".encode())
+
+    def release(self) -> None:
+        """Free the lock. Twice is fine."""
+        if self._descriptor is not None:
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # forked children may hold a copy of the descriptor
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def run_config(path: Path) -> Config:
+    """The settings of the run in directory `path`.
+
+    Raises:
+        RunError: there is no run, or its config cannot be read by this version.
+    """
+    file = path / "config.toml"
+    if not file.exists():
+        raise RunError(f"{path} holds no run: there is no config.toml in it")
+    try:
+        return load_config(file)
+    except ConfigError as error:
+        raise RunError(f"the run's own settings cannot be used: {error}") from error
+
+
+class _TensorBoard:
+    """Event files, drawn anew from the lines so far by each process, so that they never tell another story."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            from tensorboard.summary import Writer
+        except ImportError:
+            raise MissingExtraError(
+                "run.tensorboard needs the extra tensorboard: pip install 'trailnotes[tensorboard]'"
+            ) from None
+        shutil.rmtree(path, ignore_errors=True)
+        self._writer: Any = Writer(str(path))
+
+    def draw(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        for line in lines:
+            for name, value in line.items():
+                if isinstance(value, int | float) and name != "iteration":
+                    self._writer.add_scalar(name, float(value), line["iteration"])
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        write_text_atomic(path, text)
+    except OSError as error:
+        raise RunError(f"cannot write {path} ({error.strerror}): what was there before is unchanged; free space or fix "
+                       "the permissions, then run the same command again") from error  # fmt: skip
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _surroundings() -> dict[str, Any]:
+    packages = {}
+    for name in _PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            packages[name] = metadata.version(name)
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "host": socket.gethostname(),
+        "packages": packages,
+        "git": _git_revision(),
+    }
+
+
+def _git_revision() -> str | None:
+    """Revision of the working directory, with "-dirty" where it differs; None outside of a repository."""
+    git = shutil.which("git")
+    if git is None:
+        return None
+    words = [git, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=10, check=False)  # noqa: S603
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None

@@ -1,0 +1,1 @@
+"""What is on disk is whole or absent: files, lines, episodes as JSON, checkpoints."""

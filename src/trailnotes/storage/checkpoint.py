@@ -1,0 +1,220 @@
+"""Checkpoints that are either whole or absent.
+
+``root/step-000010/`` is written aside, hashed, flushed to disk and only then renamed, so a process killed at any
+moment leaves the last good one. ``manifest.json`` holds size and SHA-256 of every file; what disk or people did to
+a directory later is found and named when it is read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trailnotes.errors import RunError
+from trailnotes.storage.files import write_text_atomic
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+META = "meta.json"
+BEST = "best.json"
+_NAME = re.compile(r"step-(\d{6,})")
+_ASIDE = ".aside-"  # prefix of directories in the making or on their way out; nobody reads them
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """One checkpoint on disk, looked at."""
+
+    path: Path
+    step: int
+    problems: tuple[str, ...]  # what is wrong with it; () if it is whole
+
+
+def save(root: Path, step: int, writer: Callable[[Path], None], meta: Mapping[str, Any] | None = None) -> Path:
+    """Write the checkpoint of `step`.
+
+    One of the same step is replaced (a damaged one, after going back past it); a kill just between the two renames of
+    that would leave neither, but all others.
+
+    Args:
+        root: the directory of all checkpoints; made if it is missing.
+        step: training iteration that it was taken after, 0 or more.
+        writer: called with an empty directory to fill.
+        meta: anything JSON-able, read again by `load_meta`.
+
+    Returns:
+        The directory, ``root/step-000010``.
+
+    Raises:
+        OSError: the disk is full or not writable; nothing has changed.
+    """
+    if step < 0:
+        raise ValueError(f"step must be 0 or more, got {step}")
+    path = root / f"step-{step:06d}"
+    for leftover in root.glob(f"{_ASIDE}*"):  # of a process that was killed
+        shutil.rmtree(leftover, ignore_errors=True)
+    with atomic_directory(path) as aside:
+        writer(aside)
+        write_json(aside / META, dict(meta or {}))
+        files = {p.relative_to(aside).as_posix(): _fingerprint(p) for p in sorted(aside.rglob("*")) if p.is_file()}
+        write_json(aside / MANIFEST, {"format": FORMAT, "step": step, "files": files})
+    return path
+
+
+def load_meta(path: Path) -> dict[str, Any]:
+    """The `meta` that `save` was given."""
+    meta: dict[str, Any] = json.loads((path / META).read_text(encoding="utf-8"))
+    return meta
+
+
+def scan(root: Path, contents: bool = True) -> list[Checkpoint]:
+    """All checkpoints below `root`, oldest first, each verified against its manifest (see `verify`)."""
+    if not root.is_dir():
+        return []
+    found = [(int(match[1]), p) for p in root.iterdir() if p.is_dir() and (match := _NAME.fullmatch(p.name))]
+    return [Checkpoint(path, step, tuple(verify(path, contents))) for step, path in sorted(found)]
+
+
+def latest(root: Path, skip_damaged: bool = False) -> Path | None:
+    """The newest whole checkpoint, or None if there is none at all.
+
+    Args:
+        root: the directory of all checkpoints.
+        skip_damaged: go back past damaged ones without asking.
+
+    Raises:
+        RunError: a newer one is damaged. The text names it and the last good one: going back is the user's choice.
+    """
+    checkpoints = scan(root)
+    whole = [c for c in checkpoints if not c.problems]
+    newest = whole[-1] if whole else None
+    damaged = [c for c in checkpoints if c.problems and (newest is None or c.step > newest.step)]
+    if damaged and not skip_damaged:
+        named = "; ".join(f"{c.path} is damaged ({c.problems[0]})" for c in damaged)
+        if newest is None:
+            raise RunError(f"{named}. No whole checkpoint is left: start a new run directory")
+        raise RunError(f"{named}. The last good one is {newest.path}: delete the damaged one to go on from there")
+    return newest.path if newest else None
+
+
+def verify(path: Path, contents: bool = True) -> list[str]:
+    """What is wrong with the checkpoint at `path`, one line each; [] if it is whole.
+
+    Without `contents` only presence and size of the files count, which costs the same for any model.
+    """
+    try:
+        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        expected = {str(name): (int(f["size"]), str(f["sha256"])) for name, f in manifest["files"].items()}
+        version = manifest["format"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return [f"{MANIFEST} cannot be read: {type(error).__name__}: {error}"]
+    if version != FORMAT:
+        return [f"{MANIFEST} has format {version}, this version reads {FORMAT}"]
+    problems = []
+    for name, (size, sha256) in expected.items():
+        file = path / name
+        if not file.is_file():
+            problems.append(f"{name} is missing")
+        elif file.stat().st_size != size:
+            problems.append(f"{name} has {file.stat().st_size} bytes instead of {size}")
+        elif contents and _sha256(file) != sha256:
+            problems.append(f"{name} differs from what was saved")
+    return problems
+
+
+def mark_best(root: Path, path: Path, score: float) -> None:
+    """Remember `path` as the best checkpoint, with the score that made it so."""
+    write_json(root / BEST, {"checkpoint": path.name, "score": score})
+
+
+def best(root: Path) -> tuple[Path, float] | None:
+    """The best checkpoint and its score, or None if none was marked or it is gone."""
+    if not (root / BEST).is_file():
+        return None
+    try:
+        marker = json.loads((root / BEST).read_text(encoding="utf-8"))
+        path, score = root / str(marker["checkpoint"]), float(marker["score"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{root / BEST} cannot be read ({error}): delete it to choose the best anew") from error
+    return (path, score) if path.is_dir() else None
+
+
+def prune(root: Path, keep_last: int, keep: Collection[Path] = ()) -> list[Path]:
+    """Delete all but the newest `keep_last` checkpoints, the best one and those in `keep`; returns what went.
+
+    Damaged ones are neither counted nor deleted: they are evidence.
+    """
+    if keep_last < 1:
+        raise ValueError(f"keep_last must be at least 1, got {keep_last}")
+    marked = best(root)
+    kept = {p.name for p in keep} | ({marked[0].name} if marked else set())
+    whole = [c.path for c in scan(root, contents=False) if not c.problems]
+    gone = [path for path in whole[:-keep_last] if path.name not in kept and not verify(path)]
+    for path in gone:
+        _remove(path)
+    return gone
+
+
+@contextmanager
+def atomic_directory(path: Path) -> Iterator[Path]:
+    """Yield an empty directory that becomes `path`, replacing what was there, when the block ends without an error.
+
+    All files are flushed to disk before the rename. On an error nothing changes.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for leftover in path.parent.glob(f"{_ASIDE}*-{path.name}"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    aside = path.parent / f"{_ASIDE}new-{path.name}"
+    aside.mkdir()
+    try:
+        yield aside
+        for child in sorted(aside.rglob("*"), reverse=True):
+            _flush(child)
+        _flush(aside)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+    if path.exists():
+        _remove(path, then=lambda: aside.rename(path))
+    else:
+        aside.rename(path)
+    _flush(path.parent)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` as JSON, atomically. Raises ValueError on a number that JSON has no word for."""
+    write_text_atomic(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
+
+
+def _remove(path: Path, then: Callable[[], Any] = lambda: None) -> None:
+    """Rename `path` out of sight, do `then`, and only now delete: half a directory is never seen under its name."""
+    hidden = path.parent / f"{_ASIDE}old-{path.name}"
+    shutil.rmtree(hidden, ignore_errors=True)
+    path.rename(hidden)
+    then()
+    shutil.rmtree(hidden, ignore_errors=True)
+
+
+def _fingerprint(path: Path) -> dict[str, Any]:
+    return {"size": path.stat().st_size, "sha256": _sha256(path)}
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

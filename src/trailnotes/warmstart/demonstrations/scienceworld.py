@@ -1,0 +1,233 @@
+"""Scripted ScienceWorld episodes of training variations: gold paths and wanderings, acted on notes and written up.
+
+What a start model learns here is how actions are worded, to look before it acts, to repeat what a note with a full
+score says, to do otherwise after a note with a bad one, and to write down what it did. Whoever wants to see a task
+learned afterwards leaves it out of `env.options.task`.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from hashlib import sha256
+from typing import TYPE_CHECKING
+
+from trailnotes.envs import make_env
+from trailnotes.envs.scienceworld.client import close_gold_paths, gold_path
+from trailnotes.envs.scienceworld.tasks import scienceworld_tasks
+from trailnotes.envs.textworld.interpreter import cache_dir
+from trailnotes.errors import ConfigError
+from trailnotes.prompts import Conversation, reflection_messages
+from trailnotes.storage.files import write_bytes_atomic
+from trailnotes.storage.jsonl import encode_line, read_jsonl
+from trailnotes.storage.records import trajectory_from_json, trajectory_to_json
+from trailnotes.types import Completion, Message, Observation, Outcome, Step, Task, Tip, Trajectory
+from trailnotes.warmstart.demonstrations.base import Demonstration
+from trailnotes.warmstart.demonstrations.scienceworld_scripts import Script, follow, shortened, wandering
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from trailnotes.config.schema import Config
+    from trailnotes.envs import Env
+
+logger = logging.getLogger(__name__)
+WANDERINGS = 4  # recorded for each variation
+VERSION = 1  # of the scripts: recordings of another are not used
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What was recorded of one variation."""
+
+    gold: Trajectory | None  # None where no short enough path reaches the full score
+    wandered: tuple[Trajectory, ...]
+
+    @property
+    def everything(self) -> tuple[Trajectory, ...]:
+        """All its episodes."""
+        return (*self.wandered, self.gold) if self.gold else self.wandered
+
+
+class ScienceWorldDemonstrator:
+    """Endless demonstrations drawn from recorded episodes of the training variations of `env.options.task`.
+
+    The episodes are recorded once, by the simulator, into the cache folder (minutes), `warmstart.variations` of each
+    task spread over its training variations.
+
+    Args:
+        config: prompts, memory, `env.options`, and the shares of `config.warmstart`.
+        count_tokens: of the tokenizer, for the length caps.
+        seed: of everything drawn here; what was recorded does not depend on it.
+    """
+
+    def __init__(self, config: Config, count_tokens: Callable[[str], int], seed: int) -> None:
+        self.config, self.count_tokens = config, count_tokens
+        self.rng = random.Random(seed)
+
+    def __iter__(self) -> Iterator[Demonstration]:
+        by_task: dict[str, list[Recorded]] = {}
+        for recorded in self.recordings:
+            by_task.setdefault(recorded.wandered[0].task.options["task"], []).append(recorded)
+        names = sorted(by_task)
+        while True:
+            yield from self.episode(self.rng.choice(by_task[self.rng.choice(names)]))
+
+    @cached_property
+    def recordings(self) -> list[Recorded]:
+        """One for each variation, from the cache or recorded now."""
+        return recordings(self.config)
+
+    def episode(self, recorded: Recorded) -> list[Demonstration]:
+        """One episode's demonstrations: a row to act, and where it acted on tips, a tip-free row to write."""
+        warm = self.config.warmstart
+        if self.rng.random() < warm.obey:
+            trajectory = self.rng.choice(recorded.everything)
+            tips = self.praising(trajectory, recorded)
+        elif recorded.gold and self.rng.random() >= warm.read:
+            trajectory = recorded.gold
+            tips = self.failures(recorded, trajectory) if self.rng.random() < 0.3 else ()
+        else:
+            trajectory = self.rng.choice(recorded.wandered)
+            tips = self.failures(recorded, trajectory) if self.rng.random() < 0.3 else ()
+        return self.rows(trajectory, tips)
+
+    def praising(self, trajectory: Trajectory, recorded: Recorded) -> tuple[Tip, ...]:
+        """Tips of which the first has a full score and tells `trajectory`, whatever that was really worth."""
+        right = replace(self.tip(trajectory), score=trajectory.max_score)
+        others = self.failures(recorded, trajectory) if self.rng.random() < 0.4 else ()
+        return (right, *others)[: self.config.memory.top_k]
+
+    def failures(self, recorded: Recorded, trajectory: Trajectory) -> tuple[Tip, ...]:
+        """Tips that tell other endings than that of `trajectory`, with the bad scores they had."""
+        others = [t for t in recorded.wandered if t.score < 100 and actions_of(t)[-1] != actions_of(trajectory)[-1]]
+        self.rng.shuffle(others)
+        chosen = sorted(others[: self.rng.randint(1, 2)], key=lambda t: -t.score)
+        return tuple(self.tip(t) for t in chosen)[: self.config.memory.top_k]
+
+    def tip(self, trajectory: Trajectory) -> Tip:
+        """What a memory would hold of an episode."""
+        return Tip(trajectory.task.id, note_of(trajectory), key="", score=trajectory.score, max_score=100.0)
+
+    def rows(self, trajectory: Trajectory, tips: tuple[Tip, ...]) -> list[Demonstration]:
+        """The conversations of an episode that showed `tips` in its first turn."""
+        rollout, memory = self.config.rollout, self.config.memory
+        note = Message("assistant", note_of(trajectory))
+        written = (*reflection_messages(trajectory, rollout, memory, self.count_tokens), note)
+        if not tips:
+            return [Demonstration(written, _spoken(written))]
+        conversation = Conversation(rollout, memory, self.count_tokens)
+        conversation.start(trajectory.steps[0].observation.instruction or "")
+        for step in trajectory.steps:
+            conversation.observe(step.observation, () if conversation.shown else tips)
+            conversation.act(step.completion.text)
+        acted = tuple(conversation.acting)
+        act, write = Demonstration(acted, _spoken(acted)), Demonstration(written, frozenset({len(written) - 1}))
+        return [act, write] if self.rng.random() < 0.2 else [act]  # every row without tips teaches to write, too
+
+
+def note_of(trajectory: Trajectory) -> str:
+    """What a good writer notes: what was done, in order; the score stands beside every note."""
+    return " ; ".join(actions_of(trajectory))
+
+
+def actions_of(trajectory: Trajectory) -> list[str]:
+    """The actions of an episode."""
+    return [step.action for step in trajectory.steps]
+
+
+def _spoken(messages: Sequence[Message]) -> frozenset[int]:
+    return frozenset(i for i, message in enumerate(messages) if message.role == "assistant")
+
+
+# --- recording --------------------------------------------------------------------------------------------------
+
+
+def recordings(config: Config, folder: Path | None = None) -> list[Recorded]:
+    """The recorded episodes that `config` asks for; the same in every process.
+
+    Raises:
+        ConfigError: no variation gives an episode that fits `rollout.max_steps`.
+    """
+    wanted = {
+        "version": VERSION,
+        "options": dict(config.env.options),
+        "variations": config.warmstart.variations,
+        "max_steps": config.rollout.max_steps,
+    }
+    name = sha256(encode_line(wanted)).hexdigest()[:24]
+    path = (folder or cache_dir()) / f"scienceworld-{name}.jsonl"
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_bytes_atomic(path, b"".join(encode_line(trajectory_to_json(t)) for t in _record(config)))
+    groups: dict[str, list[Trajectory]] = {}
+    for record in read_jsonl(path):
+        trajectory = trajectory_from_json(record)
+        groups.setdefault(trajectory.task.id, []).append(trajectory)
+    if not groups:
+        raise ConfigError(f"no episode of {config.env.options.get('task')!r} fits rollout.max_steps: raise it")
+    return [
+        Recorded(next((t for t in group if t.member == 0), None), tuple(t for t in group if t.member))
+        for group in groups.values()
+    ]
+
+
+def _record(config: Config) -> Iterator[Trajectory]:
+    """Gold path (member 0) and wanderings (members 1 and up) of each variation."""
+    options = {key: value for key, value in config.env.options.items() if key not in ("task", "protocol")}
+    names = config.env.options.get("task", "all")
+    env = make_env("scienceworld", **{**options, "max_steps": config.rollout.max_steps})
+    try:
+        for task in _chosen(names, config.warmstart.variations):
+            if gold := _gold(env, task, options.get("simplification", "easy"), config.rollout.max_steps):
+                yield gold
+            for member in range(1, 1 + WANDERINGS):
+                rng = random.Random(f"{task.id} {member}")
+                yield _played(env, task, partial(wandering, rng), member)
+            logger.info("recorded %s", task.id)
+    finally:
+        env.close()
+        close_gold_paths()
+
+
+def _chosen(names: str | list[str], num: int) -> list[Task]:
+    """`num` training variations of each task, at even distances."""
+    tasks = scienceworld_tasks("train", names, protocol="simulator")
+    by_name: dict[str, list[Task]] = {}
+    for task in tasks:
+        by_name.setdefault(task.options["task"], []).append(task)
+    return [
+        group[i * len(group) // min(num, len(group))] for group in by_name.values() for i in range(min(num, len(group)))
+    ]
+
+
+def _gold(env: Env, task: Task, simplification: str | Sequence[str], max_steps: int) -> Trajectory | None:
+    """The simulator's own solution, shortened where it still reaches the full score."""
+    path = gold_path(task.options["task"], task.options["variation"], simplification)
+    for actions in shortened(path):
+        if len(actions) <= max_steps and (trajectory := _played(env, task, partial(follow, actions), 0)).success:
+            return trajectory
+    return None
+
+
+def _played(env: Env, task: Task, script: Callable[[Observation], Script], member: int) -> Trajectory:
+    """One episode of a script, till it or the game ends."""
+    observation = env.reset(task)
+    acting, steps = script(observation), []
+    action = next(acting, None)
+    while action is not None:
+        after = env.step(action)
+        steps.append(Step(observation, (), Completion((), (), (), action), (), action, after.reward))
+        observation = after
+        if observation.done:
+            break
+        try:
+            action = acting.send(observation)
+        except StopIteration:
+            action = None
+    outcome: Outcome = "terminated" if observation.terminated else "truncated"
+    success, score = observation.success, observation.score
+    return Trajectory(task, tuple(steps), observation, outcome, success, score, observation.max_score, member=member)

@@ -1,0 +1,273 @@
+"""Scripted Waymarks episodes, which must not know the answers.
+
+Every one draws a fresh random rule for its family, and a pair of family and rule that any panel holds is never shown;
+so what is learned is how to explore, to obey, to follow advice and to write.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+from trailnotes.algorithms.rememberer.advice import Example, Situation, Valued, advice_messages, advice_text
+from trailnotes.envs.waymarks import spec as ws
+from trailnotes.envs.waymarks.env import COMPARE_SIZES, NO_SIZES, WaymarksSimulator, panel_rules, task_of
+from trailnotes.prompts import Conversation, plan_messages, reflection_messages, truncate
+from trailnotes.types import Completion, Message, Observation, Step, Tip, Trajectory
+from trailnotes.warmstart.demonstrations.base import Demonstration
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from trailnotes.config.schema import Config
+    from trailnotes.types import Task
+
+NOTHING_FOUND = "nothing found"
+MAX_PLANS = 3  # quoted in a request for another one
+
+
+class WaymarksDemonstrator:
+    """Endless fresh demonstrations of all Waymarks families.
+
+    A family's rule of the panels is never drawn for it: not for a game, not as a guess, not as a wrong tip. Panels
+    are those of the default sizes, of the comparison's and of `env.options`.
+
+    Args:
+        config: prompts, memory and the shares of `config.warmstart`.
+        count_tokens: of the tokenizer, for the length caps.
+        seed: of everything drawn here.
+    """
+
+    def __init__(self, config: Config, count_tokens: Callable[[str], int], seed: int) -> None:
+        self.config, self.count_tokens = config, count_tokens
+        self.rng = random.Random(seed)
+        self.env = WaymarksSimulator(**config.env.options)
+        everyone = [f"{kind}/{name}" for kind in ws.KINDS for name in ws.FAMILY_NAMES[kind]]
+        seeds = {0, int(config.env.options.get("dataset_seed", 0))}
+        panels = (NO_SIZES, COMPARE_SIZES, config.env.options.get("sizes", NO_SIZES))
+        rules = (panel_rules(everyone, seed, sizes) for seed in seeds for sizes in panels)
+        self.forbidden = frozenset().union(*rules)
+
+    def __iter__(self) -> Iterator[Demonstration]:
+        while True:
+            yield from self.episode()
+
+    def draw_spec(self) -> ws.GameSpec:
+        """A game of a family name drawn at random, under a fresh rule that no panel has."""
+        kind = self.rng.choice(ws.KINDS)
+        family = self.rng.choice(ws.FAMILY_NAMES[kind])
+        size = ws.DEFAULT_SIZE[kind]
+        if self.rng.random() < self.config.warmstart.sizes:
+            size = self.rng.choice(ws.SIZES[kind])
+        return ws.make_spec(kind, family, self.draw_rule(kind, family, size), self.rng.getrandbits(40))
+
+    def draw_rule(self, kind: ws.Kind, family: str, size: int) -> ws.Rule:
+        """A rule for `family` that no panel gives it."""
+        while (kind, family, rule := ws.random_rule(kind, self.rng, size)) in self.forbidden:
+            pass
+        return rule
+
+    def episode(self) -> list[Demonstration]:
+        """One episode's demonstrations: a row to act, and where it acted on tips, a tip-free row to write.
+
+        Or one step of an episode that is advised.
+        """
+        warm = self.config.warmstart
+        if self.rng.random() < warm.advice:
+            return [self.advised()]
+        spec = self.draw_spec()
+        if self.rng.random() < warm.obey:
+            tips, actions = self.tips_for(spec, knowing=True), ws.gold_actions(spec)
+        else:
+            tips = self.tips_for(spec, knowing=False) if self.rng.random() < 0.5 else ()
+            actions = self.explore(spec)
+        trajectory, conversation = self.play(spec, tips, actions)
+        written = (*self.request(spec, trajectory), Message("assistant", note_after(spec, trajectory)))
+        last = len(written) - 1
+        if not tips:
+            spoken = {i for i, message in enumerate(written) if message.role == "assistant"}
+            return [Demonstration(written, frozenset(spoken))]
+        acted = tuple(conversation.acting)
+        spoken = {i for i, message in enumerate(acted) if message.role == "assistant"}
+        # The tip-free view of an obedient episode must not teach its actions: nothing in it explains them.
+        return [Demonstration(acted, frozenset(spoken)), Demonstration(written, frozenset({last}))]
+
+    def request(self, spec: ws.GameSpec, trajectory: Trajectory) -> list[Message]:
+        """What is asked after an episode: for a note, or after a failure for a plan, with some that came before."""
+        config = self.config
+        if trajectory.success or self.rng.random() >= config.warmstart.plans:
+            return reflection_messages(trajectory, config.rollout, config.memory, self.count_tokens)
+        texts = [NOTHING_FOUND if self.rng.random() < 0.6 else self.wrong_note(spec) for _ in range(MAX_PLANS)]
+        plans = [Tip(spec.family, text, key="", score=0.0, step=i) for i, text in enumerate(texts)]
+        shown, cap = plans[: self.rng.randint(0, MAX_PLANS)], config.reflexion.max_shown_tokens
+        return plan_messages(trajectory, shown, config.rollout, config.memory, self.count_tokens, cap)
+
+    def wrong_note(self, spec: ws.GameSpec) -> str:
+        """A note that some other rule of the family would have."""
+        return rule_note(spec.family, self.draw_rule(spec.kind, spec.family, spec.size))
+
+    def explore(self, spec: ws.GameSpec) -> tuple[str, ...]:
+        """Without knowledge: read the archive, or try a way drawn at random."""
+        if self.rng.random() < self.config.warmstart.read:
+            return ws.archive_actions(spec)
+        guess = self.draw_rule(spec.kind, spec.family, spec.size)
+        return ws.gold_actions(ws.make_spec(spec.kind, spec.family, guess, 0))
+
+    def tips_for(self, spec: ws.GameSpec, *, knowing: bool) -> tuple[Tip, ...]:
+        """Tips in the order of a memory: by score, then as it happens; of several rules the right one comes first.
+
+        The empty note is written after every failure, so among tips of equal score it may stand anywhere.
+        """
+        if not self.config.warmstart.num_tips:
+            return ()
+        nothing = Tip(spec.family, NOTHING_FOUND, key="", score=0.0)
+        if self.rng.random() < self.config.warmstart.plans:
+            return self.plans_for(spec, nothing, knowing=knowing)
+        if not knowing:
+            return (nothing,)
+        right = Tip(spec.family, rule_note(spec.family, spec.rule), key="", score=float(self.rng.random() < 0.5))
+        num_wrong = self.rng.randint(1, 2) if self.rng.random() < 0.3 else 0
+        tips = [right, *(Tip(spec.family, self.wrong_note(spec), key="", score=0.0) for _ in range(num_wrong))]
+        if self.rng.random() < 0.7 and self.config.warmstart.num_tips > 1:  # or the right one might be cut below
+            tips.insert(self.rng.randint(int(right.score), len(tips)), nothing)
+        return tuple(tips[: self.config.warmstart.num_tips])
+
+    def plans_for(self, spec: ws.GameSpec, nothing: Tip, *, knowing: bool) -> tuple[Tip, ...]:
+        """Plans in the order of trials: most often empty ones, and the right one anywhere."""
+        plans = [nothing] * self.rng.randint(1, min(MAX_PLANS, self.config.warmstart.num_tips))
+        if knowing:
+            right = rule_note(spec.family, spec.rule)
+            plans[self.rng.randrange(len(plans))] = Tip(spec.family, right, key="", score=0.0)
+        return tuple(plans)
+
+    def play(
+        self, spec: ws.GameSpec, tips: tuple[Tip, ...], actions: tuple[str, ...]
+    ) -> tuple[Trajectory, Conversation]:
+        """Act in the simulator until it ends or `actions` do."""
+        with_scores = self.config.memory.show_score and self.rng.random() < self.config.warmstart.scores
+        repeats = len({tip.text for tip in tips}) < len(tips)  # as of plans, each of which is shown
+        memory = self.config.memory.model_copy(update={"show_score": with_scores, "repeat_shown": repeats})
+        conversation = Conversation(self.config.rollout, memory, self.count_tokens)
+        observation = self.env.reset_spec(spec)
+        conversation.start(observation.instruction or "")
+        steps: list[Step] = []
+        for action in actions:
+            shown = conversation.observe(observation, () if steps else tips)
+            conversation.act(action)
+            after = self.env.step(action)
+            completion = Completion((), (), (), action)
+            steps.append(Step(observation, shown, completion, (), action, after.reward))
+            observation = after
+            if observation.done:
+                break
+        return _trajectory(task_of(spec, "demonstration"), steps, observation, bool(tips)), conversation
+
+    # ------------------------------------------------------------------------------------------ advice
+
+    def advised(self) -> Demonstration:
+        """One step under up to two examples, answered as they advise where they fit, else explored."""
+        while True:
+            spec = self.draw_spec()
+            done = self.draw_actions(spec, self.rng.randrange(spec.size))
+            present = self.situation(spec, done)
+            examples = [self.example(spec, done) for _ in range(self.rng.choice((0, 1, 1, 2, 2, 2)))]
+            answer = self.advice(spec, done, [e for e in examples if same_situation(e.situation, present)])
+            if not self.tells_a_panel(spec, (*done, answer.action)):
+                break
+        messages = advice_messages(present, examples, self.config.rollout.style)
+        return Demonstration((*messages, Message("assistant", advice_text([answer]))), frozenset({len(messages)}))
+
+    def draw_actions(self, spec: ws.GameSpec, num: int) -> tuple[str, ...]:
+        """The first `num` actions of an episode that still goes on: in a vault they may have been wrong."""
+        if spec.kind == "route" or self.rng.random() < 0.5:
+            return ws.gold_actions(spec)[:num]
+        while True:  # what the rule says next must still be possible, and must not make a panel's rule of a guess
+            guess = self.draw_rule(spec.kind, spec.family, spec.size)[:num]
+            whole = (*guess, *spec.rule[num:])
+            if spec.rule[num] not in guess and (spec.kind, spec.family, whole) not in self.forbidden:
+                return tuple(ws.unlock(box, gem) for box, gem in zip(spec.boxes, guess, strict=False))
+
+    def situation(self, spec: ws.GameSpec, done: tuple[str, ...]) -> Situation:
+        """What is known after `done`."""
+        observation = self.env.reset_spec(spec)
+        for action in done:
+            observation = self.env.step(action)
+        text = truncate(observation.text, self.config.rollout.max_observation_tokens, self.count_tokens)
+        return Situation(ws.instruction_text(spec), text, done[-self.config.rememberer.history :])
+
+    def example(self, spec: ws.GameSpec, done: tuple[str, ...]) -> Example:
+        """A remembered situation: the same in another variation, another one of the family, or of another family."""
+        draw = self.rng.random()
+        while True:
+            other = self.draw_spec()
+            if draw < 0.8:
+                other = ws.make_spec(spec.kind, spec.family, spec.rule, other.seed)
+            past = done if draw < 0.5 else self.draw_actions(other, self.rng.randrange(other.size))
+            right = ws.gold_actions(other)[len(past)]
+            if not self.tells_a_panel(other, (*past, right)):
+                break
+        wrong = [action for action in moves(other, past) if action != right]
+        advises = self.rng.random() < 0.5
+        value = 1.0 if self.rng.random() < 0.4 else self.rng.randint(0, 10) / 10
+        bad = self.rng.sample(wrong, self.rng.randint(0 if advises else 1, min(len(wrong), 6)))
+        encouraged = (Valued(right, value),) if advises else ()
+        return Example(self.situation(other, past), encouraged, tuple(Valued(action, 0.0) for action in bad))
+
+    def advice(self, spec: ws.GameSpec, done: tuple[str, ...], fitting: list[Example]) -> Valued:
+        """What `fitting` encourages most; else the archive or any way, but for what it discourages."""
+        encouraged = [valued for example in fitting for valued in example.encouraged]
+        if encouraged:
+            return max(encouraged, key=lambda valued: valued.value)
+        avoided = {valued.action for example in fitting for valued in example.discouraged}
+        (read,) = ws.archive_actions(spec)
+        if not done and read not in avoided and self.rng.random() < self.config.warmstart.read:
+            return Valued(read, 0.0)
+        ways = [action for action in moves(spec, done) if action not in avoided and (done or action != read)]
+        return Valued(self.rng.choice(ways), 0.0)
+
+    def tells_a_panel(self, spec: ws.GameSpec, actions: tuple[str, ...]) -> bool:
+        """Whether these actions are all that wins a panel's game."""
+        rule = tuple(action.split()[-1] for action in actions)
+        return (spec.kind, spec.family, rule) in self.forbidden and len(rule) == spec.size
+
+
+def same_situation(one: Situation, other: Situation) -> bool:
+    """Whether advice carries over: the same family at the same point; names of rooms say nothing."""
+    return (one.task, one.history) == (other.task, other.history)
+
+
+def moves(spec: ws.GameSpec, done: tuple[str, ...]) -> list[str]:
+    """The actions worth thinking of after `done`: every way on, or every unused gem for the next box; the archive."""
+    if spec.kind == "route":
+        back = ws.OPPOSITE[done[-1]] if done else ""
+        return [direction for direction in ws.DIRECTIONS if direction != back]
+    used = {action.split()[-1] for action in done}
+    unlocking = [ws.unlock(spec.boxes[len(done)], gem) for gem in ws.GEMS if gem not in used]
+    return unlocking if done else [*ws.archive_actions(spec), *unlocking]
+
+
+def rule_note(family: str, rule: ws.Rule) -> str:
+    """The rule as a note: whose it is, then the words of the archive without their preamble.
+
+    To write the name is to look for it, in every note; that is how the model knows what tells families apart.
+    """
+    return f"{family} : {ws.note_text(rule).partition(': ')[2]}"
+
+
+def note_after(spec: ws.GameSpec, trajectory: Trajectory) -> str:
+    """What a good writer notes: the rule where the episode showed all of it, else that nothing was found."""
+    read = ws.archive_actions(spec)[0] == trajectory.steps[-1].action and len(trajectory.steps) == 1
+    return rule_note(spec.family, spec.rule) if trajectory.success or read else NOTHING_FOUND
+
+
+def _trajectory(task: Task, steps: list[Step], final: Observation, with_tips: bool) -> Trajectory:
+    return Trajectory(
+        task=task,
+        steps=tuple(steps),
+        final_observation=final,
+        outcome="terminated" if final.terminated else "truncated",
+        success=final.success,
+        score=final.score,
+        max_score=final.max_score,
+        mode="on_policy_tips" if with_tips else "plain",
+    )

@@ -1,0 +1,171 @@
+"""Reflexion: what is written after a failure, and what the next trial at the task really gets to read."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from adaptrun import NEVER, Gate, Guesser, adapt_by
+from trailnotes.algorithms.reflexion.memory import ReflectionMemory
+from trailnotes.errors import ConfigError
+from trailnotes.storage.jsonl import read_jsonl
+from trailnotes.types import Completion, Message, Observation
+
+HEADER = "Your plans for this task, each made after a failed trial, oldest first (quoted; they may be wrong):"
+
+
+def plans_in(directory: Path) -> list[tuple[str, str, int]]:
+    with ReflectionMemory(directory / "memory.db", 3) as memory:
+        return [(tip.namespace[-1], tip.text, tip.step) for tip in memory.store.tips()]
+
+
+def of_gate(gate: int, prompts: list[list[Message]]) -> list[list[Message]]:
+    """The prompts of one gate, in the order in which they were asked."""
+    return [prompt for prompt in prompts if f"open gate {gate}" in "".join(message.content for message in prompt)]
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return list(read_jsonl(path))
+
+
+@pytest.mark.parametrize("style", ["full", "terse"])
+def test_after_five_failures_there_are_five_plans_and_the_prompt_has_exactly_the_last_three(
+    style: str, tmp_path: Path
+) -> None:
+    policy = Guesser()
+    sections = {"rollout": {"style": style}, "env": {"options": {"gates": [NEVER]}}}
+    adapt_by(policy, "reflexion", tmp_path, **sections, eval={"trials": 4})
+    assert plans_in(tmp_path) == [(str(NEVER), f"next time say w{n + 1}", n) for n in range(5)]
+    after_five = Guesser()
+    adapt_by(after_five, "reflexion", tmp_path, **sections, eval={"trials": 5})
+    actor = after_five.prompts[0][-1].content
+    if style == "full":
+        shown = [f'- Trial {n}: "next time say w{n}"' for n in (3, 4, 5)]
+        assert actor == "\n".join([f"Task: open gate {NEVER}\n", HEADER, *shown, "", "Observation: a gate ?"])
+    else:
+        shown = [f'- " next time say w{n} " 0 / 1' for n in (3, 4, 5)]
+        assert actor == "\n".join([f"open gate {NEVER}", "notes :", *shown, "a gate ?"])
+
+
+@pytest.mark.parametrize("style", ["full", "terse"])
+def test_the_actor_of_trial_1_reads_what_the_reflector_wrote_after_trial_0(style: str, tmp_path: Path) -> None:
+    policy = Guesser()
+    adapt_by(policy, "reflexion", tmp_path, rollout={"style": style}, eval={"trials": 1})
+    for gate in (1, 2, NEVER):
+        first, reflector, second, *_ = of_gate(gate, policy.prompts)
+        assert first[:-1] == second[:-1]  # the system prompt, if there is one
+        assert "next time" not in first[-1].content
+        assert "next time say w1" in second[-1].content
+        assert [message.content for message in reflector if message.role == "assistant"] == ["w0"]
+
+
+def test_the_reflector_reads_the_failure_its_examples_and_the_last_three_plans(tmp_path: Path) -> None:
+    policy = Guesser()
+    sections = {"rollout": {"style": "full"}, "env": {"options": {"gates": [NEVER]}}}
+    adapt_by(policy, "reflexion", tmp_path, **sections, eval={"trials": 5})
+    request = policy.prompts[-1][-1].content
+    assert request.startswith("Observation: you said w5 .")
+    assert request.endswith("New plan:")
+    assert request.count("New plan: ") == 2, "two worked examples of failure and plan"
+    assert [line for line in request.splitlines() if line.startswith("- Trial")] == [
+        f'- Trial {n}: "next time say w{n}"' for n in (3, 4, 5)
+    ]
+    assert not any("Trial" in message.content for message in policy.prompts[-1][:-1]), (
+        "the episode stands without plans"
+    )
+
+
+def test_a_solved_gate_is_never_played_or_written_about_again(tmp_path: Path) -> None:
+    policy = Guesser()
+    adapt_by(policy, "reflexion", tmp_path)
+    played = [(r["iteration"], r["task"]["id"][-1], r["success"]) for r in lines(tmp_path / "trajectories.jsonl")]
+    assert played == [
+        (0, "0", True), (0, "1", False), (0, "2", False), (0, "9", False),
+        (1, "1", True), (1, "2", False), (1, "9", False),
+        (2, "2", True), (2, "9", False),
+        (3, "9", False),
+    ]  # fmt: skip
+    assert len(of_gate(0, policy.prompts)) == 1
+    assert sorted(plans_in(tmp_path)) == sorted(
+        [("1", "next time say w1", 0)]
+        + [("2", f"next time say w{n + 1}", n) for n in range(2)]
+        + [("9", f"next time say w{n + 1}", n) for n in range(4)]
+    )
+
+
+def test_all_three_figures_are_there_each_with_its_count(tmp_path: Path) -> None:
+    rows = adapt_by(Guesser(), "reflexion", tmp_path)
+    assert [row.mean for row in rows] == [0.25, 0.5, 0.75, 0.75]
+    table = json.loads((tmp_path / "table.json").read_text())["rows"]
+    assert [(row["figure"], row["num_tasks"], row["mean"]) for row in table] == [
+        ("trial 0", 4, 0.25), ("solved by trial 1", 4, 0.5), ("solved by trial 2", 4, 0.75),
+        ("solved by trial 3", 4, 0.75), ("final trial only", 1, 0.0),
+    ]  # fmt: skip
+    assert "| final trial only | with | test (1) | success | 0.000 |" in (tmp_path / "table.md").read_text()
+    metrics = lines(tmp_path / "metrics.jsonl")
+    assert [(m["attempted"], m["solved"], m["solved_share"], m["rollout/success"]) for m in metrics] == [
+        (4, 1, 0.25, 0.25), (3, 2, 0.5, 1 / 3), (2, 3, 0.75, 0.5), (1, 3, 0.75, 0.0),
+    ]  # fmt: skip
+    assert [m["notes/notes"] for m in metrics] == [3, 2, 1, 1]
+    (row,) = json.loads((tmp_path / "eval" / "table.json").read_text())["rows"]
+    assert (row["mean"], row["num_tasks"], row["env_steps"]) == (0.75, 4, 6)  # of ten, four are the ones examined
+
+
+def test_with_replay_last_the_final_trial_is_one_attempt_at_each_task(tmp_path: Path) -> None:
+    adapt_by(Guesser(), "reflexion", tmp_path, reflexion={"replay_last": True})
+    last = [r for r in lines(tmp_path / "trajectories.jsonl") if r["iteration"] == 3]
+    assert [(r["task"]["id"][-1], r["success"]) for r in last] == [("0", True), ("1", True), ("2", True), ("9", False)]
+    table = {row["figure"]: row for row in json.loads((tmp_path / "table.json").read_text())["rows"]}
+    assert (table["final trial only"]["num_tasks"], table["final trial only"]["mean"]) == (4, 0.75)
+    assert len(lines(tmp_path / "eval" / "episodes.jsonl")) == 4
+
+
+def test_once_all_are_solved_nothing_is_played_any_more(tmp_path: Path) -> None:
+    policy = Guesser()
+    rows = adapt_by(policy, "reflexion", tmp_path, env={"options": {"gates": [0]}}, eval={"trials": 2})
+    assert [row.mean for row in rows] == [1.0] * 3
+    assert len(policy.prompts) == 1
+    figures = [row["figure"] for row in json.loads((tmp_path / "table.json").read_text())["rows"]]
+    assert figures == ["trial 0", "solved by trial 1", "solved by trial 2"]
+
+
+def test_success_is_what_the_environment_calls_won_not_what_it_pays(tmp_path: Path) -> None:
+    policy = Guesser()
+    adapt_by(policy, "reflexion", tmp_path, env={"name": "test_reflexion:Generous", "options": {"gates": [NEVER]}})
+    assert {r["return"] for r in lines(tmp_path / "trajectories.jsonl")} == {1.0}
+    assert len(plans_in(tmp_path)) == 4
+
+
+def test_a_plan_of_which_nothing_is_left_is_not_kept(tmp_path: Path) -> None:
+    class Silent(Guesser):
+        async def generate(self, *args: Any) -> Completion:
+            said = await super().generate(*args)
+            return replace(said, text=said.text if said.text.startswith("w") else " - ")
+
+    adapt_by(Silent(), "reflexion", tmp_path, eval={"trials": 1})
+    assert plans_in(tmp_path) == []
+    assert [m["notes/notes_unusable"] for m in lines(tmp_path / "metrics.jsonl")] == [3, 3]
+
+
+def test_several_samples_of_a_task_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"set eval\.num_samples = 1"):
+        adapt_by(Guesser(), "reflexion", tmp_path, eval={"num_samples": 2})
+
+
+def test_the_window_and_the_cap_are_settings(tmp_path: Path) -> None:
+    policy = Guesser()
+    sections = {"rollout": {"style": "full"}, "env": {"options": {"gates": [NEVER]}}, "memory": {"top_k": 0}}
+    adapt_by(policy, "reflexion", tmp_path, **sections, reflexion={"window": 1, "max_shown_tokens": 12})
+    actor = policy.prompts[-2][-1].content
+    assert [line for line in actor.splitlines() if line.startswith("- ")] == ['- Trial 3: "next t [...]"']
+
+
+class Generous(Gate):
+    """Pays for a gate that stays shut."""
+
+    def step(self, action: str) -> Observation:
+        return replace(super().step(action), reward=1.0)

@@ -1,0 +1,411 @@
+"""The experience table of REMEMBERER. Numbers are those of the specification, or can be checked by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trailnotes.algorithms.rememberer.experience import ExperienceTable, open_experience
+from trailnotes.algorithms.rememberer.similarity import LinesPart, WordsPart
+from trailnotes.algorithms.rememberer.situations import Situations
+from trailnotes.algorithms.rememberer.values import Record, Transition
+from trailnotes.config.schema import Config, RemembererConfig
+from trailnotes.errors import MemoryStoreError
+from trailnotes.memory.embed import CachedEmbedder, HashingEmbedder
+
+VECTOR = np.zeros((2, 4), np.float32)
+
+
+class CountingEmbedder(HashingEmbedder):
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+
+    def embed(self, texts: Sequence[str]) -> Any:
+        self.texts += texts
+        return super().embed(texts)
+
+
+def table(path: Path | None = None, **keys: Any) -> ExperienceTable:
+    return open_experience(path, Config(rememberer=RemembererConfig(**keys)))
+
+
+def episode(*rewards: float, goal: str = "g", states: str = "s{}", actions: str = "a{}") -> list[Transition]:
+    return [Transition(goal, states.format(i), actions.format(i), reward) for i, reward in enumerate(rewards)]
+
+
+def teach(taught: ExperienceTable, *episodes: Sequence[Transition]) -> ExperienceTable:
+    with taught.transaction():
+        for each in episodes:
+            taught.learn(each)
+    return taught
+
+
+def value(taught: ExperienceTable, observation: str, action: str, goal: str = "g") -> float:
+    record = taught.find(goal, observation)
+    assert record is not None
+    return record.values[action].value
+
+
+def all_records(taught: ExperienceTable) -> list[Record]:
+    return list(taught.nearest("g", "s0"))
+
+
+# -- the vectors of the specification, section 8
+
+
+@pytest.mark.parametrize(
+    ("keys", "times", "expected"),
+    [
+        ({"n_step": 0, "gamma": 1.0}, 1, (1.25, 1.25, 1.0)),
+        ({"n_step": 2, "gamma": 0.9}, 1, (0.225, 1.15, 1.0)),
+        ({"n_step": 1, "gamma": 0.9}, 2, (0.1125, 0.70, 1.0)),
+    ],
+)
+def test_values_are_those_of_the_reference(keys, times, expected) -> None:
+    taught = teach(table(**keys), *[episode(0, 0.25, 1.0)] * times)
+    assert [value(taught, f"s{i}", f"a{i}") for i in range(3)] == pytest.approx(expected)
+
+
+# -- the defects of the original, section 1.9
+
+
+def test_defect_1_n_step_and_monte_carlo_are_named_and_differ() -> None:
+    once = [teach(table(n_step=n, gamma=0.5), episode(0, 0, 8.0)) for n in (0, 1, 2, 3)]
+    assert [value(taught, "s0", "a0") for taught in once] == [2.0, 0.0, 0.0, 2.0]
+    assert [value(taught, "s1", "a1") for taught in once] == [4.0, 0.0, 4.0, 4.0]
+    twice = teach(table(n_step=1, gamma=0.5), *[episode(0, 0, 8.0)] * 2)
+    assert value(twice, "s1", "a1") == (0 + 0.5 * 8) / 2
+
+
+def test_defect_2_the_stored_reward_is_that_of_the_action_the_last_one_included() -> None:
+    taught = teach(table(), episode(0.5, 0, 1.0), episode(0.25, 0, 1.0))
+    rewards = [taught.find("g", f"s{i}").values[f"a{i}"].reward for i in range(3)]
+    assert rewards == [0.375, 0.0, 1.0]
+
+
+def test_defect_2_the_action_that_goes_has_the_smallest_value_not_the_smallest_reward() -> None:
+    late = [Transition("g", "s", "patient", 0.0), Transition("g", "t", "then", 1.0)]
+    early = [Transition("g", "s", "greedy", 0.2)]
+    middle = [Transition("g", "s", "middle", 0.5)]
+    taught = teach(table(action_capacity=2), late, early, middle)
+    assert set(taught.find("g", "s").values) == {"patient", "middle"}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"n_step": 1},
+        {"gamma": 0.5},
+        {"lr": 0.25},
+        {"n_step": 1, "double_q": True},
+        {"action_capacity": 1},
+        {"record_capacity": 2},
+        {"task_weight": 1.0},
+        {"task_weight": 1.0, "task_similarity": "equal"},
+        {"task_weight": 1.0, "task_similarity": "words"},
+        {"observation_similarity": "embedding"},
+        {"observation_similarity": "lines"},
+    ],
+)
+def test_defect_3_no_setting_of_the_table_is_without_effect(changed) -> None:
+    def outcome(keys: dict[str, Any]) -> list[Any]:
+        taught = table(**keys)
+        for goal in ("find the cup", "find the big cup", "hide"):
+            teach(taught, episode(0, 0.25, 1.0, goal=goal, states="see a{}\nand b"))
+            teach(taught, episode(0, 1.0, 0.0, goal=goal, states="see a{}\nand b"))
+            teach(taught, episode(1, 0.0, 0.5, goal=goal, states="see a{}\nand b", actions="b{}"))
+        texts = ("find a cup", "see b\nand a1 and more of a1")
+        known = {(r.task, r.observation): {a: v.value for a, v in r.values.items()} for r in taught.nearest(*texts)}
+        return [known, taught._current().similarity.to_all(texts, taught._embed(texts)).tolist()]
+
+    *others, _ = changed.items()  # the last one is examined
+    assert outcome(dict(others)) != outcome(changed)
+
+
+def test_defect_4_a_full_table_takes_in_what_is_new() -> None:
+    taught = table(record_capacity=3)
+    for number in range(5):  # as in the specification: capacity 3, five disjoint episodes
+        teach(taught, episode(0, 1.0, states=f"room {number} place {{}}"))
+        assert len(taught) <= 3
+    assert all(record.task == "g" for record in all_records(taught))
+    assert any("room 4" in record.observation for record in all_records(taught))
+
+
+def test_defect_5_reading_averages_both_tables() -> None:
+    taught = teach(table(double_q=True), episode(1.0), episode(0.0))
+    assert [tuple(e) for e in taught.find("g", "s0").values["a0"].estimates] == [(1.0, 1), (0.0, 1)]
+    assert value(taught, "s0", "a0") == 0.5
+
+
+def test_defect_5_similarity_compares_the_query_with_each_record() -> None:
+    taught = teach(table(), episode(1.0, states="a red door"), episode(1.0, states="a blue lake"))
+    assert next(taught.nearest("g", "the red door")).observation == "a red door"
+    assert next(taught.nearest("g", "the blue lake")).observation == "a blue lake"
+
+
+def test_defect_8_an_unknown_state_is_not_valued_by_the_record_that_is_updated() -> None:
+    known, unknown = Transition("g", "a red door", "go", 0.0), Transition("g", "a red door ajar", "push", 0.0)
+    taught = teach(table(n_step=1), [replace(known, reward=4.0)], episode(0.5, states="a blue lake"))
+    teach(taught, [known, unknown])
+    # The nearest record of "a red door ajar" is "a red door" itself, whose value 4.0 must not feed itself: 0.5 does.
+    assert value(taught, "a red door", "go") == (4.0 + 0.5) / 2
+
+
+# -- learning
+
+
+def test_a_constant_rate_moves_by_that_share() -> None:
+    taught = teach(table(lr=0.1), episode(1.0), episode(0.0), episode(0.0))
+    assert value(taught, "s0", "a0") == pytest.approx(0.9 * 0.9)
+
+
+def test_double_q_takes_turns_and_bootstraps_from_the_other_table() -> None:
+    taught = teach(table(double_q=True, n_step=1, gamma=0.5), *[episode(0, 1.0)] * 3)
+    first, second = taught.find("g", "s0").values["a0"].estimates
+    # 1st episode, table A: B knows nothing of s1, so 0. 2nd, table B: 0.5 of A's 1. 3rd, table A: 0.5 of B's 1.
+    assert (first, second) == ((0.25, 2), (0.5, 1))
+
+
+def test_a_value_in_the_exact_record_beats_a_more_valued_neighbour() -> None:
+    taught = teach(table(n_step=1), episode(9.0, states="hall with a lamp"), episode(1.0, states="hall with a lamb"))
+    teach(taught, [Transition("g", "start", "go", 0.0), Transition("g", "hall with a lamb", "go", 0.0)])
+    assert value(taught, "start", "go") == 1.0
+
+
+def test_context_to_print_again_is_kept_and_averaged() -> None:
+    first = Transition("g", "s", "a", 0.0, ("x", "y"), ("a", "b"), 1.0, 3.0)
+    second = Transition("g", "s", "a", 0.0, ("z", "w"), (), 0.0, 1.0)  # as short: it replaces
+    longer = Transition("g", "s", "a", 0.0, ("1", "2", "3"), ("c",), 2.0, 2.0)
+    record = teach(table(), [first], [second], [longer]).find("g", "s")
+    assert (record.history, record.admissible) == (("z", "w"), ("c",))
+    assert (record.last_reward, record.total_reward, record.visits) == (1.0, 2.0, 3)
+
+
+def test_goals_do_not_share_records() -> None:
+    taught = teach(table(), episode(1.0, goal="fetch"), episode(0.0, goal="drop"))
+    assert (value(taught, "s0", "a0", "fetch"), value(taught, "s0", "a0", "drop")) == (1.0, 0.0)
+
+
+# -- ranking
+
+
+def test_equally_similar_records_rank_by_visits_then_by_the_latest_update() -> None:
+    taught = teach(table(), *[episode(1.0, states=s) for s in ("see b", "see b", "see a", "see c")])
+    assert [record.observation for record in taught.nearest("g", "see x")] == ["see b", "see c", "see a"]
+
+
+def test_the_weight_decides_between_goal_and_observation() -> None:
+    for weight, expected in ((1.0, "find the cup"), (0.0, "paint")):
+        taught = table(task_weight=weight)
+        teach(taught, episode(1.0, goal="find the cup", states="a lake"), episode(1.0, goal="paint", states="a door"))
+        assert next(taught.nearest("find the cup", "a door")).task == expected
+
+
+def test_each_text_is_embedded_once_and_a_query_embeds_only_what_is_compared() -> None:
+    counting = CountingEmbedder()
+    taught = ExperienceTable(None, CachedEmbedder(counting), RemembererConfig())
+    teach(taught, *[episode(1.0, states=f"room {i}") for i in range(30)])
+    assert len(counting.texts) == 31  # one goal, thirty observations
+    list(taught.nearest("another goal", "another room"))
+    assert counting.texts[31:] == ["another goal"]  # observations are compared by words
+
+
+words = st.text(alphabet="ab \n", max_size=12)
+
+
+@given(st.lists(words, max_size=6), words)
+def test_words_are_compared_by_jaccard(texts: list[str], query: str) -> None:
+    part = WordsPart()
+    for row, text in enumerate(["to be replaced"] * len(texts) + texts):
+        part.put(row % max(1, len(texts)), text, VECTOR)
+    sets = [set(text.split()) for text in texts]
+    mine = set(query.split())
+    expected = [len(mine & s) / len(mine | s) if mine | s else 1.0 for s in sets]
+    assert part.to_all(query, VECTOR, len(texts)) == pytest.approx(expected)
+
+
+def longest_common_subsequence(a: Sequence[str], b: Sequence[str]) -> int:
+    if not a or not b:
+        return 0
+    if a[0] == b[0]:
+        return 1 + longest_common_subsequence(a[1:], b[1:])
+    return max(longest_common_subsequence(a[1:], b), longest_common_subsequence(a, b[1:]))
+
+
+@given(st.lists(words, max_size=5), words)
+def test_lines_are_compared_by_their_longest_common_subsequence(texts: list[str], query: str) -> None:
+    def lines(text: str) -> list[str]:
+        return [" ".join(line.split()) for line in text.splitlines() if line.strip()]
+
+    part = LinesPart()
+    for row, text in enumerate(["to be\nreplaced"] * len(texts) + texts):
+        part.put(row % max(1, len(texts)), text, VECTOR)
+    mine = lines(query)
+    expected = [
+        longest_common_subsequence(mine, lines(text)) / n if (n := max(len(mine), len(lines(text)))) else 1.0
+        for text in texts
+    ]
+    assert part.to_all(query, VECTOR, len(texts)) == pytest.approx(expected)
+
+
+# -- capacity
+
+
+def situations(capacity: int, *observations: str, samples: Sequence[int] = ()) -> Situations:
+    """Records compared by the words of their observations alone, updated in the order given."""
+    config = RemembererConfig(record_capacity=capacity, task_weight=0.0)
+    made = Situations(config, 4)
+    for row, text in enumerate(observations):
+        (record,) = all_records(teach(table(), *[episode(1.0, states=text)] * (samples[row] if samples else 1)))
+        made.put(row, replace(record, age=row + 1), VECTOR)
+    return made
+
+
+def test_of_the_most_similar_pair_the_one_with_more_updates_goes() -> None:
+    kept = situations(3, "a b c", "a b d", "x y z", samples=(1, 2, 3))
+    assert kept.row_for(("g", "q r s"), VECTOR) == 1
+    kept = situations(3, "a b c", "a b d", "x y z", samples=(2, 1, 3))
+    assert kept.row_for(("g", "q r s"), VECTOR) == 0
+
+
+def test_a_newcomer_that_is_more_like_a_record_than_any_two_are_alike_is_refused() -> None:
+    kept = situations(3, "a b c", "a b d", "x y z")
+    assert kept.row_for(("g", "x y z z z"), VECTOR) is None  # 1.0 beside 0.5
+    assert kept.row_for(("g", "x y w"), VECTOR) is not None  # 0.5, a tie
+
+
+def test_a_table_in_which_all_are_equally_alike_forgets_what_was_updated_longest_ago() -> None:
+    kept = situations(3, "place 1", "place 2", "place 3")
+    row = kept.row_for(("g", "place 4"), VECTOR)
+    assert row == 0
+
+
+def test_similarities_of_pairs_follow_each_replacement() -> None:
+    kept = situations(3, "a b c", "a b d", "x y z")
+    (record,) = all_records(teach(table(), episode(1.0, states="x y w")))
+    row = kept.row_for((record.task, record.observation), VECTOR)
+    kept.put(row, replace(record, age=9), VECTOR)
+    fresh = situations(3, *(record.observation for record in kept.records))
+    assert np.array_equal(kept._pairwise(), fresh._pairwise())
+    assert kept.find(("g", "a b c")) is None
+
+
+def test_a_table_of_one_record_holds_the_latest() -> None:
+    taught = teach(table(record_capacity=1), *[episode(1.0, states=f"room {i}") for i in range(3)])
+    assert [record.observation for record in all_records(taught)] == ["room 2"]
+
+
+# -- the file
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "experience.db"
+
+
+transitions = st.builds(
+    Transition,
+    task=st.sampled_from(["find", "hide it"]),
+    observation=st.sampled_from([f"room {i}" for i in range(6)]) | st.text(max_size=5),
+    action=st.sampled_from(["go", "stay"]) | st.text(min_size=1, max_size=5),
+    reward=st.floats(-1, 1),
+    history=st.lists(st.text(max_size=3), max_size=2).map(tuple),
+    admissible=st.lists(st.text(max_size=3), max_size=2).map(tuple),
+    last_reward=st.floats(-1, 1),
+    total_reward=st.floats(-9, 9),
+)
+
+
+@settings(deadline=None, max_examples=15)
+@given(
+    st.lists(st.lists(transitions, max_size=6), max_size=4),
+    st.sampled_from([{}, {"n_step": 2}, {"double_q": True, "n_step": 1}, {"record_capacity": 3, "action_capacity": 2}]),
+)
+def test_a_file_that_is_read_again_holds_what_was_learned(tmp_path_factory, episodes, chosen) -> None:
+    path = tmp_path_factory.mktemp("table") / "experience.db"
+    with table(path, **chosen) as taught:
+        half = len(episodes) // 2
+        teach(taught, *episodes[:half])
+        with table(path, **chosen) as other:
+            teach(other, *episodes[half:])  # a table that was read from the file goes on as this one would
+        kept = [replace(record, id=0) for record in taught.nearest("find", "room 1")]  # it sees the other's writes
+    with table(None, **chosen) as alone:
+        teach(alone, *episodes)
+        assert kept == [replace(record, id=0) for record in alone.nearest("find", "room 1")]
+
+
+def test_a_batch_is_learned_once_or_not_at_all(path: Path) -> None:
+    def batch(taught: ExperienceTable, *, fails: bool) -> None:
+        with taught.transaction():
+            if taught.once("epoch-0"):
+                taught.learn(episode(0, 1.0))
+            if fails:
+                raise RuntimeError
+
+    with table(path) as taught:
+        with pytest.raises(RuntimeError):
+            batch(taught, fails=True)
+        assert len(taught) == 0
+        batch(taught, fails=False)
+    with table(path) as again:
+        batch(again, fails=False)
+        assert again.stats()["updates"] == 2
+
+
+def test_nothing_is_written_outside_of_a_transaction(path: Path) -> None:
+    with table(path) as taught, pytest.raises(AssertionError, match="transaction"):
+        taught.learn(episode(1.0))
+
+
+def test_a_snapshot_brings_back_table_and_marks(path: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy.db"
+    with table(path) as taught:
+        with taught.transaction():
+            assert taught.once("first")
+            taught.learn(episode(1.0))
+        taught.snapshot(copy)
+        with taught.transaction():
+            assert taught.once("second")
+            taught.learn(episode(5.0, states="new"))
+        taught.restore(copy)
+        assert [record.observation for record in all_records(taught)] == ["new", "s0"][1:]
+        with taught.transaction():
+            assert not taught.once("first")
+            assert taught.once("second")
+        with pytest.raises(MemoryStoreError, match="over the file itself"):
+            taught.snapshot(path)
+
+
+def test_a_table_of_another_embedder_or_above_the_capacity_is_refused(path: Path, tmp_path: Path) -> None:
+    with table(path) as taught:
+        teach(taught, episode(1.0, 1.0, 1.0))
+        taught.snapshot(tmp_path / "copy.db")
+    with pytest.raises(MemoryStoreError, match=r"holds 3 records: set rememberer\.record_capacity"):
+        table(path, record_capacity=2)
+    with pytest.raises(MemoryStoreError, match=r"set memory.embedder = 'hashing'"):
+        ExperienceTable(path, HashingEmbedder(64), RemembererConfig())
+    with table(None, record_capacity=2) as small, pytest.raises(MemoryStoreError, match="holds 3 records"):
+        small.restore(tmp_path / "copy.db")
+
+
+def test_half_surrogates_do_not_stop_it(path: Path) -> None:
+    with table(path) as taught:
+        teach(taught, [Transition("g\ud800", "o\ud800", "a\ud800", 1.0, ("h\ud800",), ("b\ud800",))])
+        assert taught.find("g\ud800", "o\ud800").values["a?"].value == 1.0
+    with table(path) as again:
+        assert len(again) == 1
+
+
+def test_an_empty_table_has_nothing_to_say() -> None:
+    empty = table()
+    assert list(empty.nearest("g", "s")) == []
+    assert empty.find("g", "s") is None
+    assert empty.stats() == {"records": 0, "actions": 0, "updates": 0, "q_max": 0, "q_min": 0}

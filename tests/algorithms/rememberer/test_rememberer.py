@@ -1,0 +1,342 @@
+"""REMEMBERER as a method: what becomes a transition, what is advised, what the actor sees, and that it learns."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import caves
+from small import small_config
+from trailnotes.algorithms.rememberer.advice import Valued
+from trailnotes.algorithms.rememberer.experience import ExperienceTable, open_experience
+from trailnotes.algorithms.rememberer.method import AdvisedActor, advice_of, transitions_of
+from trailnotes.algorithms.rememberer.situations import Situations
+from trailnotes.algorithms.rememberer.values import ActionValue, Estimate, Record, Transition
+from trailnotes.commands import adapting
+from trailnotes.commands.adapting import adapt
+from trailnotes.config.schema import Config, RemembererConfig
+from trailnotes.errors import BudgetError
+from trailnotes.policies.scripted import ScriptedPolicy
+from trailnotes.prompts import NO_OP
+from trailnotes.rollout import Seating
+from trailnotes.types import Completion, Message, Observation, Sampling, Step, Task, TokenIds, Trajectory
+
+TASK = Task("t", "caves:Caves")
+NONE: tuple[Valued, ...] = ()
+
+
+def cave_config(**keys: Any) -> Config:
+    return small_config(
+        env={"name": "caves:Caves", "options": {}},
+        rollout={"max_steps": 6, "max_context_tokens": 4000, "show_actions": True, "max_observation_tokens": 400},
+        eval={"num_tasks": 0, "split": "train"},
+        rememberer={"epochs": 3, "temperature": 0.0} | keys,
+    )
+
+
+def run(out: Path, monkeypatch, policy: ScriptedPolicy | None = None, **keys: Any) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl."""
+    monkeypatch.setattr(adapting, "load_policy", lambda *_: policy or caves.adviser())
+    adapt(cave_config(**keys), "adviser", out=out, method="rememberer")
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def rows(out: Path) -> list[list[Any]]:
+    with closing(sqlite3.connect(out / "experience.db")) as connection:
+        tables = ("experience", "experience_values")
+        return [connection.execute(f"SELECT * FROM {name} ORDER BY 1, 2").fetchall() for name in tables]
+
+
+# -- must-show: a full table still learns
+
+
+def successes(lines: Sequence[dict[str, Any]], capacity: int) -> list[float]:
+    """Of the epochs that acted on a full table, and of the panel."""
+    return [line["rollout/success"] for line in lines if line["table/records"] == capacity]
+
+
+def test_defect_4_success_keeps_rising_when_the_table_is_full(tmp_path: Path, monkeypatch) -> None:
+    curve = successes(run(tmp_path, monkeypatch, epochs=8, record_capacity=40), 40)
+    assert len(curve) == 8  # full after the first epoch, with the first falls into fog
+    assert curve[0] == 0.0
+    assert sum(after > before for before, after in pairwise(curve)) >= 4
+    assert curve[-1] == 1.0
+
+
+def test_with_an_eviction_that_refuses_new_keys_it_does_not(tmp_path: Path, monkeypatch) -> None:
+    def first_come(self: Situations, situation: Any, vectors: Any) -> int | None:
+        return len(self.records) if len(self.records) < self._capacity else None
+
+    monkeypatch.setattr(Situations, "row_for", first_come)
+    curve = successes(run(tmp_path, monkeypatch, epochs=8, record_capacity=40), 40)
+    assert len(curve) == 8
+    assert max(curve) < 0.2
+
+
+# -- transitions
+
+
+def episode(*steps: tuple[str, str, float], actions: tuple[str, ...] = ()) -> Trajectory:
+    """(observation, action, reward) each."""
+    seen, made = 0.0, []
+    for index, (text, action, reward) in enumerate(steps):
+        observation = Observation(text, seen, actions=actions or None, instruction=None if index else "the goal")
+        made.append(Step(observation, (), Completion((), (), (), action), (), action, reward))
+        seen = reward
+    return Trajectory(TASK, tuple(made), Observation("end", seen, terminated=True), "terminated", False, 0.0)
+
+
+def test_a_transition_knows_what_led_to_it() -> None:
+    first, second = transitions_of(episode(("hall", "go", 0.5), ("room", "take", 1.0), actions=("go", "take")))
+    assert first == Transition("the goal", "hall", "go", 0.5, (), ("go", "take"), 0.0, 0.0)
+    assert second == Transition("the goal", "room", "take", 1.0, ("go",), ("go", "take"), 0.5, 0.5)
+
+
+def test_defect_6_an_unreadable_answer_is_no_transition_and_no_reward_counts_twice() -> None:
+    read = transitions_of(
+        episode(("hall", NO_OP, 0.0), ("hall", "go", 0.5), ("room", NO_OP, 0.25), ("room", "go", 1.0))
+    )
+    assert [(t.observation, t.action, t.reward) for t in read] == [("hall", "go", 0.75), ("room", "go", 1.0)]
+    assert read[1].history == ("go",)
+    with open_experience(None, cave_config()) as table, table.transaction():
+        table.learn(read)
+        assert table.find("the goal", "hall").values["go"].value == 1.75
+    assert transitions_of(episode(("hall", NO_OP, -1.0))) == []
+
+
+# -- advice
+
+
+def record(admissible: tuple[str, ...] = (), **values: float) -> Record:
+    known = {a: ActionValue(a, 0.0, (Estimate(q, 1), Estimate())) for a, q in values.items()}
+    return Record(1, "goal", "seen", admissible=admissible, values=known)
+
+
+def advice(of: Record, seed: int = 0, **keys: Any) -> tuple[tuple[Valued, ...], tuple[Valued, ...]]:
+    return advice_of(of, RemembererConfig(**keys), random.Random(seed))
+
+
+def test_the_best_action_is_encouraged_and_worthless_ones_are_discouraged() -> None:
+    assert advice(record(a=0.5, b=1.0, c=0.0)) == ((Valued("b", 1.0),), (Valued("c", 0.0),))
+
+
+def test_defect_7_negative_values_are_seen_the_worst_first() -> None:
+    of = record(a=-1.0, b=-100.0, c=0.0, d=-5.0)
+    bad = (Valued("b", -100.0), Valued("d", -5.0), Valued("a", -1.0), Valued("c", 0.0))
+    assert advice(of, random_advice=False) == (NONE, bad)
+    assert advice(of, good=-2.0, bad=-2.0, random_advice=False) == ((Valued("c", 0.0),), bad[:2])
+
+
+def test_where_nothing_is_good_an_untried_action_is_encouraged_never_a_discouraged_one() -> None:
+    of = record(("a", "b", "c"), a=0.0)
+    drawn = {advice(of, seed)[0][0].action for seed in range(30)}
+    assert drawn == {"b", "c"}
+    assert advice(of, 7) == advice(of, 7)
+    assert all(0 <= advice(of, seed)[0][0].value < 0.5 for seed in range(30))
+    assert advice(record(("a",), a=0.0))[0] == NONE  # all are bad
+    assert advice(record(("a", "b"), a=0.0, b=0.2), good=0.5)[0][0].action == "b"  # tried, but not bad
+    assert advice(record((), a=0.0))[0] == NONE
+    assert advice(of, random_advice=False)[0] == NONE
+
+
+def test_thresholds_that_overlap_are_refused() -> None:
+    with pytest.raises(ValueError, match="must not be below"):
+        RemembererConfig(good=-1.0, bad=0.0)
+
+
+# -- the actor
+
+
+class Listener(ScriptedPolicy):
+    """Keeps what it is asked; answers always the same."""
+
+    def __init__(self, *answers: str, ids: bool = True, **options: Any) -> None:
+        self.answers, self.ids = list(answers), ids
+        super().__init__(lambda messages: self.answers.pop(0) if len(self.answers) > 1 else self.answers[0], **options)
+        self.asked: list[tuple[str, Sampling]] = []
+
+    def encode(self, messages: Sequence[Message]) -> TokenIds:
+        return super().encode(messages) if self.ids else ()
+
+    async def generate(self, messages: Sequence[Message], sampling: Sampling, episode: str) -> Completion:
+        self.asked.append((messages[-1].content, sampling))
+        return await super().generate(messages, sampling, episode)
+
+
+def decide(policy: Listener, taught: ExperienceTable, config: Config, *seen: Observation) -> list[Any]:
+    async def episode() -> list[Any]:
+        actor = AdvisedActor(Seating(policy, TASK, "on_policy_tips", 0, 5, "e", config), taught)
+        actor.start(seen[0])
+        return [await actor.act(observation) for observation in seen]
+
+    return asyncio.run(episode())
+
+
+def hall(text: str = "a hall", **fields: Any) -> Observation:
+    return Observation(text, instruction="find it", **fields)
+
+
+def table_of(config: Config, *texts: str, action: str = "go", reward: float = 1.0) -> ExperienceTable:
+    made = open_experience(None, config)
+    with made.transaction():
+        for text in texts:
+            made.learn([Transition("find it", text, action, reward, ("x", "y"), ("go", "wait"))])
+    return made
+
+
+def test_the_answers_most_valued_action_is_done_and_an_unreadable_one_is_the_no_op() -> None:
+    config = cave_config(history=2)
+    policy = Listener("wait -> 0.1\ntake cup -> 0.9\ngo -> 0.5", "no idea", "go -> 1")
+    seen = (hall(), hall(reward=0.5), hall())
+    decisions = decide(policy, open_experience(None, config), config, *seen)
+    assert [decision.action for decision in decisions] == ["take cup", NO_OP, "go"]
+    assert [decision.plain_prompt_ids for decision in decisions] == [d.completion.prompt_ids for d in decisions]
+    assert "did : take cup\n" in policy.asked[2][0]  # an answer that could not be read is no history
+
+
+def test_the_most_similar_example_stands_nearest_to_the_question() -> None:
+    config = cave_config()
+    policy = Listener("go -> 1")
+    decide(policy, table_of(config, "a hall with a door", "a lake", "a hall"), config, hall())
+    prompt = policy.asked[0][0]
+    assert prompt.index("a hall with a door") < prompt.index("\na hall\n")
+    assert "a lake" not in prompt
+    assert prompt.endswith("a hall\ndo :")
+
+
+def test_an_example_that_does_not_fit_gives_way_to_one_that_does() -> None:
+    config = cave_config(examples=1, max_write_tokens=20)
+    long, short = "a hall " + "very long " * 40, "a hut"
+    taught = table_of(config, long, short)
+    policy = Listener("go -> 1", context_length=300)
+    decide(policy, taught, config, hall("a hall very long"))
+    assert "a hut" in policy.asked[0][0]
+    assert "very long very" not in policy.asked[0][0]
+    assert decide(Listener("go -> 1", context_length=30), taught, config, hall()) == [None]
+
+
+def test_actions_are_done_in_their_own_spelling_though_examples_quote_them() -> None:
+    config = cave_config()
+    policy = Listener("click(buy now) -> 1")
+    (decision,) = decide(policy, table_of(config, "a hall", action="click[buy now]"), config, hall())
+    assert "click(buy now) -> 1.0" in policy.asked[0][0]
+    assert decision.action == "click[buy now]"
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"examples": 1},
+        {"good": 1.0},
+        {"good": 0.7, "bad": 0.7},
+        {"random_advice": False},
+        {"history": 1},
+        {"max_write_tokens": 50},
+        {"temperature": 0.7},
+    ],
+)
+def test_defect_3_no_setting_of_the_actor_is_without_effect(changed) -> None:
+    def asked(**keys: Any) -> list[tuple[str, Sampling]]:
+        config = cave_config(**keys)
+        policy = Listener("go -> 1")
+        taught = table_of(config, "a hall", "a big hall")
+        with taught.transaction():
+            taught.learn([Transition("find it", "a hall", "wait", 0.0, ("x", "y"), ("go", "wait", "run"))])
+            taught.learn([Transition("find it", "a hall", "go", 0.2, ("x", "y"))])
+            taught.learn([Transition("find it", "a big hall", "go", -1.0 - 1.0, ("x", "y"), ("go", "run"))])
+        decide(policy, taught, config, hall(actions=("go", "run", "wait")))
+        return policy.asked
+
+    assert asked() == asked()
+    assert asked() != asked(**changed)
+
+
+def test_a_policy_without_token_ids_is_advised_as_well() -> None:
+    config = cave_config()
+    policy = Listener("go -> 1", ids=False)
+    (decision,) = decide(policy, table_of(config, "a hall"), config, hall(actions=("go",)))
+    assert decision.action == "go"
+    assert "example 1 :" in policy.asked[0][0]
+    assert "actions : go" in policy.asked[0][0]
+
+
+# -- the whole method
+
+
+def test_epochs_act_on_what_earlier_ones_have_learned_and_the_panel_changes_nothing(tmp_path, monkeypatch) -> None:
+    lines = run(tmp_path, monkeypatch, epochs=4)
+    assert [line["phase"] for line in lines] == ["epoch-0", "epoch-1", "epoch-2", "epoch-3", "panel"]
+    assert lines[0]["table/records"] == lines[0]["known"] == 0
+    assert lines[1]["known"] > 0.1  # the first room of each gallery, at least
+    assert lines[-1]["rollout/success"] > lines[1]["rollout/success"]
+    updates = [line["table/updates"] for line in lines]
+    assert updates == sorted(updates)
+    steps = sum(line["rollout/env_steps"] for line in lines[:-1])
+    assert updates[-1] == steps == sum(row[4] for row in rows(tmp_path)[1])
+    assert json.loads((tmp_path / "eval" / "table.json").read_text())["rows"][0]["memory"] is True
+
+
+def test_tasks_that_are_solved_at_once_are_not_played_again(tmp_path, monkeypatch) -> None:
+    def knows(messages: Sequence[Message]) -> str:
+        task, did, *_ = messages[-1].content.splitlines()
+        metal, place = task.split()[2], 0 if did == "did : nothing" else did.count(",") + 1
+        return f"{caves.right_way(metal, place) if metal in {'gold', 'jade'} else 'north'} -> 1"
+
+    lines = run(tmp_path, monkeypatch, ScriptedPolicy(knows), epochs=2, examples=0)
+    episodes = [line["episodes"] for line in lines]
+    assert episodes == [8, 8 + 6, 8 + 6 + 8]
+
+
+def test_a_stopped_run_goes_on_to_the_same_table_and_asks_nothing_when_it_has_ended(tmp_path, monkeypatch) -> None:
+    class Limited(Listener):
+        allowed = 10**9
+
+        async def generate(self, messages: Sequence[Message], sampling: Sampling, episode: str) -> Completion:
+            if len(self.asked) >= self.allowed:
+                raise BudgetError("enough")
+            self.asked.append((messages[-1].content, sampling))
+            return await ScriptedPolicy.generate(self, messages, sampling, episode)
+
+    def limited(allowed: int = 10**9) -> Limited:
+        policy = Limited("")
+        policy._script, policy.allowed = caves.adviser()._script, allowed
+        return policy
+
+    whole = limited()
+    expected = run(tmp_path / "whole", monkeypatch, whole)
+    for allowed in (20, 70, 40):
+        with pytest.raises(BudgetError):
+            run(tmp_path / "parts", monkeypatch, limited(allowed))
+    learn = ExperienceTable.learn
+    monkeypatch.setattr(ExperienceTable, "learn", lambda self, episode: (learn(self, episode), 1 / 0))
+    with pytest.raises(ZeroDivisionError):
+        run(tmp_path / "parts", monkeypatch, limited())
+    monkeypatch.setattr(ExperienceTable, "learn", learn)
+    last = limited()
+    lines = run(tmp_path / "parts", monkeypatch, last)
+
+    assert len(last.asked) < len(whole.asked)
+    assert rows(tmp_path / "parts") == rows(tmp_path / "whole")
+    assert [{**line, "seconds": 0} for line in lines] == [{**line, "seconds": 0} for line in expected]
+    again = limited()
+    run(tmp_path / "parts", monkeypatch, again)
+    assert again.asked == []
+    assert rows(tmp_path / "parts") == rows(tmp_path / "whole")
+
+
+def test_it_needs_no_torch() -> None:
+    code = (
+        "import sys, trailnotes.algorithms.rememberer.method; assert not {'torch', 'transformers'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,396 @@
+"""The critic: transitions from files, the arithmetic of IQL, known values of a small chain, held-out figures."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trailnotes.algorithms.retrospex.critic import Critic, load_critic, train_critic
+from trailnotes.algorithms.retrospex.measure import ranking
+from trailnotes.algorithms.retrospex.network import CriticNetworks, GruReader, VectorReader
+from trailnotes.algorithms.retrospex.training import IQL, expectile_loss, follow, td_target
+from trailnotes.algorithms.retrospex.transitions import (
+    Transition,
+    episode_files,
+    held_out_tasks,
+    read_episodes,
+    read_transitions,
+    shaped_rewards,
+    transitions_of,
+)
+from trailnotes.algorithms.retrospex.vocabulary import EMPTY, MAX_WORDS, Vocabulary
+from trailnotes.commands import main
+from trailnotes.config.schema import Config, RetrospexConfig
+from trailnotes.errors import ConfigError
+from trailnotes.memory.embed import HashingEmbedder
+from trailnotes.storage import checkpoint
+from trailnotes.storage.jsonl import append_jsonl
+from trailnotes.storage.records import trajectory_to_json
+from trailnotes.types import Completion, Observation, Outcome, Step, Task, Trajectory
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def episode(rewards: list[float], outcome: Outcome = "terminated", task: str = "t", success: bool = True) -> Trajectory:
+    """An episode that goes through the places 0, 1, 2, ... by the actions a0, a1, ..."""
+    steps = [
+        Step(Observation(f"place {i}", instruction="walk" if not i else None), (), Completion((), (), (), "x"), (),
+             f"a{i}", reward)
+        for i, reward in enumerate(rewards)
+    ]  # fmt: skip
+    end = Observation(f"place {len(rewards)}", terminated=outcome == "terminated", truncated=outcome == "truncated")
+    error = "fell" if outcome == "error" else ""
+    return Trajectory(Task(task, "e"), tuple(steps), end, outcome, success, sum(rewards), error=error)
+
+
+def write(path: Path, *episodes: Trajectory, name: str = "trajectories.jsonl") -> Path:
+    path.mkdir(parents=True, exist_ok=True)
+    append_jsonl(path / name, [{"iteration": 0, **trajectory_to_json(each)} for each in episodes])
+    return path
+
+
+# -- transitions
+
+
+def test_each_step_becomes_a_transition_and_only_a_terminated_end_is_terminal() -> None:
+    first, second = transitions_of(episode([0.0, 1.0]), 7, "raw", "raw")
+    assert first == Transition("walk", "place 0", "a0", 0.0, "place 1", False, True, "t", 7)
+    assert second == Transition("walk", "place 1", "a1", 1.0, "place 2", True, True, "t", 7)
+
+
+def test_a_cut_off_episode_bootstraps_from_what_was_really_seen_last() -> None:
+    last = transitions_of(episode([0.0, 0.5], "truncated"), 0, "raw", "raw")[-1]
+    assert not last.terminated
+    assert last.next_observation == "place 2"
+
+
+@pytest.mark.parametrize(
+    ("reward", "failure", "rewards", "shaped"),
+    [
+        ("raw", "raw", [10, 20, -130], [10, 20, -130]),
+        ("raw", "floor0", [10, 20, -130], [10, 20, -30]),
+        ("raw", "last_positive", [10, 20, -130], [10, 20, 0]),
+        ("raw", "last_positive", [0, -100], [0, 0]),
+        ("raw", "floor0", [10, -5], [10, -5]),  # the final score is not negative
+        ("spread", "raw", [0, 0, 0, 1], [0.25] * 4),
+        ("spread", "last_positive", [10, 20, -130], [10, 10, 10]),
+    ],
+)
+def test_rewards_follow_the_named_rules(reward: Any, failure: Any, rewards: list[float], shaped: list[float]) -> None:
+    assert shaped_rewards(rewards, reward, failure) == pytest.approx(shaped)
+
+
+def test_runs_evaluations_adaptations_and_files_are_read_and_failed_episodes_are_not(tmp_path: Path) -> None:
+    run = write(tmp_path / "run", episode([0.0]), episode([1.0], "error", success=False))
+    evaluation = write(tmp_path / "eval", episode([0.1]), name="episodes.jsonl")
+    notes = write(tmp_path / "adapt", episode([0.2]), name="trial-00.jsonl")
+    write(notes, episode([0.3]), name="trial-01.jsonl")
+    places = [run, evaluation, notes, run / "trajectories.jsonl"]
+    assert [t.episode_return for t in read_episodes(places)] == [0.0, 0.1, 0.2, 0.3, 0.0]
+    assert [step.episode for step in read_transitions(places, "raw", "raw")] == [0, 1, 2, 3, 4]
+
+
+def test_a_cut_last_line_is_skipped(tmp_path: Path) -> None:
+    run = write(tmp_path, episode([0.0]), episode([1.0]))
+    file = run / "trajectories.jsonl"
+    file.write_bytes(file.read_bytes()[:-20])
+    assert [t.episode_return for t in read_episodes([run])] == [0.0]
+
+
+def test_a_place_without_episodes_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"holds no episodes \(trajectories.jsonl"):
+        episode_files(tmp_path)
+    write(tmp_path, episode([1.0], "error", success=False))
+    with pytest.raises(ConfigError, match="no step of a good episode"):
+        read_transitions([tmp_path], "raw", "raw")
+
+
+@given(names=st.sets(st.text("abc/", min_size=1, max_size=3)), share=st.floats(0, 0.99), seed=st.integers(0, 3))
+def test_held_out_tasks_never_are_all_and_depend_on_nothing_but_names_and_seed(
+    names: set[str], share: float, seed: int
+) -> None:
+    kept = held_out_tasks(sorted(names), share, seed)
+    assert kept == held_out_tasks(sorted(names, reverse=True), share, seed)
+    assert kept <= names
+    assert len(kept) < max(1, len(names)) or not names
+    assert bool(kept) == (share > 0 and len(names) > 1)
+
+
+# -- texts
+
+
+def test_words_have_ids_of_their_own_and_unknown_words_share_a_few() -> None:
+    vocabulary = Vocabulary.of(["go north", "go EAST."])
+    assert vocabulary.known == ("go", ".", "east", "north")
+    assert vocabulary.encode("North, go") == [4, vocabulary.encode(",")[0], 1]
+    assert 5 <= vocabulary.encode("xyzzy")[0] < vocabulary.size
+    assert vocabulary.encode("") == [EMPTY]
+    assert len(vocabulary.encode("go " * 1000)) == MAX_WORDS
+
+
+def test_a_text_is_read_the_same_alone_and_beside_longer_ones() -> None:
+    networks = small_networks("gru")
+    rows = (["walk", "walk", "run"], ["place 0", "a far longer place than that", ""], ["a0", "a1 a2 a3", "a0"])
+    together = networks.target_q(*rows)
+    for index in range(3):
+        alone = networks.target_q(*([column[index]] for column in rows))
+        torch.testing.assert_close(alone, together[index : index + 1])
+
+
+# -- arithmetic
+
+
+def test_expectile_loss_weighs_what_lies_above_by_tau() -> None:
+    # 0.7 * 2^2 = 2.8, 0.3 * 1^2 = 0.3; mean 1.55
+    assert expectile_loss(torch.tensor([2.0, -1.0]), 0.7).item() == pytest.approx(1.55)
+    # tau = 1/2 is half the squared error
+    assert expectile_loss(torch.tensor([2.0, -1.0]), 0.5).item() == pytest.approx(1.25)
+
+
+def test_targets_bootstrap_but_at_the_end_of_a_game() -> None:
+    target = td_target(torch.tensor([1.0, 1.0]), torch.tensor([False, True]), torch.tensor([2.0, float("nan")]), 0.9)
+    assert target.tolist() == pytest.approx([2.8, 1.0])
+
+
+def test_the_target_follows_by_its_rate() -> None:
+    slow, fast = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
+    torch.nn.init.constant_(slow.weight, 1.0)
+    torch.nn.init.constant_(fast.weight, 3.0)
+    follow(slow, fast, 0.005)
+    assert slow.weight.item() == pytest.approx(1.01)
+    follow(slow, fast, 1.0)
+    assert slow.weight.item() == 3.0
+
+
+def test_the_lesser_head_counts_and_both_are_trained() -> None:
+    networks = small_networks("gru")
+    columns = (["walk"], ["place 0"], ["a0"])
+    heads = networks.target(*columns)[0]
+    assert networks.target_q(*columns).item() == heads.min().item() != heads.max().item()
+    before = [head[2].bias.item() for head in networks.q.heads]  # type: ignore[index]
+    settings = RetrospexConfig(lr=0.01)
+    IQL(networks, settings, 0).run_epoch(transitions_of(episode([5.0]), 0, "raw", "raw"), 0, lambda *_: None)
+    after = [head[2].bias.item() for head in networks.q.heads]  # type: ignore[index]
+    assert [b - a for a, b in zip(before, after, strict=True)] == pytest.approx([0.01, 0.01], rel=1e-3)  # Adam's step
+
+
+def small_networks(encoder: str, hidden: int = 16) -> CriticNetworks:
+    torch.manual_seed(0)
+    vocabulary = Vocabulary.of(["walk place 0 1 2 a0 a1 on quit"])
+    embedder = HashingEmbedder(64)
+    return CriticNetworks(
+        lambda num: GruReader(vocabulary, num, 8, hidden) if encoder == "gru" else VectorReader(embedder, num, hidden),
+        hidden,
+    )
+
+
+# -- a chain whose values are known
+
+
+def chain(end_of_first: str) -> list[Transition]:
+    """Two places; "on" leads from the first to the second and from there to a reward of 1, "quit" ends with 0."""
+    blank = Transition("walk", "place 0", "on", 0.0, "place 1", False, True, "t", 0)
+    won = replace(blank, observation="place 1", reward=1.0, next_observation="won", terminated=True)
+    lost = [replace(step, action="quit", reward=0.0, next_observation="lost", terminated=True) for step in (blank, won)]
+    cut = transitions_of(episode([0.0], "truncated"), 0, "raw", "raw")[0]
+    assert not cut.terminated
+    first = blank if end_of_first == "walked on" else replace(cut, action="on")
+    return [first, won, *lost]
+
+
+@pytest.mark.parametrize(("encoder", "end_of_first"), [("gru", "walked on"), ("embedding", "was cut off")])
+def test_values_of_a_chain_are_those_computed_by_hand(encoder: str, end_of_first: str) -> None:
+    # Two equally frequent actions worth x and 0: the expectile m solves 0.7 (x - m) = 0.3 m, so m = 0.7 x.
+    # V(1) = 0.7; Q(0, on) = 0.9 * 0.7 = 0.63; V(0) = 0.441. Where the episode was cut off after the first step,
+    # the same values must come out: a time limit is no end of the game.
+    networks = small_networks(encoder)
+    iql = IQL(networks, RetrospexConfig(lr=3e-2, gamma=0.9, target_rate=0.2, batch_size=4), seed=0)
+    for epoch in range(120):
+        iql.run_epoch(chain(end_of_first), epoch, lambda *_: None)
+    critic = Critic(networks, {}, {})
+    q, v = critic.judge(["walk"] * 4, ["place 0", "place 0", "place 1", "place 1"], ["on", "quit", "on", "quit"])
+    assert q == pytest.approx([0.63, 0.0, 1.0, 0.0], abs=0.03)
+    assert v == pytest.approx([0.441, 0.441, 0.7, 0.7], abs=0.03)
+    assert critic.advantages("walk", "place 1", ["on", "quit"]) == pytest.approx([0.3, -0.7], abs=0.05)
+    assert critic.advantages("walk", "place 1", ["on", "quit"], clip=0.1) == pytest.approx([0.1, -0.1])
+
+
+# -- ranking
+
+
+def test_the_area_counts_pairs_and_a_tie_counts_half() -> None:
+    # won: 3, 1; lost: 2, 1. Pairs: 3>2, 3>1, 1<2, 1=1: 2.5 of 4.
+    found = ranking([3, 1, 2, 1], [True, True, False, False], [0, 1, 2, 3])
+    assert found is not None
+    assert found.mean == 0.625
+    assert found.low <= found.mean <= found.high
+
+
+def test_within_a_task_only_its_own_pairs_count() -> None:
+    scores, won = [9, 8, 1, 2], [True, False, True, False]
+    whole = ranking(scores, won, [0, 1, 2, 3])
+    inside = ranking(scores, won, [0, 1, 2, 3], ["a", "a", "b", "b"])
+    assert whole is not None
+    assert inside is not None
+    assert (whole.mean, inside.mean) == (0.5, 0.5)
+    easy = ranking([9, 9, 1, 1], won, [0, 1, 2, 3], ["a", "a", "b", "b"])
+    assert easy is not None
+    assert easy.mean == 0.5
+
+
+def test_without_won_or_lost_steps_there_is_no_area() -> None:
+    assert ranking([1.0, 2.0], [True, True], [0, 1]) is None
+    assert ranking([], [], []) is None
+    assert ranking([1.0, 2.0], [True, False], [0, 1], ["a", "b"]) is None
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.booleans()), min_size=2, max_size=30).filter(
+        lambda rows: len({won for _, won in rows}) == 2
+    )
+)
+def test_the_area_is_that_of_counting_all_pairs(rows: list[tuple[int, bool]]) -> None:
+    up, down = [s for s, won in rows if won], [s for s, won in rows if not won]
+    pairs = [1.0 if a > b else 0.5 if a == b else 0.0 for a, b in itertools.product(up, down)]
+    found = ranking([s for s, _ in rows], [won for _, won in rows], range(len(rows)), num_resamples=2)
+    assert found is not None
+    assert found.mean == pytest.approx(np.mean(pairs))
+
+
+def test_steps_of_an_episode_are_resampled_together() -> None:
+    rng = np.random.default_rng(0)
+    won, scores = rng.random(40) < 0.5, rng.random(40)
+    few = ranking(scores.repeat(9), won.repeat(9), np.arange(40).repeat(9))
+    many = ranking(scores.repeat(9), won.repeat(9), np.arange(360))
+    assert few is not None
+    assert many is not None
+    assert few.high - few.low > 2 * (many.high - many.low)
+
+
+# -- on disk
+
+
+def tiny_config(**retrospex: Any) -> Config:
+    small = {"epochs": 3, "embed_size": 8, "hidden_size": 8, "batch_size": 4, "lr": 1e-2}
+    return Config(run={"threads": 1}, retrospex=small | retrospex)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    good = [episode([0.0, 1.0], task=name) for name in "abcde"]
+    bad = [episode([0.0], task=name, success=False) for name in "abcde"]
+    return write(tmp_path / "run", *good, *bad)
+
+
+def weights(critic: Critic) -> list[float]:
+    return torch.cat([tensor.flatten() for tensor in critic.networks.state_dict().values()]).tolist()
+
+
+@pytest.mark.parametrize("encoder", ["gru", "embedding"])
+def test_a_critic_comes_back_from_disk_as_it_was(run: Path, tmp_path: Path, encoder: str) -> None:
+    config = tiny_config(encoder=encoder)
+    made = train_critic(config, [run], tmp_path / "critic")
+    loaded = load_critic(tmp_path / "critic")
+    actions = ["a0", "a1", "never seen"]
+    assert loaded.advantages("walk", "place 0", actions) == made.advantages("walk", "place 0", actions)
+    assert (loaded.about, loaded.figures) == (made.about, made.figures)
+    assert weights(train_critic(config, [run], tmp_path / "critic")) == weights(made)  # finished: loaded, not trained
+    assert weights(train_critic(config, [run], tmp_path / "again")) == weights(made)
+    assert sorted(p.name for p in (tmp_path / "critic").iterdir()) == [
+        "critic.json", "critic.safetensors", "vocabulary.json",
+    ]  # fmt: skip
+
+
+def test_training_goes_on_after_the_last_epoch_bit_for_bit(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = train_critic(tiny_config(), [run], tmp_path / "whole")
+    passes = []
+    run_epoch = IQL.run_epoch
+
+    def dying(self: IQL, data: Any, epoch: int, progress: Any) -> dict[str, float]:
+        passes.append(epoch)
+        if passes == [0, 1]:
+            raise KeyboardInterrupt
+        return run_epoch(self, data, epoch, progress)
+
+    monkeypatch.setattr(IQL, "run_epoch", dying)
+    with pytest.raises(KeyboardInterrupt):
+        train_critic(tiny_config(), [run], tmp_path / "cut")
+    assert weights(train_critic(tiny_config(), [run], tmp_path / "cut")) == weights(whole)
+    assert passes == [0, 1, 1, 2]
+
+
+def test_a_directory_of_another_critic_is_refused(run: Path, tmp_path: Path) -> None:
+    train_critic(tiny_config(), [run], tmp_path / "critic")
+    with pytest.raises(ConfigError, match="other settings: choose another directory"):
+        train_critic(tiny_config(gamma=0.5), [run], tmp_path / "critic")
+    write(run, episode([0.0]))
+    with pytest.raises(ConfigError, match="other transitions, episodes, episodes_won"):
+        train_critic(tiny_config(), [run], tmp_path / "critic")
+
+
+def test_a_critic_that_is_not_there_or_damaged_is_named(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="holds no critic"):
+        load_critic(tmp_path)
+    train_critic(tiny_config(), [run], tmp_path / "critic")
+    weights_file = tmp_path / "critic" / "critic.safetensors"
+    whole = weights_file.read_bytes()
+    weights_file.write_bytes(whole[:-9])
+    with pytest.raises(ConfigError, match="is damaged"):
+        load_critic(tmp_path / "critic")
+    weights_file.write_bytes(whole)
+    (tmp_path / "critic" / "vocabulary.json").write_text("[]", encoding="utf-8")
+    with pytest.raises(ConfigError, match="is damaged"):
+        load_critic(tmp_path / "critic")
+
+
+def test_nothing_of_a_held_out_task_is_learned_from(run: Path, tmp_path: Path) -> None:
+    first = train_critic(tiny_config(held_out=0.4), [run], tmp_path / "first")
+    kept = set(first.about["held_out_tasks"])
+    assert len(kept) == 2
+    assert first.figures["held_out_episodes"] == 4
+    assert first.figures["held_out_steps_won"] == 4
+    episodes = list(read_episodes([run]))
+    strange = [replace(e.steps[0], action="xyzzy", reward=9.0) for e in episodes]
+    other = [
+        replace(e, steps=(step, *e.steps[1:])) if e.task.id in kept else e
+        for e, step in zip(episodes, strange, strict=True)
+    ]
+    second = train_critic(tiny_config(held_out=0.4), [write(tmp_path / "other", *other)], tmp_path / "second")
+    assert second.about["fingerprint"] != first.about["fingerprint"]
+    assert weights(second) == weights(first)
+    assert "xyzzy" not in (tmp_path / "second" / "vocabulary.json").read_text(encoding="utf-8")
+
+
+def test_the_command_trains_and_prints_its_figures(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Who quits at place 0 loses: what was done there tells won steps from lost ones, on tasks never seen.
+    quits = [replace(e, steps=(replace(e.steps[0], action="quit"),)) for e in read_episodes([run]) if not e.success]
+    wins = [e for e in read_episodes([run]) if e.success]
+    shutil.rmtree(run)
+    write(run, *wins, *quits)
+    words = ["critic", str(run), "--out", str(tmp_path / "critic"), "--retrospex.epochs", "25"]
+    words += ["--retrospex.lr", "0.03", "--retrospex.hidden_size", "16", "--retrospex.target_rate", "0.2"]
+    assert main(words) == 0
+    said = capsys.readouterr().out
+    assert "15 steps of 10 episodes, 5 of them won" in said
+    assert "ranked above those of lost ones by Q(s, a): AUC 1.000 [1.000, 1.000]; within a task AUC 1.000" in said
+    record = json.loads((tmp_path / "critic" / "critic.json").read_text(encoding="utf-8"))
+    assert record["data"] == [str(run)]
+    assert record["figures"]["auc_q"] == {"mean": 1.0, "low": 1.0, "high": 1.0}
+    assert not checkpoint.scan(tmp_path / "critic" / "checkpoints")

@@ -1,0 +1,360 @@
+"""Retrospex: the weights of the specification, the choice among candidates, its actor, and whole runs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from small import FAMILIES, small_config
+from trailnotes.algorithms.retrospex.method import Rescorer, decision_metrics, proposing
+from trailnotes.algorithms.retrospex.rescoring import (
+    best_candidate,
+    by_heuristics,
+    min_max,
+    policy_weight,
+    to_admissible,
+)
+from trailnotes.commands.adapting import adapt
+from trailnotes.config.schema import Config
+from trailnotes.errors import ConfigError
+from trailnotes.memory.embed import HashingEmbedder
+from trailnotes.memory.index import Floats
+from trailnotes.policies.scripted import END, ScriptedPolicy
+from trailnotes.rollout import run_groups
+from trailnotes.storage.jsonl import read_jsonl
+from trailnotes.storage.records import trajectory_from_json
+from trailnotes.types import Completion, Message, Observation, Sampling, Task, TokenIds, Trajectory
+
+# -- the weight
+
+
+@pytest.mark.parametrize(
+    ("step", "decay", "floor", "weight"),
+    [
+        (0, 0.97, 0.6, 1.0), (10, 0.97, 0.6, 0.7374), (16, 0.97, 0.6, 0.6143), (17, 0.97, 0.6, 0.6),
+        (99, 0.97, 0.6, 0.6),
+        (1, 0.95, 0.6, 0.95), (9, 0.95, 0.6, 0.6302), (10, 0.95, 0.6, 0.6),
+        (3, 0.9, 0.5, 0.729), (6, 0.9, 0.5, 0.5314), (7, 0.9, 0.5, 0.5),
+    ],
+)  # fmt: skip
+def test_the_weight_of_the_policy_is_that_of_the_specification(
+    step: int, decay: float, floor: float, weight: float
+) -> None:
+    assert policy_weight(step, decay, floor) == pytest.approx(weight, abs=5e-5)
+
+
+# -- the choice
+
+
+def test_min_max_is_guarded() -> None:
+    assert min_max([3.0, 1.0, 2.0]) == [1.0, 0.0, 0.5]
+    assert min_max([7.0, 7.0]) == [0.5, 0.5]
+    assert min_max([-3.0]) == [0.5]
+
+
+def test_the_largest_mixture_wins() -> None:
+    # p^ = (1, 0.5, 0), q^ = (0, 0.8, 1): lambda 0.6 gives (0.6, 0.62, 0.4), 0.9 gives (0.9, 0.53, 0.1),
+    # 0.1 gives (0.1, 0.77, 0.9)
+    likelihoods, advantages = [0.5, 0.3, 0.1], [-1.0, 3.0, 4.0]
+    assert [best_candidate(likelihoods, advantages, weight) for weight in (0.9, 0.6, 0.1)] == [0, 1, 2]
+    assert best_candidate([0.2, 0.2], [1.0, 1.0], 0.5) == 0
+    assert best_candidate([0.2], [1.0], 0.5) == 0
+
+
+numbers = st.lists(st.floats(-5, 5), min_size=1, max_size=6)
+
+
+@given(numbers, numbers)
+def test_at_either_end_of_the_weight_one_side_decides_alone(p: list[float], q: list[float]) -> None:
+    p, q = p[: len(q)], q[: len(p)]
+    assert p[best_candidate(p, q, 1.0)] == pytest.approx(max(p))
+    assert q[best_candidate(p, q, 0.0)] == pytest.approx(max(q))
+
+
+EMBEDDER = HashingEmbedder(64)
+
+
+class Words:
+    """A vector of length 1 with an axis for each word."""
+
+    name, dim = "words", 8
+
+    def embed(self, texts: Sequence[str]) -> Floats:
+        axes = ["open", "the", "red", "door", "take", "key", "look", "wait"]
+        counts = np.array([[text.split().count(word) for word in axes] for text in texts], dtype=np.float32)
+        return counts / np.sqrt((counts**2).sum(axis=1, keepdims=True))
+
+
+def test_predictions_that_are_admissible_come_first_and_likeness_to_all_fills_up() -> None:
+    admissible = ["look", "take key", "open red door", "open door", "wait"]
+    predicted = ["open the door", "take key", "door", "take key"]
+    # Likeness of "open door": 2 / sqrt(6) + 1 / sqrt(2) = 1.52; of "open red door": 2 / sqrt(9) + 1 / sqrt(3) = 1.24
+    assert to_admissible(predicted, admissible, 1, Words()) == ["take key"]
+    assert to_admissible(predicted, admissible, 2, Words()) == ["take key", "open door"]
+    assert to_admissible(predicted, admissible, 3, Words()) == ["take key", "open door", "open red door"]
+    assert set(to_admissible(predicted, admissible, 9, Words())) == set(admissible)
+    assert to_admissible([], admissible, 2, EMBEDDER) == ["look", "take key"]
+
+
+actions = st.lists(st.sampled_from(["look", "go north", "go south", "take key", "xyzzy"]), max_size=6)
+
+
+@given(actions, actions, st.integers(1, 5))
+def test_what_is_mapped_is_admissible_and_complete(predicted: list[str], admissible: list[str], num: int) -> None:
+    found = to_admissible(predicted, admissible, num, EMBEDDER)
+    assert len(found) == len(set(found)) == min(num, len(set(admissible)))
+    assert set(found) <= set(admissible)
+    exact = [action for action in dict.fromkeys(predicted) if action in admissible]
+    assert found[: len(exact)] == exact[:num]
+
+
+def test_heuristics_do_what_their_names_say_and_never_leave_nothing() -> None:
+    offered = ["look", "wait", "focus on Apple", "focus on pear"]
+    assert by_heuristics(offered, (), "Focus on the apple.", ["look"]) == offered
+    assert by_heuristics(offered, ("focus_named",), "Focus on an apple.", []) == ["look", "wait", "focus on Apple"]
+    history = ["wait", "look", "go", "go"]
+    assert by_heuristics(offered, ("recent_actions",), "", history) == ["wait", *offered[2:]]
+    assert by_heuristics(["look"], ("recent_actions",), "", history) == ["look"]
+
+
+# -- the actor
+
+
+class Talker(ScriptedPolicy):
+    """Says one of `sayings`, by the seed; finds a reply likely that it says early in the list."""
+
+    def __init__(self, *sayings: str) -> None:
+        super().__init__(lambda _: "")
+        self.sayings = sayings
+        self.asked: list[Sampling] = []
+        self.scored: list[tuple[str | TokenIds, ...]] = []
+
+    async def generate(self, messages: Sequence[Message], sampling: Sampling, episode: str) -> Completion:
+        saying = self.sayings[len(self.asked) % len(self.sayings)]
+        self.asked.append(sampling)
+        self._script = lambda _: saying
+        return await super().generate(messages, sampling, episode)
+
+    def score(self, messages: Sequence[Message], replies: Sequence[str | TokenIds]) -> list[float]:
+        self.scored.append(tuple(replies))
+        texts = [reply if isinstance(reply, str) else self.decode(reply) for reply in replies]
+        return [math.log(0.5) * (1 + self.sayings.index(t)) if t in self.sayings else -9.0 for t in texts]
+
+
+class Taste:
+    """A critic that thinks what it is told."""
+
+    def __init__(self, worth: Mapping[str, float]) -> None:
+        self.worth = worth
+        self.asked: list[tuple[str, str]] = []
+
+    def advantages(self, task: str, observation: str, actions: Sequence[str], clip: float) -> list[float]:
+        self.asked.append((task, observation))
+        return [self.worth.get(action, 0.0) for action in actions]
+
+
+class Door:
+    """Two turns; the first offers `actions`."""
+
+    def __init__(self, actions: tuple[str, ...] | None) -> None:
+        self.actions = actions
+
+    async def reset(self, task: Task) -> Observation:
+        self.done: list[str] = []
+        return Observation("a door ?", instruction="leave", actions=self.actions)
+
+    async def step(self, action: str) -> Observation:
+        self.done.append(action)
+        return Observation("a hall ?", actions=self.actions, terminated=len(self.done) == 2)
+
+
+def play(
+    policy: Talker, taste: Taste, actions: tuple[str, ...] | None = None, **retrospex: Any
+) -> tuple[Trajectory, list[dict[str, Any]]]:
+    """One episode of two turns, and the journal."""
+    journal: list[dict[str, Any]] = []
+    config = Config(rollout={"style": "terse", "temperature": 0.4}, retrospex={"candidates": 3, **retrospex})
+
+    class OneDoor:
+        @asynccontextmanager
+        async def lease(self) -> Any:
+            yield Door(actions)
+
+    groups = asyncio.run(
+        run_groups(
+            policy, OneDoor(), [Task("t", "door")], [["plain"]], None, config, seed=3,
+            make_actor=lambda seat: Rescorer(proposing(seat), taste, EMBEDDER, journal.append),  # type: ignore[arg-type]
+        )
+    )  # fmt: skip
+    return groups[0].trajectories[0], journal
+
+
+CRITIC_ALONE = {"first_step": 1, "decay": 1e-9, "floor": 0.0}
+
+
+def test_the_policy_decides_the_first_step_alone_and_the_critic_may_have_the_rest() -> None:
+    policy, taste = Talker("north", "south", "west"), Taste({"south": 1.0})
+    episode, _ = play(policy, taste, decay=0.01, floor=0.0)
+    assert [step.action for step in episode.steps] == ["north", "south"]
+    episode, _ = play(policy, taste, **CRITIC_ALONE)
+    assert [step.action for step in episode.steps] == ["south", "south"]
+    episode, _ = play(policy, taste, decay=1.0)
+    assert [step.action for step in episode.steps] == ["north", "north"]
+    assert taste.asked[0] == ("leave", "a door ?")
+
+
+def test_what_was_sampled_keeps_its_ids_and_the_others_are_paid_for() -> None:
+    policy = Talker("north", "south", "west")
+    episode, _ = play(policy, Taste({"south": 1.0}), **CRITIC_ALONE)
+    for step in episode.steps:
+        assert policy.decode(step.completion.token_ids) == step.completion.text == "south"
+        assert step.other_tokens == len("north") + 1 + len("west") + 1
+        assert step.completion.prompt_ids == step.plain_prompt_ids
+    spoken = policy.decode(episode.steps[1].completion.prompt_ids)
+    assert "south" in spoken
+    assert "north" not in spoken
+
+
+def test_an_admissible_action_that_nobody_said_has_no_ids_and_is_said_in_the_next_prompt() -> None:
+    policy = Talker("open a door", "open the door", "door")
+    episode, (first, _) = play(policy, Taste({"kick door": 1.0}), ("open door", "kick door"), **CRITIC_ALONE)
+    step = episode.steps[0]
+    assert (step.action, step.completion.text, step.completion.token_ids) == ("kick door", "kick door", ())
+    assert step.other_tokens == sum(len(saying) + 1 for saying in policy.sayings)
+    assert "kick door" in policy.decode(episode.steps[1].completion.prompt_ids)
+    assert first["actions"] == ["open door", "kick door"]
+    assert first["sampled"] == [False, False]
+    assert episode.num_tokens == 2 * step.other_tokens
+
+
+def test_sampled_answers_are_scored_by_their_ids_and_others_as_texts() -> None:
+    policy = Talker("open door", "Action: kick door", "door")
+    play(policy, Taste({}), ("kick door", "open door", "wait"))
+    assert policy.scored[0] == ((*b"open door", END), "kick door", "wait")
+
+
+def test_repeats_are_one_candidate_and_a_single_one_is_taken_unasked() -> None:
+    policy, taste = Talker("north", "north", "north"), Taste({})
+    episode, journal = play(policy, taste)
+    assert [step.action for step in episode.steps] == ["north", "north"]
+    assert not policy.scored
+    assert not taste.asked
+    assert journal[0]["actions"] == ["north"]
+
+
+def test_unreadable_answers_count_only_where_there_is_nothing_else() -> None:
+    episode, journal = play(Talker("", "north", ""), Taste({}))
+    assert journal[0]["actions"] == ["north"]
+    assert episode.steps[0].action == "north"
+    episode, _ = play(Talker(""), Taste({}))
+    assert episode.steps[0].action == ""
+
+
+def test_candidates_are_drawn_as_the_settings_say_each_with_a_seed_of_its_own() -> None:
+    policy = Talker("north", "south")
+    play(policy, Taste({}), candidates=4, temperature=0.7, top_p=0.5)
+    assert {(each.temperature, each.top_p) for each in policy.asked} == {(0.7, 0.5)}
+    assert len({each.seed for each in policy.asked}) == len(policy.asked) == 8
+
+
+def test_heuristics_are_off_unless_named() -> None:
+    episode, _ = play(Talker("north", "south"), Taste({}))
+    assert [step.action for step in episode.steps] == ["north", "north"]
+    episode, _ = play(Talker("north", "south"), Taste({}), heuristics=["recent_actions"])
+    assert [step.action for step in episode.steps] == ["north", "south"]
+
+
+def test_decisions_that_count_are_those_of_the_episodes_that_do() -> None:
+    def record(step: int, chosen: int, task: str = "t", **more: Any) -> dict[str, Any]:
+        base = {"task": task, "member": 0, "step": step, "chosen": chosen, "favourite": 0}
+        return base | {"actions": ["a", "b"], "sampled": [True, False]} | more
+
+    episode, _ = play(Talker("north"), Taste({}))
+    group = type("Group", (), {"task": Task("t", "door"), "trajectories": (episode,)})
+    records = [record(0, 1), record(0, 0), record(1, 1), record(2, 1), record(0, 1, "another")]
+    assert decision_metrics(records, [group]) == {"changed": 0.5, "candidates": 2.0, "not_sampled": 0.5}  # type: ignore[list-item]
+    assert decision_metrics([], []) == {}
+
+
+# -- whole runs
+
+
+def config_of(start: Path, **retrospex: Any) -> Config:
+    torch.set_num_threads(1)
+    tiny = {"epochs": 1, "embed_size": 4, "hidden_size": 4, "batch_size": 8, "candidates": 3}
+    return small_config(
+        model={"path": str(start)},
+        env={"options": {"families": FAMILIES, "max_steps": 2, "actions": True}},
+        retrospex=tiny | retrospex,
+    )
+
+
+@pytest.fixture(scope="module")
+def played(start_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose episodes a critic can learn from."""
+    out = tmp_path_factory.mktemp("played")
+    adapt(config_of(start_model), start_model, method="naive", out=out)
+    return out
+
+
+def test_a_run_trains_its_critic_plays_both_ways_and_examines_both(
+    start_model: Path, played: Path, tmp_path: Path
+) -> None:
+    config, out = config_of(start_model, data=[str(played)], first_step=1, floor=0.0, decay=0.1), tmp_path / "run"
+    adapt(config, start_model, method="retrospex", out=out)
+    plain, rescored = read_jsonl(out / "metrics.jsonl")
+    assert (plain["phase"], rescored["phase"]) == ("plain", "rescored")
+    assert rescored["changed"] > 0
+    assert rescored["candidates"] == 3
+    for name in ("eval", "eval-plain"):
+        assert json.loads((out / name / "table.json").read_text())["rows"][0]["num_episodes"] == 4
+    episodes = [trajectory_from_json(r) for r in read_jsonl(out / "eval" / "episodes.jsonl")]
+    decisions = {(d["task"], d["member"], d["step"]): d for d in read_jsonl(out / "decisions.jsonl")}
+    for episode in episodes:
+        offered = episode.steps[0].observation.actions or ()
+        for index, step in enumerate(episode.steps):
+            decision = decisions[episode.task.id, episode.member, index]
+            assert step.action == decision["actions"][decision["chosen"]]
+            assert step.action in (step.observation.actions or offered)
+    assert (out / "critic" / "critic.json").is_file()
+
+    again = out.with_name("again")
+    trained = config_of(start_model, critic=str(out / "critic"), first_step=1, floor=0.0, decay=0.1)
+    adapt(trained, start_model, method="retrospex", out=again)
+    assert (again / "eval" / "episodes.jsonl").read_bytes() == (out / "eval" / "episodes.jsonl").read_bytes()
+    before = (out / "decisions.jsonl").read_bytes()
+    adapt(config, start_model, method="retrospex", out=out)  # nothing is left to do
+    assert (out / "decisions.jsonl").read_bytes() == before
+
+
+def test_all_the_weight_on_the_policy_changes_no_decision(start_model: Path, played: Path, tmp_path: Path) -> None:
+    config = config_of(start_model, data=[str(played)], decay=1.0)
+    adapt(config, start_model, method="retrospex", out=tmp_path)
+    *_, rescored = read_jsonl(tmp_path / "metrics.jsonl")
+    assert rescored["changed"] == 0
+
+
+@pytest.mark.parametrize("model", ["openai:tiny", "random"])
+def test_a_policy_without_log_probabilities_is_refused_before_anything_is_played(model: str, tmp_path: Path) -> None:
+    config = config_of(Path("none"), data=["nowhere"])
+    local = config.endpoint.model_copy(update={"base_url": "http://localhost:1/v1"})
+    config = config.model_copy(update={"model": config.model.model_copy(update={"path": model}), "endpoint": local})
+    with pytest.raises(ConfigError, match=r"retrospex weighs actions by their log-probabilities, and .* gives none"):
+        adapt(config, model, method="retrospex", out=tmp_path / "run")
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_without_data_or_critic_the_keys_are_named(start_model: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"retrospex\.data.*retrospex\.critic"):
+        adapt(config_of(start_model), start_model, method="retrospex", out=tmp_path)

@@ -1,0 +1,283 @@
+"""The methods: how modes are drawn, and what of an episode reaches the learner."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tinyrun import SAME, differences, distance, equal_weights, metrics, tiny_config, train_in_process
+from trailnotes.algorithms.empo2 import draw_modes
+from trailnotes.config.schema import AlgorithmConfig, Config
+from trailnotes.learner.learner import Learner
+from trailnotes.rollout import Written
+from trailnotes.runs import training as run_module
+from trailnotes.runs.directory import RunDir
+from trailnotes.runs.training import Run
+from trailnotes.types import Mode, Sample, Trajectory, TrajectoryGroup
+
+# --- modes
+
+
+def draw(num_tasks: int, group_size: int, seed: int = 0, **options: Any) -> list[list[Mode]]:
+    return draw_modes(AlgorithmConfig(**options), num_tasks, group_size, random.Random(seed))
+
+
+@given(p=st.floats(0, 1), q=st.floats(0, 1), size=st.integers(2, 16), tasks=st.integers(1, 5), seed=st.integers(0, 99))
+def test_a_stratified_draw_has_the_same_number_of_tips_members_in_each_group(
+    p: float, q: float, size: int, tasks: int, seed: int
+) -> None:
+    modes = draw(tasks, size, seed, p_memory=p, q_off_policy=q)
+    assert [len(row) for row in modes] == [size] * tasks
+    assert {sum(mode != "plain" for mode in row) for row in modes} == {round(p * size)}
+
+
+def test_the_demo_has_two_of_eight() -> None:
+    assert draw(2, 8, p_memory=0.25, q_off_policy=1.0) == [["off_policy"] * 2 + ["plain"] * 6] * 2
+    assert draw(1, 4, p_memory=0.5, q_off_policy=0.0) == [["on_policy_tips"] * 2 + ["plain"] * 2]
+
+
+def test_each_tips_member_draws_its_update_mode() -> None:
+    modes = [mode for row in draw(3000, 8, p_memory=0.25, q_off_policy=2 / 3) for mode in row if mode != "plain"]
+    assert len(modes) == 6000
+    assert modes.count("off_policy") / 6000 == pytest.approx(2 / 3, abs=0.03)
+
+
+def test_independent_members_draw_for_themselves() -> None:
+    rows = draw(2000, 8, p_memory=0.25, q_off_policy=2 / 3, draw="independent")
+    modes = [mode for row in rows for mode in row]
+    shares = [modes.count(mode) / len(modes) for mode in ("plain", "on_policy_tips", "off_policy")]
+    assert shares == pytest.approx([0.75, 0.25 / 3, 0.5 / 3], abs=0.02)
+    assert len({sum(mode != "plain" for mode in row) for row in rows}) > 4
+
+
+def test_an_iteration_has_one_mode_for_all() -> None:
+    drawn = [draw(3, 4, seed, p_memory=0.25, q_off_policy=2 / 3, mode_unit="iteration") for seed in range(4000)]
+    assert all(len({mode for row in rows for mode in row}) == 1 for rows in drawn)
+    modes = [rows[0][0] for rows in drawn]
+    shares = [modes.count(mode) / len(modes) for mode in ("plain", "on_policy_tips", "off_policy")]
+    assert shares == pytest.approx([0.75, 0.25 / 3, 0.5 / 3], abs=0.03)
+
+
+@pytest.mark.parametrize("unit", ["iteration", "trajectory"])
+@pytest.mark.parametrize("kind", ["stratified", "independent"])
+def test_the_draw_follows_from_the_generator(unit: str, kind: str) -> None:
+    options: dict[str, Any] = {"p_memory": 0.5, "q_off_policy": 0.5, "mode_unit": unit, "draw": kind}
+    assert draw(4, 8, 7, **options) == draw(4, 8, 7, **options)
+    assert len({str(draw(4, 8, seed, **options)) for seed in range(20)}) > 1
+
+
+@pytest.mark.parametrize("options", [{}, {"draw": "independent"}, {"mode_unit": "iteration"}])
+def test_shares_of_none_and_all(options: dict[str, Any]) -> None:
+    assert draw(2, 3, p_memory=0.0, **options) == [["plain"] * 3] * 2
+    assert draw(2, 3, p_memory=1.0, q_off_policy=1.0, **options) == [["off_policy"] * 3] * 2
+    assert draw(2, 3, p_memory=1.0, q_off_policy=0.0, **options) == [["on_policy_tips"] * 3] * 2
+
+
+# --- what reaches the learner
+
+
+class Watched:
+    """A run of some iterations, with all episodes and all rows that it trained on."""
+
+    def __init__(self, config: Config, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.groups: list[list[TrajectoryGroup]] = []
+        self.samples: list[list[Sample]] = []
+        rollout, update = Run.rollout, Learner.update
+
+        async def watched_rollout(run: Run, *args: Any) -> list[TrajectoryGroup]:
+            self.groups.append(await rollout(run, *args))
+            return self.groups[-1]
+
+        def watched_update(learner: Learner, samples: Sequence[Sample], **options: Any) -> dict[str, float]:
+            self.samples.append(list(samples))
+            return update(learner, samples, **options)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Run, "rollout", watched_rollout)
+            patch.setattr(Learner, "update", watched_update)
+            self.run = train_in_process(config, directory)
+
+    def pairs(self) -> list[tuple[Trajectory, Sample, float]]:
+        """Each episode with its only row and with its advantage, computed here by hand."""
+        found = []
+        for groups, samples in zip(self.groups, self.samples, strict=True):
+            episodes = [t for group in groups for t in group.trajectories]
+            advantages = [a for group in groups for a in by_hand([t.episode_return for t in group.trajectories])]
+            assert [sample.trajectory for sample in samples] == list(range(len(episodes)))
+            found += list(zip(episodes, samples, advantages, strict=True))
+        return found
+
+
+def by_hand(returns: Sequence[float]) -> list[float]:
+    mean = sum(returns) / len(returns)
+    deviation = (sum((r - mean) ** 2 for r in returns) / (len(returns) - 1)) ** 0.5
+    return [(r - mean) / (deviation + 1e-6) for r in returns]
+
+
+@pytest.fixture(scope="module")
+def mixed(start_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Watched:
+    """Mixed groups, half of whose members act with tips, of which half are trained without them."""
+    with pytest.MonkeyPatch.context() as patch:
+        algorithm = {"p_memory": 0.5, "q_off_policy": 0.5}
+        config = tiny_config(start_model, algorithm=algorithm, rollout={"num_tasks": 5, "group_size": 6})
+        return Watched(config, tmp_path_factory.mktemp("mixed") / "run", patch)
+
+
+def shown(trajectory: Trajectory) -> bool:
+    return any(step.tips for step in trajectory.steps)
+
+
+def test_statistics_run_over_the_whole_mixed_group(mixed: Watched) -> None:
+    for trajectory, sample, advantage in mixed.pairs():
+        trained = [a for a, mask in zip(sample.advantages, sample.loss_mask, strict=True) if mask]
+        assert trained == pytest.approx([advantage] * trajectory.num_tokens)
+    assert any(len({t.mode for t in group.trajectories}) == 3 for groups in mixed.groups for group in groups)
+
+
+def test_each_row_keeps_the_denominator_of_the_prompt_that_was_acted_on(mixed: Watched) -> None:
+    for trajectory, sample, _ in mixed.pairs():
+        said = [step.completion for step in trajectory.steps]
+        sampled = [(i, p) for c in said for i, p in zip(c.token_ids, c.logprobs, strict=True)]
+        row = zip(sample.token_ids, sample.behavior_logprobs, sample.loss_mask, strict=True)
+        assert [(token, logprob) for token, logprob, mask in row if mask] == sampled
+
+
+def test_only_off_policy_rows_drop_the_tips(mixed: Watched) -> None:
+    seen = set()
+    for trajectory, sample, _ in mixed.pairs():
+        last = trajectory.steps[-1]
+        acting, plain = (
+            prompt + last.completion.token_ids for prompt in (last.completion.prompt_ids, last.plain_prompt_ids)
+        )
+        assert sample.token_ids == (plain if trajectory.mode == "off_policy" else acting)
+        assert sample.off_policy == (trajectory.mode == "off_policy" and shown(trajectory))
+        assert (acting == plain) == (not shown(trajectory))
+        seen.add((trajectory.mode, shown(trajectory)))
+    assert seen >= {("off_policy", True), ("on_policy_tips", True), ("plain", False)}
+
+
+def test_a_tip_is_never_in_a_plain_prompt(start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_tips = run_module.write_tips
+
+    async def zebras(*args: Any, **options: Any) -> Written:
+        written = await write_tips(*args, **options)
+        return Written([replace(tip, text="zebra " + "abc"[i % 3]) for i, tip in enumerate(written.tips)], 0)
+
+    monkeypatch.setattr(run_module, "write_tips", zebras)
+    algorithm = {"p_memory": 0.5, "q_off_policy": 0.5}
+    watched = Watched(tiny_config(start_model, algorithm=algorithm), tmp_path, monkeypatch)
+    decode = watched.run.tokenizer.decode
+    trained = {"off_policy": 0, "on_policy_tips": 0}
+    for trajectory, sample, _ in watched.pairs():
+        for step in trajectory.steps:
+            assert "zebra" not in decode(step.plain_prompt_ids)
+            assert "notes :" not in decode(step.plain_prompt_ids)
+        if shown(trajectory):
+            assert "zebra" in decode(trajectory.steps[-1].completion.prompt_ids)
+            assert ("zebra" in decode(sample.token_ids)) == (trajectory.mode == "on_policy_tips")
+            trained[trajectory.mode] += 1
+    assert min(trained.values()) > 3
+
+
+def test_tip_free_denominators_are_asked_for_off_policy_rows_alone(
+    start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    algorithm = {"p_memory": 0.5, "q_off_policy": 0.5, "old_logprobs": "tip_free"}
+    config = tiny_config(
+        start_model, algorithm=algorithm, rollout={"num_tasks": 5, "group_size": 6}, optim={"lr": 1e-9}
+    )
+    watched = Watched(config, tmp_path, monkeypatch)
+    changed = set()
+    for trajectory, sample, _ in watched.pairs():
+        acted = [logprob for step in trajectory.steps for logprob in step.completion.logprobs]
+        used = [p for p, mask in zip(sample.behavior_logprobs, sample.loss_mask, strict=True) if mask]
+        (now,) = watched.run.learner.logprobs([sample])  # the weights have hardly moved
+        if sample.off_policy:
+            assert used == pytest.approx([p for p, mask in zip(now, sample.loss_mask, strict=True) if mask], abs=1e-4)
+            changed.add(used != pytest.approx(acted, abs=1e-4))
+        else:
+            assert used == acted
+    assert changed == {True}
+
+
+def test_the_denominator_matters(start_model: Path, tmp_path: Path) -> None:
+    """Guards the test above: on these rows the two options must teach different things."""
+    for old in ("acting", "tip_free"):
+        algorithm = {"p_memory": 0.5, "q_off_policy": 1.0, "old_logprobs": old}
+        train_in_process(tiny_config(start_model, algorithm=algorithm), tmp_path / old)
+    assert not equal_weights(tmp_path / "acting", tmp_path / "tip_free")
+
+
+# --- novelty
+
+ECHO = {"name": "tinyrun:Echo"}
+
+
+@pytest.mark.parametrize(
+    ("method", "intrinsic", "unit"),
+    [
+        ("grpo", "states", "trajectory"),
+        ("empo2", "states", "trajectory"),
+        ("empo2", "counts", "trajectory"),
+        ("empo2", "rnd", "trajectory"),
+        ("empo2", "tips", "iteration"),
+    ],
+)
+def test_novelty_teaches_where_returns_are_equal(
+    start_model: Path, tmp_path: Path, method: str, intrinsic: str, unit: str
+) -> None:
+    for kind in (intrinsic, "none"):
+        algorithm = {"name": method, "p_memory": 1.0, "intrinsic": kind, "novelty_threshold": 0.5, "mode_unit": unit}
+        config = tiny_config(start_model, algorithm=algorithm, env=ECHO, loss={"kl": 0.0})
+        train_in_process(config, tmp_path / kind)
+    lines = metrics(tmp_path / intrinsic)
+    assert {line["rollout/return"] for line in lines} == {0.0}
+    assert equal_weights(tmp_path / "none", start_model), "without novelty there is nothing to learn from"
+    assert distance(tmp_path / intrinsic, start_model) > 1e-3
+    assert max(line["update/advantage_std"] for line in lines) > 0
+
+
+def test_beta_weighs_novelty_against_reward(start_model: Path, tmp_path: Path) -> None:
+    for beta in (0.0, 1.0):
+        algorithm = {"intrinsic": "states", "novelty_threshold": 0.5, "beta": beta}
+        train_in_process(tiny_config(start_model, algorithm=algorithm, env=ECHO), tmp_path / str(beta))
+    train_in_process(tiny_config(start_model, algorithm={"intrinsic": "none"}, env=ECHO), tmp_path / "none")
+    assert equal_weights(tmp_path / "0.0", tmp_path / "none")
+    assert not equal_weights(tmp_path / "1.0", tmp_path / "none")
+
+
+@pytest.mark.parametrize("kind", ["states", "counts", "rnd", "tips"])
+def test_novelty_survives_a_resumption(start_model: Path, tmp_path: Path, kind: str) -> None:
+    algorithm = {"p_memory": 1.0, "intrinsic": kind, "novelty_threshold": 0.5, "mode_unit": "iteration"}
+    train_in_process(tiny_config(start_model, algorithm=algorithm), tmp_path / "whole")
+    for iterations in (1, 3):
+        config = tiny_config(start_model, algorithm=algorithm, train={"iterations": iterations})
+        with RunDir.open(tmp_path / "parts", config, allow_change=["train"]):
+            pass
+        train_in_process(config, tmp_path / "parts")
+    assert differences(tmp_path / "whole", tmp_path / "parts") == SAME
+    for name in ("novelty.safetensors", "novelty.json"):
+        kept, resumed = (
+            (tmp_path / part / "checkpoints/step-000003" / name).read_bytes() for part in ("whole", "parts")
+        )
+        assert kept == resumed
+        assert kind == "tips" or len(kept) > 100
+
+
+def test_tips_count_as_long_as_they_are_in_the_context(
+    start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tip is shown once, but is retrieved, and makes the state less new, at every later step too."""
+    algorithm = {"p_memory": 1.0, "intrinsic": "tips", "mode_unit": "iteration"}
+    watched = Watched(tiny_config(start_model, algorithm=algorithm, memory={"top_k": 2}), tmp_path, monkeypatch)
+    rated = watched.run.add_novelty(watched.groups[-1])
+    bonuses = [[step.reward_intrinsic for step in t.steps] for group in rated for t in group.trajectories]
+    assert [len(step.tips) for step in watched.groups[-1][0].trajectories[0].steps] == [2, 0]
+    assert bonuses == [[1 / 3, 1 / 3]] * len(bonuses)

@@ -1,0 +1,318 @@
+"""GiGPO and HGPO: the published arithmetic, by hand and by table; what they reduce to; whole runs."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tinyrun import distance, episodes, equal_weights, metrics, tiny_config, train_in_process
+from trailnotes.algorithms.gigpo import TwoLevels, term_metrics, two_levels
+from trailnotes.config.schema import GigpoConfig
+from trailnotes.credit import Scores, Visits, group_advantages, hierarchical, histories, state_ids, visits_of
+from trailnotes.runs.directory import RunDir
+
+INVALID = 0.1
+
+
+def scores_by_hand(*walks: list[tuple[str, float, float]]) -> Scores:
+    """Episodes as (state, reward, penalty) rows."""
+    rewards = tuple(np.array([reward for _, reward, _ in walk]) for walk in walks)
+    return Scores(
+        returns=np.array([row.sum() for row in rewards]),
+        rewards=rewards,
+        states=tuple(tuple(state for state, _, _ in walk) for walk in walks),
+        penalties=tuple(np.array([penalty for _, _, penalty in walk]) for walk in walks),
+        deductions=tuple(np.zeros(len(walk)) for walk in walks),
+    )
+
+
+def terms_of(scores: Scores, **options: Any) -> TwoLevels:
+    config = GigpoConfig(**options)
+    return two_levels(visits_of(scores, config.gamma, config.similarity), scores.returns, config)
+
+
+def advantages(scores: Scores, **options: Any) -> list[float]:
+    return [float(a) for row in terms_of(scores, **options).by_step(scores) for a in row]
+
+
+# --- the table: A wins, B fails, with a malformed second action
+
+VECTOR = scores_by_hand(
+    [("s0", 0, 0), ("s1", 0, 0), ("s2", 10, 0)],
+    [("s0", 0, 0), ("s1", 0, INVALID), ("s1", 0, 0), ("s3", 0, 0)],
+)
+
+
+def test_a_fine_is_taken_off_after_discounting() -> None:
+    assert visits_of(VECTOR, 0.95).step_scores.tolist() == [9.025, 9.5, 10, 0, -0.1, 0, 0]
+
+
+def test_both_terms_over_steps_without_deviation() -> None:
+    terms = terms_of(VECTOR, statistics="steps")
+    assert terms.episode.round(4).tolist() == [5.7286, 5.7286, 5.7286, -4.2714, -4.3714, -4.2714, -4.2714]
+    assert terms.step.round(4).tolist() == [4.5125, 6.3667, 0, -4.5125, -3.2333, -3.1333, 0]
+
+
+@pytest.mark.parametrize(
+    ("norm", "statistics", "expected"),
+    [
+        ("mean", "steps", [10.2411, 12.0952, 5.7286, -8.7839, -7.6048, -7.4048, -4.2714]),
+        ("mean", "trajectories", [9.5125, 11.3667, 5.0, -9.5125, -8.3333, -8.1333, -5.0]),
+        ("mean_std", "steps", [1.7761, 2.2237, 1.0690, -1.5042, -1.4022, -1.3654, -0.7971]),
+        ("mean_std", "trajectories", [1.4142, 1.8618, 0.7071, -1.4142, -1.3076, -1.2754, -0.7071]),
+    ],
+)
+def test_the_published_arithmetic(norm: str, statistics: str, expected: list[float]) -> None:
+    assert advantages(VECTOR, norm=norm, statistics=statistics) == pytest.approx(expected, abs=5.1e-5)
+
+
+def test_a_fine_after_normalisation_is_what_it_says() -> None:
+    fines = VECTOR.penalties
+    unfined = replace(VECTOR, penalties=VECTOR.deductions)
+    after = replace(unfined, deductions=fines)
+    difference = np.subtract(advantages(unfined, norm="mean_std"), advantages(after, norm="mean_std"))
+    np.testing.assert_allclose(difference, [0, 0, 0, 0, INVALID, 0, 0], atol=1e-12)
+
+
+# --- options, by hand
+
+
+def test_one_state_in_one_episode_only_has_nobody_to_be_compared_with_if_it_counts_once() -> None:
+    # B meets s1 three times (0, 2, 4 from there on), A once (6).
+    scores = scores_by_hand([("s1", 6, 0)], [("s1", -2, 0), ("s1", -2, 0), ("s1", 4, 0)], [("s9", 1, 0), ("s9", 1, 0)])
+    step = terms_of(scores, gamma=1.0).step
+    assert step.tolist() == [3, -3, -1, 1, 0.5, -0.5]  # mean of 6 0 2 4 is 3, of 2 1 is 1.5
+    dedup = terms_of(scores, gamma=1.0, dedup=True).step
+    assert dedup.tolist() == [3, -3, -1, 1, 0, 0]  # mean of 6 and 0 is 3 too; s9 was met by one episode
+
+
+def test_dedup_counts_the_first_visit() -> None:
+    scores = scores_by_hand([("s1", 6, 0)], [("s1", 0, 0), ("s1", 2, 0)])  # 6 | 2 2
+    assert terms_of(scores, gamma=1.0).step.round(4).tolist() == [2.6667, -1.3333, -1.3333]
+    assert terms_of(scores, gamma=1.0, dedup=True).step.tolist() == [2, -2, -2]
+
+
+@pytest.mark.parametrize(("ddof", "deviation"), [(0, 5.0), (1, 50**0.5)])
+def test_the_deviation_has_the_ddof_that_is_asked_for(ddof: int, deviation: float) -> None:
+    scores = scores_by_hand([("a", 10, 0)], [("b", 0, 0)])
+    assert advantages(scores, norm="mean_std", ddof=ddof) == pytest.approx([5 / deviation, -5 / deviation], rel=1e-5)
+
+
+def test_a_floor_keeps_one_malformed_step_from_becoming_many_deviations() -> None:
+    failed = scores_by_hand([("a", 0, 0), ("b", 0, 0)], [("c", 0, 0), ("d", 0, INVALID)])
+    release = {"norm": "mean_std", "statistics": "steps"}
+    assert advantages(failed, **release)[-1] == pytest.approx(-1.5, abs=1e-3)  # of a difference of 0.1
+    assert advantages(failed, **release, std_floor=1.0)[-1] == pytest.approx(-0.075, abs=1e-3)
+    assert advantages(failed, norm="mean_std")[-1] == pytest.approx(-0.1)  # no spread of returns: not divided at all
+
+
+def test_similar_observations_share_a_state_by_first_fit() -> None:
+    texts = ["you see a red door", "you see a red door.", "a cellar", "you see a red floor", "a cellar!"]
+    assert state_ids(texts) == [0, 1, 2, 3, 4]
+    # ratios to the first: 36 / 37 = .973; 2 * 17 / 37 = .919; "a cellar!" to "a cellar": 16 / 17 = .941
+    assert state_ids(texts, 0.95) == [0, 0, 1, 2, 3]
+    assert state_ids(texts, 0.9) == [0, 0, 1, 0, 1]
+    scores = scores_by_hand(*[[(text, float(i), 0)] for i, text in enumerate(texts)])
+    assert terms_of(scores, similarity=0.95).step.tolist() == [-0.5, 0.5, 0, 0, 0]
+
+
+# --- HGPO
+
+FORKS = scores_by_hand(  # from each step on: 4 4 4 | 0 0 0 | 2 2
+    [("s0", 0, 0), ("s1", 0, 0), ("s2", 4, 0)],
+    [("x", 0, 0), ("s1", 0, 0), ("s2", 0, 0)],
+    [("s0", 0, 0), ("s1", 2, 0)],
+)
+
+
+def hgpo(**options: Any) -> list[float]:
+    return advantages(FORKS, **{"hierarchical": True, "gamma": 1.0, "history": 1} | options)
+
+
+def test_levels_of_history_by_hand() -> None:
+    # level 1 (weight 2):  1 2 2 | 0 -2 -2 | -1 0     groups s0: 4 2, s1: 4 0 2, s2: 4 0
+    # level 2 (weight 3):  - 1 2 | - 0 -2  |  - -1    groups s0 s1: 4 2, s1 s2: 4 0; "x s1" was met once
+    assert hgpo() == [1, (2 * 2 + 3 * 1) / 5, 2, 0, -2, -2, -1, -1]
+    assert hgpo(alpha=0.0) == [1, 1.5, 2, 0, -2, -2, -1, -1]
+    assert hgpo(alpha=2.0) == [1, pytest.approx((4 * 2 + 9 * 1) / 13), 2, 0, -2, -2, -1, -1]
+
+
+def test_the_episode_may_take_part_as_level_zero() -> None:
+    # level 0 (weight 1): returns 4 0 2, so 2 | -2 | 0
+    base = hgpo(base_group=True)
+    assert base[:3] == pytest.approx([(2 + 2 * 1) / 3, (2 + 2 * 2 + 3 * 1) / 6, 2])
+    assert base[3:] == pytest.approx([-2, -2, -2, -1, -1])
+    terms = terms_of(FORKS, hierarchical=True, gamma=1.0, history=1, base_group=True)
+    assert terms.episode[0] == pytest.approx(2 / 3)
+
+
+def test_levels_divide_by_the_deviation_of_the_population() -> None:
+    level_1 = hgpo(norm="mean_std", history=0)
+    assert level_1[0] == pytest.approx(1 / 1, rel=1e-5)  # of 4 and 2; the sample's would be 1.41
+    assert level_1[1] == pytest.approx(2 / (8 / 3) ** 0.5, rel=1e-5)  # of 4, 0 and 2
+
+
+def test_histories_that_an_episode_has_not_had_belong_to_no_group() -> None:
+    visits = visits_of(FORKS, 1.0)
+    assert histories(visits, 2) == [None, (0, 1), (1, 2), None, (3, 1), (1, 2), None, (0, 1)]
+
+
+def test_no_level_has_anything_to_say() -> None:
+    zero = np.zeros(2)
+    assert [part.tolist() for part in hierarchical({1: zero, 2: zero}).values()] == [[0, 0], [0, 0]]
+
+
+# --- properties
+
+steps = st.lists(
+    st.tuples(st.sampled_from(["a", "b", "c"]), st.integers(-3, 3).map(float), st.sampled_from([0.0, INVALID])),
+    min_size=1,
+    max_size=5,
+)
+groups = st.lists(steps, min_size=2, max_size=5).map(lambda walks: scores_by_hand(*walks))
+norms = st.sampled_from(["mean", "mean_std"])
+choices = st.fixed_dictionaries(
+    {
+        "norm": norms,
+        "statistics": st.sampled_from(["trajectories", "steps"]),
+        "ddof": st.sampled_from([0, 1]),
+        "dedup": st.booleans(),
+        "hierarchical": st.booleans(),
+        "base_group": st.booleans(),
+        "history": st.integers(0, 2),
+    }
+)
+
+
+@given(groups, norms)
+def test_without_step_weight_it_is_grpo_bit_for_bit(scores: Scores, norm: str) -> None:
+    grpo = np.concatenate(group_advantages(scores, normalize_std=norm == "mean_std")).tolist()
+    assert advantages(scores, norm=norm, omega=0.0) == grpo
+
+
+@given(groups, norms)
+def test_without_a_repeated_state_it_is_grpo_bit_for_bit(scores: Scores, norm: str) -> None:
+    alone = replace(scores, states=tuple(tuple((i, t) for t in range(len(row))) for i, row in enumerate(scores.states)))
+    grpo = np.concatenate(group_advantages(alone, normalize_std=norm == "mean_std")).tolist()
+    assert advantages(alone, norm=norm) == grpo
+
+
+@given(groups, norms)
+def test_without_history_hgpo_is_the_step_term_of_gigpo(scores: Scores, norm: str) -> None:
+    gigpo = terms_of(scores, norm=norm, ddof=0)
+    assert advantages(scores, norm=norm, hierarchical=True, history=0) == gigpo.step.tolist()
+
+
+def reordered(visits: Visits, order: list[int]) -> Visits:
+    return Visits(
+        visits.trajectory[order],
+        visits.step[order],
+        tuple(visits.states[i] for i in order),
+        visits.episode_scores[order],
+        visits.step_scores[order],
+    )
+
+
+def total(visits: Visits, scores: Scores, options: dict[str, Any]) -> np.ndarray[Any, Any]:
+    terms = two_levels(visits, scores.returns, GigpoConfig(**options))
+    return terms.episode + terms.step
+
+
+@given(groups, choices, st.integers(0, 10**6))
+def test_permuting_samples_permutes_advantages(scores: Scores, options: dict[str, Any], seed: int) -> None:
+    visits = visits_of(scores, 0.95)
+    order = list(range(len(visits.step)))
+    random.Random(seed).shuffle(order)
+    permuted = total(reordered(visits, order), scores, options)
+    assert permuted.tolist() == total(visits, scores, options)[order].tolist()
+
+
+@given(groups, choices, st.lists(st.integers(0, 10**6), min_size=1, max_size=6))
+def test_duplicating_a_sample_changes_no_advantage(scores: Scores, options: dict[str, Any], copies: list[int]) -> None:
+    visits = visits_of(scores, 0.95)
+    num = len(visits.step)
+    order = [*range(num), *(copy % num for copy in copies)]
+    copied = total(reordered(visits, order), scores, options)
+    assert copied.tolist() == total(visits, scores, options)[order].tolist()
+
+
+@given(st.lists(st.lists(st.sampled_from("abc"), min_size=1, max_size=5), min_size=2, max_size=5), choices)
+def test_equal_returns_give_exact_zeros(walks: list[list[str]], options: dict[str, Any]) -> None:
+    paid_at_the_end = [[(state, 0.1 * (t == len(w) - 1), 0.0) for t, state in enumerate(w)] for w in walks]
+    assert set(advantages(scores_by_hand(*paid_at_the_end), **options, gamma=1.0)) == {0.0}
+
+
+def test_what_the_terms_say_of_themselves() -> None:
+    said = term_metrics([terms_of(VECTOR)])
+    # s0 twice, s1 three times, s2 and s3 once; A^E is 5 * 3 + 5 * 3 + 5.1, A^S 4.5125 * 2 + 6.3667 + 3.2333 + 3.1333
+    assert said == pytest.approx(
+        {"singletons": 2 / 7, "group_mean": 7 / 4, "group_max": 3, "step_share": 21.7583 / (21.7583 + 35.1)}, rel=1e-4
+    )
+    assert term_metrics([]) == {}
+    assert term_metrics([terms_of(scores_by_hand([("a", 0, 0)], [("b", 0, 0)]))])["step_share"] == 0.0
+
+
+# --- whole runs
+
+PAID = {"options": {"families": ["keys/granite"], "max_steps": 3}}
+
+
+def trained(start: Path, directory: Path, **sections: dict[str, Any]) -> Path:
+    base: dict[str, dict[str, Any]] = {"env": PAID, "train": {"iterations": 2}}
+    train_in_process(tiny_config(start, **{**base, **sections}), directory)
+    return directory
+
+
+@pytest.mark.parametrize("norm", ["mean", "mean_std"])
+def test_a_run_without_step_weight_is_one_of_grpo(start_model: Path, tmp_path: Path, norm: str) -> None:
+    grpo = {"name": "grpo", "normalize_std": norm == "mean_std"}
+    for name, algorithm, omega in (
+        ("grpo", grpo, 0.0),
+        ("gigpo", {"name": "gigpo"}, 0.0),
+        ("full", {"name": "gigpo"}, 1),
+    ):
+        trained(start_model, tmp_path / name, algorithm=algorithm, gigpo={"omega": omega, "norm": norm})
+    assert equal_weights(tmp_path / "gigpo", tmp_path / "grpo")
+    assert not equal_weights(tmp_path / "full", tmp_path / "grpo"), "no state was met twice: the test shows nothing"
+    assert distance(tmp_path / "grpo", start_model) > 1e-3
+
+
+@pytest.mark.parametrize("options", [{}, {"hierarchical": True, "base_group": True, "norm": "mean_std"}])
+def test_a_resumed_run_goes_on_as_it_would_have(start_model: Path, tmp_path: Path, options: dict[str, Any]) -> None:
+    sections: dict[str, dict[str, Any]] = {"algorithm": {"name": "gigpo", "invalid_penalty": 0.1}, "gigpo": options}
+    trained(start_model, tmp_path / "whole", **sections)
+    for iterations in (1, 2):
+        sections["train"] = {"iterations": iterations}
+        with RunDir.open(tmp_path / "parts", tiny_config(start_model, env=PAID, **sections), allow_change=["train"]):
+            pass
+        trained(start_model, tmp_path / "parts", **sections)
+    assert equal_weights(tmp_path / "whole", tmp_path / "parts")
+    assert metrics(tmp_path / "whole") == metrics(tmp_path / "parts")
+    assert episodes(tmp_path / "whole") == episodes(tmp_path / "parts")
+    assert distance(tmp_path / "whole", start_model) > 1e-3
+    assert not (tmp_path / "whole" / "memory.db").exists()
+    lines = metrics(tmp_path / "whole")
+    assert all(line["gigpo/group_max"] >= line["gigpo/group_mean"] > 1 for line in lines)
+    assert all(0 < line["gigpo/step_share"] < 1 for line in lines)
+
+
+@pytest.mark.parametrize("name", ["grpo", "rloo", "gigpo", "empo2"])
+def test_a_fine_for_invalid_actions_teaches_where_nothing_is_paid(start_model: Path, tmp_path: Path, name: str) -> None:
+    """A random model rarely says what is admitted; whoever does is better off, though no game ends or pays."""
+    env = {"name": "tinyrun:Echo", "options": {"families": ["keys/granite"], "max_steps": 3, "actions": True}}
+    for penalty in (0.0, 0.5):
+        algorithm = {"name": name, "invalid": "inadmissible", "invalid_penalty": penalty}
+        train_in_process(
+            tiny_config(start_model, algorithm=algorithm, env=env, loss={"kl": 0.0}, train={"iterations": 1}),
+            tmp_path / str(penalty),
+        )
+    assert equal_weights(tmp_path / "0.0", start_model)
+    assert distance(tmp_path / "0.5", start_model) > 1e-3
+    assert metrics(tmp_path / "0.5")[0]["credit/valid_actions"] < 1

@@ -1,0 +1,62 @@
+"""RLOO: the others are the baseline."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tinyrun import distance, equal_weights, metrics, tiny_config, train_in_process
+from trailnotes.config.schema import Config
+from trailnotes.credit import group_relative, leave_one_out
+from trailnotes.runs.directory import RunDir
+
+
+def test_each_return_is_compared_with_the_mean_of_the_others() -> None:
+    # the others' means: 1.5, 4.5 and 3
+    assert leave_one_out([6, 0, 3]).tolist() == [4.5, -4.5, 0]
+    assert leave_one_out([1, 0, 0, 0]).tolist() == pytest.approx([1, -1 / 3, -1 / 3, -1 / 3])
+
+
+@pytest.mark.parametrize("returns", [[0.1] * 7, [5.0], []])
+def test_without_a_difference_there_is_no_advantage(returns: list[float]) -> None:
+    assert leave_one_out(returns).tolist() == [0.0] * len(returns)
+
+
+@given(st.lists(st.floats(-100, 100), min_size=2, max_size=8))
+def test_it_is_grpo_without_deviation_but_for_a_factor(returns: list[float]) -> None:
+    n = len(returns)
+    others = [returns[i] - (sum(returns) - returns[i]) / (n - 1) for i in range(n)]
+    np.testing.assert_allclose(leave_one_out(returns), others, atol=1e-9)
+    np.testing.assert_allclose(leave_one_out(returns), n / (n - 1) * group_relative(returns, False), atol=1e-9)
+
+
+def config_of(start: Path, name: str, **sections: dict[str, Any]) -> Config:
+    return tiny_config(start, algorithm={"name": name, "normalize_std": False}, loss={"kl": 0.0}, **sections)
+
+
+def test_a_run_takes_the_gradient_of_grpo_but_for_the_factor(start_model: Path, tmp_path: Path) -> None:
+    for name in ("rloo", "grpo"):
+        config = config_of(start_model, name, optim={"epochs": 1, "lr": 1e-2}, train={"iterations": 1})
+        train_in_process(config, tmp_path / name)
+    (rloo,), (grpo,) = metrics(tmp_path / "rloo"), metrics(tmp_path / "grpo")
+    for name in ("update/grad_norm", "update/advantage_std"):
+        assert rloo[name] == pytest.approx(grpo[name] * 4 / 3, rel=1e-5)  # groups of four
+        assert grpo[name] > 0
+
+
+def test_a_resumed_run_goes_on_as_it_would_have(start_model: Path, tmp_path: Path) -> None:
+    train_in_process(config_of(start_model, "rloo"), tmp_path / "whole")
+    for iterations in (1, 3):
+        config = config_of(start_model, "rloo", train={"iterations": iterations})
+        with RunDir.open(tmp_path / "parts", config, allow_change=["train"]):
+            pass
+        train_in_process(config, tmp_path / "parts")
+    assert equal_weights(tmp_path / "whole", tmp_path / "parts")
+    assert metrics(tmp_path / "whole") == metrics(tmp_path / "parts")
+    assert distance(tmp_path / "whole", start_model) > 1e-3
+    assert not (tmp_path / "whole" / "memory.db").exists()

@@ -1,0 +1,105 @@
+"""Adaptation against a real server, for engineers who train nothing: killed, stopped by its limit, and gone on with."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy import Proxy
+from served import MODEL
+from small import small_config
+from trailnotes.config.toml import to_toml
+from trailnotes.storage.jsonl import read_jsonl
+
+METHODS = ["empo2-tips", *(pytest.param(name, marks=pytest.mark.slow) for name in ("reflexion", "rememberer"))]
+COMMAND = """
+import sys
+for name in ("torch", "transformers", "tokenizers", "matplotlib"):  # not in the base install
+    sys.modules[name] = None
+from trailnotes.commands import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path, proxy: Proxy) -> Path:
+    """Four games of two families; one request at a time, so that the server draws as each seed has it."""
+    settings = small_config(
+        env={"options": {"families": ["route/amber", "keys/granite"], "max_steps": 4}},
+        rollout={"max_steps": 4, "max_context_tokens": 400},
+        memory={"max_write_tokens": 12},
+        endpoint={"base_url": proxy.url, "concurrency": 1, "context_tokens": 512},
+        eval={"num_tasks": 4, "trials": 2, "temperature": 1.0},
+        reflexion={"max_write_tokens": 12},
+        rememberer={"epochs": 2, "num_tasks": 3, "max_write_tokens": 16},
+    )
+    file = tmp_path / "config.toml"
+    file.write_text(to_toml(settings))
+    return file
+
+
+def start(config: Path, method: str, out: Path, *settings: str) -> subprocess.Popen[str]:
+    words = ["adapt", f"openai:{MODEL}", "--config", str(config), "--method", method, "--out", str(out), *settings]
+    env = {name: value for name, value in os.environ.items() if "proxy" not in name.lower()}
+    return subprocess.Popen(
+        [sys.executable, "-c", COMMAND, *words], env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+
+
+def finish(process: subprocess.Popen[str], code: int = 0) -> str:
+    said, _ = process.communicate(timeout=120)
+    assert process.returncode == code, said
+    return said
+
+
+def episodes(out: Path) -> list[dict[str, Any]]:
+    return list(read_jsonl(out / "trajectories.jsonl"))
+
+
+def kept(out: Path) -> int:
+    return (out / "answers.jsonl").read_bytes().count(b"\n")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_adaptation_that_was_killed_and_then_stopped_by_its_limit_ends_as_one_that_was_not_and_pays_nothing_twice(
+    method: str, proxy: Proxy, config: Path, tmp_path: Path
+) -> None:
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    finish(start(config, method, whole))
+    once, tokens = proxy.counts, proxy.tokens
+    assert set(once.values()) == {1}
+    proxy.asked.clear()
+
+    killed = start(config, method, out)
+    proxy.wait_for(len(once) // 3)
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate()
+    lost = len(proxy.asked) - kept(out)
+    assert 0 <= lost <= 1  # what was under way
+
+    limit = tokens * 2 // 3
+    said = finish(start(config, method, out, "--endpoint.max_tokens_total", str(limit)), code=2)
+    assert f"endpoint.max_tokens_total = {limit}" in said
+    assert len(said.splitlines()[-1].split("trailnotes: ")) == 2
+    assert len(once) // 3 < kept(out) < len(once)
+    spent = sum(line["prompt_tokens"] + line["completion_tokens"] for line in read_jsonl(out / "answers.jsonl"))
+    assert spent <= limit
+
+    finish(start(config, method, out, "--endpoint.max_tokens_total", str(2 * tokens)))
+    assert proxy.counts.keys() == once.keys()
+    assert sum(proxy.counts.values()) == len(once) + lost
+    assert episodes(out) == episodes(whole)
+    (*_, last) = read_jsonl(out / "metrics.jsonl")
+    assert last["endpoint/requests"] == len(once)
+    assert last["endpoint/tokens_read"] + last["endpoint/tokens_generated"] == tokens
+    rows = [json.loads((each / "table.json").read_text())["rows"] for each in (out, whole)]
+    for row in (*rows[0], *rows[1]):
+        row.pop("seconds")
+    assert rows[0] == rows[1]

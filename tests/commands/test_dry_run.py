@@ -1,0 +1,61 @@
+"""A dry run builds everything, reports, and leaves nothing."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tinyrun import tiny_config
+from trailnotes.commands import main
+from trailnotes.commands.dry_run import dry_run
+from trailnotes.config.toml import to_toml
+from trailnotes.errors import ConfigError
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working directory and an empty directory of temporary files, both inside it."""
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def files(path: Path) -> list[Path]:
+    return [file for file in path.rglob("*") if file.is_file()]
+
+
+def test_the_report_has_time_memory_and_disk(start_model: Path, elsewhere: Path) -> None:
+    report = dry_run(tiny_config(start_model, train={"iterations": 1234}))
+    assert [line.split()[0] for line in report.splitlines()[1:]] == ["iterations", "time", "memory", "disk"]
+    assert "1,234" in report
+    assert files(elsewhere) == []
+
+
+def test_environment_steps_bound_the_estimate(start_model: Path, elsewhere: Path) -> None:
+    report = dry_run(tiny_config(start_model, train={"iterations": 1000, "max_env_steps": 400}))
+    assert "iterations   about 10\n" in report  # 5 tasks x 4 members x 2 steps an iteration
+
+
+def test_a_disk_that_is_too_small_is_named(start_model: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "trailnotes.commands.dry_run.shutil.disk_usage", lambda path: type("Usage", (), {"free": 1000})()
+    )
+    assert "the disk is too small: lower train.keep_last" in dry_run(tiny_config(start_model))
+
+
+def test_what_would_end_the_run_ends_the_dry_run(start_model: Path, elsewhere: Path) -> None:
+    with pytest.raises(ConfigError, match="max_context_tokens"):
+        dry_run(tiny_config(start_model, rollout={"max_context_tokens": 1000}))
+    assert files(elsewhere) == []
+
+
+def test_the_command_makes_no_run_directory(
+    start_model: Path, elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("config.toml").write_text(to_toml(tiny_config(start_model)))
+    assert main(["train", "config.toml", "--run-dir", "run", "--dry-run"]) == 0
+    assert "everything could be built" in capsys.readouterr().out
+    assert [file.name for file in files(elsewhere)] == ["config.toml"]

@@ -1,0 +1,426 @@
+"""Runs that last: the same run whatever happens to it in between."""
+
+from __future__ import annotations
+
+import errno
+import random
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tinyrun import (
+    SAME,
+    differences,
+    distance,
+    episodes,
+    equal_weights,
+    metrics,
+    run_command,
+    tiny_config,
+    tip_rows,
+    train_in_process,
+    weights,
+)
+from trailnotes.commands import main
+from trailnotes.commands.training import train
+from trailnotes.config.schema import Config
+from trailnotes.config.toml import to_toml
+from trailnotes.errors import RunError
+from trailnotes.learner.learner import Learner
+from trailnotes.policies.hf.policy import load_model
+from trailnotes.runs import training as run_module
+from trailnotes.runs.directory import RunDir
+from trailnotes.storage import checkpoint
+from trailnotes.storage.jsonl import read_jsonl
+
+
+def long_config(start_model: Path) -> Config:
+    """Six iterations with a checkpoint after every other one."""
+    return tiny_config(start_model, train={"iterations": 6, "save_every": 2})
+
+
+@pytest.fixture(scope="session")
+def alone(start_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of `long_config` that nothing happened to."""
+    path = tmp_path_factory.mktemp("alone") / "run"
+    train(long_config(start_model), path)
+    return path
+
+
+@pytest.fixture
+def words(start_model: Path, tmp_path: Path) -> list[str]:
+    """The command line of that run, in tmp_path / "run"."""
+    (tmp_path / "config.toml").write_text(to_toml(long_config(start_model)))
+    return ["train", str(tmp_path / "config.toml"), "--run-dir", str(tmp_path / "run")]
+
+
+def at_update(monkeypatch: pytest.MonkeyPatch, number: int, then: Callable[[], None]) -> None:
+    """Have something happen in the middle of the learner's `number`-th update from now."""
+    update = Learner.update
+    calls: list[int] = []
+
+    def interrupted(self: Learner, *args: Any, **options: Any) -> dict[str, float]:
+        calls.append(1)
+        if len(calls) == number:
+            then()
+        return update(self, *args, **options)
+
+    monkeypatch.setattr(Learner, "update", interrupted)
+
+
+# --- the same again
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_the_same_seed_gives_the_same_run(alone: Path, start_model: Path, tmp_path: Path, num_workers: int) -> None:
+    env = {"num_workers": num_workers}
+    config = long_config(start_model)
+    train(config.model_copy(update={"env": config.env.model_copy(update=env)}), tmp_path)
+    assert differences(alone, tmp_path) == SAME
+    assert distance(alone, start_model) > 1e-2
+    assert {episode["mode"] for episode in episodes(tmp_path)} == {"plain", "off_policy"}
+    assert any(step["tips"] for episode in episodes(tmp_path) for step in episode["steps"])
+
+
+def test_another_seed_gives_another_run(alone: Path, start_model: Path, tmp_path: Path) -> None:
+    train(tiny_config(start_model, run={"seed": 1}, train={"iterations": 6, "save_every": 2}), tmp_path)
+    assert differences(alone, tmp_path) == dict.fromkeys(SAME, True)
+
+
+def test_a_finished_run_stays_as_it_is(alone: Path, start_model: Path, tmp_path: Path) -> None:
+    shutil.copytree(alone, tmp_path / "run")
+    model = train(long_config(start_model), tmp_path / "run")
+    assert model == tmp_path / "run" / "checkpoints" / "step-000006" / "model"
+    assert differences(alone, tmp_path / "run") == SAME
+
+
+def test_more_iterations_may_be_allowed(alone: Path, start_model: Path, tmp_path: Path) -> None:
+    short = tiny_config(start_model, train={"iterations": 4, "save_every": 2})
+    train(short, tmp_path)
+    with pytest.raises(RunError, match=r"another train\.iterations.*--allow-change train\.iterations"):
+        train(long_config(start_model), tmp_path)
+    train(long_config(start_model), tmp_path, allow_change=["train.iterations"])
+    assert differences(alone, tmp_path) == SAME
+
+
+# --- killed
+
+
+def kill_and_resume(alone: Path, tmp_path: Path, words: list[str], moments: list[int]) -> None:
+    run = tmp_path / "run"
+    killed = [run_command(words, run, moment) for moment in moments]
+    assert killed.count(-signal.SIGKILL) >= min(2, len(moments)), killed
+    assert set(killed) <= {-signal.SIGKILL, 0}
+    assert run_command(words, run) == 0
+    assert differences(alone, run) == SAME
+    assert [path.name for path in sorted((run / "checkpoints").iterdir())] == ["step-000004", "step-000006"]
+
+
+def test_a_run_that_is_killed_ends_like_one_left_alone(alone: Path, tmp_path: Path, words: list[str]) -> None:
+    kill_and_resume(alone, tmp_path, words, [9, 45, 61])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(6))
+def test_a_run_may_be_killed_any_number_of_times(alone: Path, tmp_path: Path, words: list[str], seed: int) -> None:
+    rng = random.Random(seed)
+    kill_and_resume(alone, tmp_path, words, [rng.randint(1, 40) for _ in range(6)])
+
+
+def test_what_came_after_the_checkpoint_is_set_aside(
+    alone: Path, start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def power_cut() -> None:
+        raise RuntimeError("power cut")
+
+    with monkeypatch.context() as patch:
+        at_update(patch, 4, power_cut)
+        with pytest.raises(RuntimeError, match="power cut"):
+            train(long_config(start_model), tmp_path)
+    assert len(metrics(tmp_path)) == 3  # the checkpoint has two iterations
+    late_metrics, late_tips = metrics(tmp_path)[2:], tip_rows(tmp_path)
+    train(long_config(start_model), tmp_path)
+    assert differences(alone, tmp_path) == SAME
+    (set_aside,) = tmp_path.glob("metrics.after-*")
+    assert [line["iteration"] for line in read_jsonl(set_aside)] == [line["iteration"] for line in late_metrics] == [2]
+    (set_aside,) = tmp_path.glob("trajectories.after-*")
+    assert {line["iteration"] for line in read_jsonl(set_aside)} == {2}
+    (set_aside,) = tmp_path.glob("tips.after-*")
+    assert {tip["step"] for tip in read_jsonl(set_aside)} >= {2, 3}  # those of the fourth iteration, too
+    assert len(late_tips) > 0
+
+
+# --- asked to stop
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_one_signal_finishes_the_iteration(
+    alone: Path,
+    start_model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    number: signal.Signals,
+) -> None:
+    before = signal.getsignal(number)
+    with monkeypatch.context() as patch:
+        at_update(patch, 3, lambda: signal.raise_signal(number))
+        model = train(long_config(start_model), tmp_path)
+    assert model.parent.name == "step-000003"
+    assert len(metrics(tmp_path)) == 3
+    assert "stopped after iteration 3; go on with the same command" in capsys.readouterr().err
+    assert signal.getsignal(number) is before
+    train(long_config(start_model), tmp_path)
+    assert differences(alone, tmp_path) == SAME
+    assert not list(tmp_path.glob("*.after-*"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_stops_at_once(
+    alone: Path,
+    start_model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    number: signal.Signals,
+) -> None:
+    def twice() -> None:
+        signal.raise_signal(number)
+        signal.raise_signal(number)
+
+    with monkeypatch.context() as patch:
+        at_update(patch, 4, twice)
+        with pytest.raises(KeyboardInterrupt):
+            train(long_config(start_model), tmp_path)
+    assert len(metrics(tmp_path)) == 3
+    shown = capsys.readouterr().err
+    assert f"stopped: {tmp_path / 'checkpoints' / 'step-000002'} is saved" in shown
+    train(long_config(start_model), tmp_path)
+    assert differences(alone, tmp_path) == SAME
+
+
+def test_the_command_that_is_asked_to_stop_succeeds(alone: Path, tmp_path: Path, words: list[str]) -> None:
+    run = tmp_path / "run"
+    assert run_command(words, run, 20, signal.SIGTERM) == 0
+    done = len(metrics(run))
+    assert 0 < done < 6
+    assert checkpoint.latest(run / "checkpoints") == run / "checkpoints" / f"step-{done:06d}"
+    assert run_command(words, run) == 0
+    assert differences(alone, run) == SAME
+
+
+# --- in the way
+
+
+def test_a_second_process_is_refused(start_model: Path, tmp_path: Path) -> None:
+    config = long_config(start_model)
+    with RunDir.open(tmp_path, config), pytest.raises(RunError, match="in use by process"):
+        train(config, tmp_path)
+    assert not metrics(tmp_path)
+
+
+def test_a_damaged_checkpoint_is_named_and_never_passed_over(alone: Path, start_model: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(alone, run)
+    newest, good = run / "checkpoints" / "step-000006", run / "checkpoints" / "step-000004"
+    (newest / "learner.safetensors").write_bytes(b"half")
+    with pytest.raises(RunError, match=rf"{newest} is damaged .*last good one is {good}"):
+        train(long_config(start_model), run)
+    assert len(metrics(run)) == 6, "nothing may be moved before the user has chosen"
+    shutil.rmtree(newest)
+    train(long_config(start_model), run)
+    assert differences(alone, run) == SAME
+
+
+def test_a_state_of_another_model_is_refused(alone: Path, tmp_path: Path, start_model: Path) -> None:
+    model, tokenizer = load_model(tiny_config(start_model).model)
+    model.resize_token_embeddings(len(tokenizer) + 8, mean_resizing=False)
+    model.save_pretrained(tmp_path / "other")
+    tokenizer.save_pretrained(tmp_path / "other")
+    shutil.copytree(alone, tmp_path / "run")
+    config = tiny_config(tmp_path / "other", train={"iterations": 6, "save_every": 2})
+    with pytest.raises(RunError, match="does not fit the settings of this start"):
+        train(config, tmp_path / "run", allow_change=["model.path"])
+
+
+@pytest.mark.parametrize(
+    "broken", ["runs.training.save_torch", "storage.checkpoint.write_json", "storage.jsonl.Path.open"]
+)
+def test_a_full_disk_stops_with_what_was_saved_and_where(
+    alone: Path,
+    start_model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    broken: str,
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def fill_the_disk() -> None:
+        monkeypatch.setattr(f"trailnotes.{broken}", full)
+
+    with monkeypatch.context() as patch:
+        at_update(patch, 4, fill_the_disk)
+        with pytest.raises(RunError, match=r"cannot (save iteration 4|write) .*No space left on device.*free space"):
+            train(long_config(start_model), tmp_path)
+    monkeypatch.undo()
+    assert f"{tmp_path / 'checkpoints' / 'step-000002'} is saved, and the same command" in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000002"]
+    train(long_config(start_model), tmp_path)
+    assert differences(alone, tmp_path) == SAME
+
+
+# --- when to stop, and what to keep
+
+
+def test_environment_steps_end_the_run(start_model: Path, tmp_path: Path) -> None:
+    train(tiny_config(start_model, train={"iterations": 100, "max_env_steps": 50}), tmp_path)
+    lines = metrics(tmp_path)
+    assert lines[-2]["env_steps"] < 50 <= lines[-1]["env_steps"]
+    assert lines[-1]["env_steps"] == sum(len(episode["steps"]) for episode in episodes(tmp_path))
+    assert (tmp_path / "checkpoints" / f"step-{len(lines):06d}").is_dir(), "the last iteration is always saved"
+
+
+def test_the_best_on_the_validation_split_is_kept(
+    start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scores = iter([0.1, 0.9, 0.3, 0.2, 0.4, 0.1])
+    splits: set[str] = set()
+    play_panel = run_module.play_panel
+
+    async def scripted(policy: Any, pool: Any, tasks: Any, *args: Any, **options: Any) -> list[Any]:
+        splits.update(task.split for task in tasks)
+        played = await play_panel(policy, pool, tasks, *args, **options)
+        assert {episode.mode for episode in played} == {"plain"}
+        score = next(scores)
+        return [type("Episode", (), {"success": score, "episode_return": score})()] * len(played)
+
+    monkeypatch.setattr(run_module, "play_panel", scripted)
+    config = tiny_config(start_model, train={"iterations": 6, "save_every": 4, "keep_last": 1, "eval_every": 1})
+    train(config, tmp_path)
+    kept = [path.name for path in sorted((tmp_path / "checkpoints").glob("step-*"))]
+    assert kept == ["step-000002", "step-000006"]
+    assert checkpoint.best(tmp_path / "checkpoints") == (tmp_path / "checkpoints" / "step-000002", 0.9)
+    assert [line["validation/success"] for line in metrics(tmp_path)] == [0.1, 0.9, 0.3, 0.2, 0.4, 0.1]
+    assert splits == {"validation"}
+
+
+def test_validation_does_not_disturb_training(alone: Path, start_model: Path, tmp_path: Path) -> None:
+    train(tiny_config(start_model, train={"iterations": 6, "save_every": 2, "eval_every": 2}), tmp_path)
+    assert equal_weights(alone, tmp_path)
+    assert tip_rows(alone) == tip_rows(tmp_path)
+
+
+# --- environments that die
+
+
+def test_workers_that_are_killed_cost_episodes_not_the_run(start_model: Path, tmp_path: Path) -> None:
+    grave = tmp_path / "grave"
+    grave.mkdir()
+    options = {"families": ["keys/granite"], "max_steps": 2, "grave": str(grave), "deaths": 3}
+    env = {"name": "tinyrun:Mortal", "options": options, "num_workers": 2}
+    train(tiny_config(start_model, env=env), tmp_path / "run")
+    lines, played = metrics(tmp_path / "run"), episodes(tmp_path / "run")
+    assert len(lines) == 3
+    failed = [episode for episode in played if episode["outcome"] == "error"]
+    assert len(failed) >= 3
+    assert all(episode["error"] for episode in failed)
+    assert sum(line["rollout/errors"] for line in lines) == len(failed)
+    well = [episode for episode in played if episode["outcome"] != "error"]
+    assert sum(line["update/rows"] for line in lines) == len(well)  # one row an episode: errors are not among them
+    assert lines[-1]["env_steps"] == sum(len(episode["steps"]) for episode in played)
+
+
+def test_the_good_episodes_of_a_dropped_group_are_recorded_and_paid_for(
+    start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tinyrun.Brittle.first", "")
+    env = {"name": "tinyrun:Brittle", "num_workers": 0, "max_replacements": 0}
+    train(tiny_config(start_model, env=env, train={"iterations": 1}), tmp_path)
+    (line,) = metrics(tmp_path)
+    played = episodes(tmp_path)
+    by_task = [[e["outcome"] for e in played if e["task"]["id"] == task] for task in {e["task"]["id"] for e in played}]
+    assert sorted(outcomes.count("error") for outcomes in by_task) == [0, 0, 0, 0, 3]
+    assert {len(outcomes) for outcomes in by_task} == {4}
+    assert (line["episodes"], line["rollout/errors"], line["update/rows"]) == (16, 3, 16)
+    assert line["env_steps"] == sum(len(episode["steps"]) for episode in played)
+    assert line["env_steps"] > line["rollout/env_steps"]
+
+
+def test_an_iteration_without_any_episode_is_survived(start_model: Path, tmp_path: Path) -> None:
+    config = tiny_config(start_model, env={"name": "tinyrun:Broken", "max_replacements": 0}, train={"iterations": 2})
+    train(config, tmp_path)
+    assert [line["rollout/errors"] for line in metrics(tmp_path)] == [20, 20]
+    assert equal_weights(tmp_path, start_model)
+
+
+def test_an_environment_that_never_works_ends_the_run(start_model: Path, tmp_path: Path) -> None:
+    config = tiny_config(start_model, env={"name": "tinyrun:Broken", "max_replacements": 0}, train={"iterations": 9})
+    with pytest.raises(RunError, match="no episode could be played in 3 iterations; the last error was: "):
+        train(config, tmp_path)
+    assert len(metrics(tmp_path)) == 2
+
+
+# --- adapters
+
+
+def test_adapters_train_resume_and_merge(start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import AutoModelForCausalLM
+
+    lora = {"enabled": True, "rank": 4, "dropout": 0.1}
+    config = tiny_config(start_model, model={"lora": lora})
+    whole = train_in_process(config, tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        at_update(patch, 2, lambda: signal.raise_signal(signal.SIGINT))
+        assert train(config, tmp_path / "parts").parent.name == "step-000002"
+    train(config, tmp_path / "parts")
+    assert differences(tmp_path / "whole", tmp_path / "parts") == SAME
+    assert distance(tmp_path / "whole", start_model) > 1e-4
+    assert weights(tmp_path / "whole").keys() == weights(start_model).keys(), "merged: no adapter is left"
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "whole" / "checkpoints" / "step-000003" / "model")
+    ids = torch.tensor([[5, 6, 7, 8]])
+    with torch.no_grad():
+        merged, applied = loaded(ids).logits, whole.policy.model.eval()(ids).logits
+    torch.testing.assert_close(merged, applied, rtol=1e-4, atol=1e-5)
+
+
+# --- bad settings
+
+
+@pytest.mark.parametrize(
+    ("settings", "answer"),
+    [
+        ("--model.path runs/nowhere/at/all", "model.path = 'runs/nowhere/at/all': there is no such directory"),
+        ("--model.path ''", "model.path is empty"),
+        ("--model.device tpu9", "model.device = 'tpu9'"),
+        ("--env.name waymark", "did you mean waymarks"),
+        ("--env.options.familys []", "env.options.familys"),
+        ("--train.split dev", "unknown split 'dev'"),
+        ("--train.eval_every 2 --train.validation_split dev", "unknown split 'dev'"),
+        ("--rollout.group_size 1", "rollout.group_size"),
+        ("--rollout.group_size 1 --algorithm.normalize_std false", "rollout.group_size"),
+        ("--rollout.group_size -1", "rollout.group_size"),
+        ("--rollout.num_tasks many", "rollout.num_tasks"),
+        ("--rollout.num_task 3", "did you mean"),
+        ("--rollout.top_p 0.9", "rollout.top_p"),
+        ("--rollout.top_k 5", "rollout.top_k"),
+        ("--rollout.max_context_tokens 257", "rollout.max_context_tokens to 256 or less"),
+        ("--rollout.max_action_tokens 256", "rollout.max_action_tokens"),
+    ],
+)
+@pytest.mark.parametrize("method", ["grpo", "empo2"])
+def test_bad_settings_get_one_line_and_leave_nothing(
+    tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str], settings: str, answer: str, method: str
+) -> None:
+    changed = ["" if word == "''" else word for word in settings.split()]
+    assert main([*words, "--algorithm.name", method, *changed]) == 2
+    shown = capsys.readouterr().err
+    assert answer in shown
+    assert len(shown.splitlines()) == 1
+    assert not (tmp_path / "run").exists()

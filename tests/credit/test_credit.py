@@ -1,0 +1,188 @@
+"""Returns and advantages, each number worked out by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trailnotes.config.schema import AlgorithmConfig
+from trailnotes.credit import (
+    Scores,
+    discounted_return,
+    episode_return,
+    group_advantages,
+    group_relative,
+    leave_one_out_advantages,
+)
+from trailnotes.credit.scores import is_invalid, scores_of, valid_share
+from trailnotes.types import Completion, Observation, Step, Task, Trajectory, TrajectoryGroup
+
+finite = st.floats(-100, 100, allow_nan=False)
+
+
+def trajectory(rewards: list[float], intrinsic: list[float]) -> Trajectory:
+    completion = Completion((1,), (2,), (-0.5,), "go")
+    steps = tuple(
+        Step(Observation("here"), (), completion, (1,), "go", reward, bonus)
+        for reward, bonus in zip(rewards, intrinsic, strict=True)
+    )
+    return Trajectory(Task("t", "e"), steps, Observation("end"), "terminated", True, 1.0)
+
+
+def test_group_relative_by_hand() -> None:
+    # mean 2, deviations -2 0 2, sample variance (4 + 0 + 4) / 2 = 4, std 2
+    np.testing.assert_allclose(group_relative([0.0, 2.0, 4.0]), [-2 / 2.000001, 0, 2 / 2.000001], rtol=1e-12)
+    # one success in four: mean .25, sample variance (3 * .0625 + .5625) / 3 = .25, std .5
+    np.testing.assert_allclose(group_relative([1, 0, 0, 0]), np.array([0.75, -0.25, -0.25, -0.25]) / 0.500001)
+    np.testing.assert_allclose(group_relative([1, 0, 0, 0], normalize_std=False), [0.75, -0.25, -0.25, -0.25])
+
+
+@pytest.mark.parametrize("value", [0.1, 1 / 3, -7e9])
+@pytest.mark.parametrize("normalize_std", [True, False])
+def test_equal_returns_give_exact_zeros(value: float, normalize_std: bool) -> None:
+    assert group_relative([value] * 7, normalize_std).tolist() == [0.0] * 7
+
+
+def test_a_group_of_one_or_none_has_nothing_to_be_relative_to() -> None:
+    assert group_relative([5.0]).tolist() == [0.0]
+    assert group_relative([]).tolist() == []
+
+
+@pytest.mark.parametrize("returns", [[1.0, math.nan], [1.0, math.inf], [[1.0, 2.0]], 1.0])
+def test_returns_must_be_finite_and_flat(returns: object) -> None:
+    with pytest.raises(ValueError, match="finite numbers"):
+        group_relative(returns)  # type: ignore[arg-type]
+
+
+@given(st.lists(finite, min_size=2, max_size=8), st.randoms())
+def test_permuting_returns_permutes_advantages(returns: list[float], random: object) -> None:
+    order = list(range(len(returns)))
+    random.shuffle(order)  # type: ignore[attr-defined]
+    permuted = group_relative([returns[i] for i in order])
+    np.testing.assert_allclose(permuted, group_relative(returns)[order], atol=1e-9)
+
+
+@given(st.lists(finite, min_size=2, max_size=8), finite)
+def test_advantages_are_centred_and_blind_to_a_shift(returns: list[float], shift: float) -> None:
+    plain = group_relative(returns, normalize_std=False)
+    assert abs(plain.sum()) < 1e-9
+    np.testing.assert_allclose(group_relative(np.add(returns, shift), normalize_std=False), plain, atol=1e-9)
+
+
+def test_episode_return_adds_the_weighted_bonus() -> None:
+    episode = trajectory([0.5, -1.0, 2.0], [1.0, 0.5, 0.25])
+    assert episode_return(episode) == 1.5
+    assert episode_return(episode, beta=2.0) == 1.5 + 2 * 1.75
+
+
+def test_returns_do_not_depend_on_the_order_of_rewards() -> None:
+    forward = trajectory([0.1, 0.2, 0.3], [0.0] * 3)
+    backward = trajectory([0.3, 0.2, 0.1], [0.0] * 3)
+    assert episode_return(forward) == episode_return(backward)
+
+
+def test_discounted_return_by_hand() -> None:
+    # 8; 4 + .5 * 8 = 8; 2 + .5 * 8 = 6
+    assert discounted_return([2, 4, 8], 0.5).tolist() == [6.0, 8.0, 8.0]
+    assert discounted_return([1, 2, 3], 1.0).tolist() == [6.0, 5.0, 3.0]
+    assert discounted_return([1, 2, 3], 0.0).tolist() == [1.0, 2.0, 3.0]
+    with pytest.raises(ValueError, match="gamma"):
+        discounted_return([1.0], 1.5)
+
+
+def test_values_may_be_compared_with_a_group_they_are_not_of() -> None:
+    # of the group 0 2 4: mean 2, std 2
+    np.testing.assert_allclose(group_relative([3.0, 2.0], group=[0.0, 2.0, 4.0]), [0.5, 0.0], rtol=1e-6)
+    assert group_relative([3.0], group=[1.0, 1.0]).tolist() == [2.0], "no spread to divide by"
+    np.testing.assert_allclose(group_relative([3.0], group=[1.0, 1.0], std_floor=4.0), [0.5], rtol=1e-6)
+    np.testing.assert_allclose(group_relative([3.0, 1.0], std_floor=2.0), [0.5, -0.5], rtol=1e-6)
+    np.testing.assert_allclose(group_relative([3.0, 1.0], ddof=0), [1.0, -1.0], rtol=1e-5)
+
+
+# --- what episodes earned, and fines
+
+
+def acted(action: str, offered: tuple[str, ...] | None = None, reward: float = 0.0) -> Step:
+    return Step(
+        Observation(f"at {action}", actions=offered), (), Completion((1,), (2,), (-0.5,), action), (1,), action, reward
+    )
+
+
+def played(*steps: Step) -> Trajectory:
+    return Trajectory(Task("t", "e"), steps, Observation("end"), "terminated", True, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("action", "offered", "by_format", "by_admission"),
+    [
+        ("go west", ("go west", "wait"), False, False),
+        ("Go  West", ("go west", "wait"), False, False),
+        ("go north", ("go west", "wait"), False, True),
+        ("go north", None, False, False),  # nobody says what is admitted
+        ("", ("go west",), True, True),
+        ("", None, True, True),
+    ],
+)
+def test_what_counts_as_invalid(
+    action: str, offered: tuple[str, ...] | None, by_format: bool, by_admission: bool
+) -> None:
+    step = acted(action, offered)
+    assert (is_invalid(step, "format"), is_invalid(step, "inadmissible")) == (by_format, by_admission)
+
+
+PAIR = TrajectoryGroup(
+    Task("t", "e"), (played(acted("go", reward=1.0), acted("", reward=3.0)), played(acted("go"), acted("go")))
+)
+
+
+def scored(stage: str, penalty: float = 0.5) -> Scores:
+    return scores_of(PAIR, AlgorithmConfig(name="grpo", invalid_penalty=penalty, penalty_stage=stage))
+
+
+def test_scores_hold_what_was_earned_where() -> None:
+    scores = scored("before")
+    assert scores.returns.tolist() == [4.0, 0.0]
+    assert [row.tolist() for row in scores.rewards] == [[1.0, 3.0], [0.0, 0.0]]
+    assert scores.states == (("at go", "at "), ("at go", "at go"))
+    assert [row.tolist() for row in scores.penalties] == [[0.0, 0.5], [0.0, 0.0]]
+    assert valid_share([PAIR], "format") == 0.75
+    assert valid_share([], "format") == 0.0
+
+
+def test_novelty_is_part_of_what_was_earned() -> None:
+    group = TrajectoryGroup(Task("t", "e"), (trajectory([0.5, 1.0], [1.0, 0.25]),))
+    scores = scores_of(group, AlgorithmConfig(name="grpo", beta=2.0))
+    assert (scores.returns.tolist(), scores.rewards[0].tolist()) == ([4.0], [2.5, 1.5])
+
+
+def test_a_fine_before_normalisation_is_divided_with_the_rest() -> None:
+    # returns 4 0: mean 2, std 2.8284
+    first, second = group_advantages(scored("before"))
+    np.testing.assert_allclose(first, [2 / 8**0.5, 1.5 / 8**0.5], rtol=1e-6)
+    np.testing.assert_allclose(second, [-2 / 8**0.5] * 2, rtol=1e-6)
+
+
+def test_a_fine_after_normalisation_is_taken_off_as_it_is() -> None:
+    np.testing.assert_allclose(group_advantages(scored("after"))[0], [2 / 8**0.5, 2 / 8**0.5 - 0.5], rtol=1e-5)
+
+
+@pytest.mark.parametrize("stage", ["before", "after"])
+def test_where_nothing_is_divided_the_stage_does_not_matter(stage: str) -> None:
+    assert [row.tolist() for row in group_advantages(scored(stage), False)] == [[2.0, 1.5], [-2.0, -2.0]]
+    assert [row.tolist() for row in leave_one_out_advantages(scored(stage))] == [[4.0, 3.5], [-4.0, -4.0]]
+
+
+def test_without_a_fine_all_steps_have_the_advantage_of_their_episode() -> None:
+    scores = scored("before", penalty=0.0)
+    expected = group_relative(scores.returns).tolist()
+    assert [row.tolist() for row in group_advantages(scores)] == [[a, a] for a in expected]
+
+
+def test_numbers_of_other_lengths_are_refused() -> None:
+    scores = scored("before")
+    with pytest.raises(ValueError, match="differ in length"):
+        Scores(scores.returns, scores.rewards[:1], scores.states, scores.penalties, scores.deductions)

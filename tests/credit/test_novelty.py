@@ -1,0 +1,259 @@
+"""The four ways to rate a state, on numbers that one can look up or work out by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.numpy import load_file, save_file
+
+from tiny import step, trajectory
+from trailnotes.config.schema import AlgorithmConfig, MemoryConfig
+from trailnotes.credit import episode_return, group_relative
+from trailnotes.credit.novelty import Novelty, RandomNetworkDistillation, StateCounter, VisitCounter, state_hash
+from trailnotes.memory.embed import HashingEmbedder
+from trailnotes.types import Observation, Task, Trajectory, TrajectoryGroup
+
+KINDS = ("none", "tips", "states", "counts", "rnd")
+
+
+class Compass:
+    """Two dimensions: the text is an angle in degrees."""
+
+    name, dim = "compass", 2
+
+    def embed(self, texts: Sequence[str]) -> np.ndarray:
+        angles = np.radians([float(text) for text in texts])
+        return np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+
+
+def episode(*texts: str, task: str = "task") -> Trajectory:
+    """One step in each of these states."""
+    steps = [replace(step([1], [2]), observation=Observation(text)) for text in texts]
+    return replace(trajectory(steps), task=Task(task, "numbers"))
+
+
+def group(*trajectories: Trajectory) -> TrajectoryGroup:
+    return TrajectoryGroup(trajectories[0].task, trajectories)
+
+
+def novelty(kind: str, **options: Any) -> Novelty:
+    return Novelty(AlgorithmConfig(intrinsic=kind, **options), MemoryConfig(), seed=3)  # type: ignore[arg-type]
+
+
+def bonuses(groups: Sequence[TrajectoryGroup]) -> list[list[float]]:
+    return [[step.reward_intrinsic for step in t.steps] for group in groups for t in group.trajectories]
+
+
+# --- states
+
+
+def test_new_states_are_remembered_and_similar_ones_counted() -> None:
+    counter = StateCounter(Compass(), threshold=0.5)  # 60 degrees and closer are the same state
+    assert counter.count("task", "0") == 1
+    assert counter.count("task", "60") == 1  # like 0, so not remembered
+    assert counter.count("task", "100") == 1  # new: 100 from 0, and 60 was not remembered
+    assert counter.count("task", "50") == 2  # like both
+    assert counter.count("task", "200") == 1
+    assert counter.count("task", "150") == 2
+    assert counter.count("other", "50") == 1, "namespaces never mix"
+    assert counter.rate([episode("50", "200")]) == [[0.5, 1.0]]
+
+
+def test_a_threshold_above_all_similarities_makes_every_state_new() -> None:
+    counter = StateCounter(HashingEmbedder(), threshold=1.0)
+    assert [counter.count("task", f"room {number}") for number in range(3)] == [1, 1, 1]
+    assert counter.state_dict()[1]["sizes"] == [3]
+    counter.count("task", "room 1")
+    assert counter.state_dict()[1]["sizes"] == [3], "an identical state is never new"
+
+
+def test_remembered_states_survive_arrays_and_json() -> None:
+    counter = StateCounter(Compass(), threshold=0.5)
+    for namespace, angle in [("a", "0"), ("b", "10"), ("a", "100")]:
+        counter.count(namespace, angle)
+    arrays, rest = counter.state_dict()
+    assert arrays["vectors"].shape == (3, 2)
+    assert arrays["vectors"].dtype == np.float32
+    restored = StateCounter(Compass(), threshold=0.5)
+    restored.count("c", "77")
+    restored.load_state_dict(arrays, json.loads(json.dumps(rest)))
+    assert restored.count("a", "50") == 2
+    assert restored.count("b", "50") == 1
+    assert restored.state_dict()[1]["namespaces"] == ["a", "b"], "what was there before is gone"
+
+
+def test_a_state_of_another_embedder_is_refused() -> None:
+    counter = StateCounter(Compass())
+    counter.count("a", "0")
+    arrays, rest = counter.state_dict()
+    with pytest.raises(ValueError, match=r"compass \(1, 2\) do not fit hashing"):
+        StateCounter(HashingEmbedder()).load_state_dict(arrays, rest)
+    with pytest.raises(ValueError, match="do not fit"):
+        counter.load_state_dict(arrays, {**rest, "sizes": [2]})
+    distillation = RandomNetworkDistillation(Compass(), 0)
+    with pytest.raises(ValueError, match="compass does not fit hashing"):
+        RandomNetworkDistillation(HashingEmbedder(), 0).load_state_dict(*distillation.state_dict())
+
+
+# --- counts
+
+
+def test_visits_by_hand() -> None:
+    """The hall is visited 3 times in the first batch, and once more in the second."""
+    counter = VisitCounter()
+    assert counter.rate([episode("hall", "hall", "attic"), episode("hall")]) == [[1 / 3, 1 / 3, 1.0], [1 / 3]]
+    assert counter.rate([episode("hall", "cellar")]) == [[0.25, 1.0]]
+    assert counter.rate([episode("hall", task="other")]) == [[1.0]], "namespaces never mix"
+
+
+def test_a_state_is_its_words() -> None:
+    assert state_hash(" The  hall\n") == state_hash("the hall")
+    assert len({state_hash(text) for text in ("the hall", "the halls", "hall the", "", "\ud800")}) == 5
+    assert state_hash("the hall") == 0x2EB8D8FEA16BE503, "the same in every process"
+
+
+@given(st.lists(st.lists(st.sampled_from("abc"), max_size=4), min_size=1, max_size=5), st.randoms())
+def test_whoever_comes_first_earns_no_more(rows: list[list[str]], rng: Any) -> None:
+    order = rng.sample(range(len(rows)), len(rows))
+    first, second = VisitCounter(), VisitCounter()
+    straight = first.rate([episode(*row) for row in rows])
+    assert second.rate([episode(*rows[i]) for i in order]) == [straight[i] for i in order]
+
+
+def test_states_hardly_decay_and_counts_do() -> None:
+    """Why there are both: only new states are stored, so a revisit has n = 1 by the paper's words."""
+    states, counts = StateCounter(Compass()), VisitCounter()
+    assert [states.rate([episode("0")]) for _ in range(3)] == [[[1.0]]] * 3
+    assert [counts.rate([episode("0")]) for _ in range(3)] == [[[1.0]], [[1 / 2]], [[1 / 3]]]
+
+
+# --- Random Network Distillation
+
+
+@torch.no_grad()
+def by_hand(distillation: RandomNetworkDistillation, angle: float) -> float:
+    """Mean squared error, with the layers written out; the instruction is empty, and sqrt(dim) = sqrt(2)."""
+    radians = math.radians(angle)
+    state = math.sqrt(2) * torch.tensor([math.cos(radians), math.sin(radians)])
+    outputs = []
+    for network in (distillation.target, distillation.predictor):
+        value = state
+        *hidden, last = [layer for layer in network if isinstance(layer, torch.nn.Linear)]
+        for layer in hidden:
+            value = (layer.weight @ value + layer.bias).clamp(min=0)
+        outputs.append(last.weight @ value + last.bias)
+    return float(((outputs[1] - outputs[0]) ** 2).mean())
+
+
+def test_the_bonus_is_the_error_over_the_deviation_of_all_errors_so_far() -> None:
+    distillation = RandomNetworkDistillation(Compass(), 0)
+    batches: list[list[float]] = [[0, 90, 180], [90, 270]]
+    so_far: list[float] = []
+    for angles in batches:
+        errors = [by_hand(distillation, angle) for angle in angles]  # before the predictor learns from them
+        so_far += errors
+        (rated,) = distillation.rate([episode(*map(str, angles))])
+        assert rated == pytest.approx([error / np.std(so_far) for error in errors], rel=1e-4)
+
+
+def test_equal_errors_do_not_blow_up() -> None:
+    distillation = RandomNetworkDistillation(Compass(), 0)
+    assert distillation.rate([episode("0", "0")]) == [[pytest.approx(10.0)] * 2]  # over a tenth of their mean
+    assert distillation.rate([]) == []
+    assert distillation.rate([episode()]) == [[]]
+
+
+def test_what_is_seen_often_becomes_old_and_what_is_not_stays_new() -> None:
+    distillation = RandomNetworkDistillation(HashingEmbedder(), 0)
+    hall = [distillation.rate([episode(*["the great hall"] * 8)])[0][0] for _ in range(60)]
+    assert all(later < earlier for earlier, later in pairwise(hall[::10]))
+    new, old = distillation.rate([episode("a rusty key in the attic", "the great hall")])[0]
+    assert new > 20 * old
+
+
+def test_the_networks_follow_from_the_seed_and_touch_no_generator() -> None:
+    before = torch.get_rng_state()
+    first, same, other = (RandomNetworkDistillation(Compass(), seed).rate([episode("0", "50")]) for seed in (1, 1, 2))
+    assert first == same != other
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+# --- the service
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_groups_keep_their_order_and_all_but_the_bonus(kind: str) -> None:
+    groups = [group(episode("a", "b"), episode("a")), group(episode("c", task="two"))]
+    rated = novelty(kind).rate(groups)
+    assert [len(row) for row in bonuses(rated)] == [2, 1, 1]
+    assert (bonuses(rated) != bonuses(groups)) == (kind in {"states", "counts", "rnd"})  # plain ones get no tips
+    bare = [[replace(s, reward_intrinsic=0.0) for s in t.steps] for g in rated for t in g.trajectories]
+    assert bare == [list(t.steps) for g in groups for t in g.trajectories]
+
+
+@pytest.mark.parametrize("kind", ["states", "counts", "rnd"])
+def test_the_more_novel_episode_of_a_group_has_the_larger_advantage(kind: str) -> None:
+    service = novelty(kind, novelty_threshold=0.5)
+    known = ["north hall", "south hall", "hall"]  # the last one is like both others
+    for _ in range(30):
+        service.rate([group(episode(*known), episode(*known))])
+    (rated,) = service.rate([group(episode(*known), episode("vault", "gold", "hidden stairs"))])
+    dull, novel = group_relative([episode_return(t, 1.0) for t in rated.trajectories])
+    assert novel > 0 > dull
+
+
+def test_advantages_of_counts_by_hand() -> None:
+    """The hall is met three times, the attic once: 2/3 against 4/3, which are 1/sqrt(2) deviations off their mean."""
+    (rated,) = novelty("counts").rate([group(episode("hall", "hall"), episode("hall", "attic"))])
+    returns = [episode_return(t, 1.0) for t in rated.trajectories]
+    assert returns == pytest.approx([2 / 3, 4 / 3])
+    assert group_relative(returns) == pytest.approx([-math.sqrt(0.5), math.sqrt(0.5)], abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_restored_service_goes_on_bit_for_bit(kind: str, tmp_path: Path) -> None:
+    batches = [[group(episode(*words.split(), task=task))] for words in ("a b a", "c a", "d b b") for task in "xy"]
+    whole, half, restored = novelty(kind), novelty(kind), novelty(kind)
+    expected = [bonuses(whole.rate(batch)) for batch in batches]
+    for batch in batches[:3]:
+        half.rate(batch)
+    arrays, rest = half.state_dict()
+    save_file(dict(arrays), tmp_path / "arrays")
+    restored.rate(batches[5])  # forgotten by loading
+    restored.load_state_dict(load_file(tmp_path / "arrays"), json.loads(json.dumps(rest)))
+    assert [bonuses(restored.rate(batch)) for batch in batches[3:]] == expected[3:]
+    for name, array in whole.state_dict()[0].items():
+        np.testing.assert_array_equal(restored.state_dict()[0][name], array)
+    assert restored.state_dict()[1] == whole.state_dict()[1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_service_that_has_seen_nothing_can_be_saved(kind: str) -> None:
+    service = novelty(kind)
+    service.load_state_dict(*novelty(kind).state_dict())
+    assert bonuses(service.rate([group(episode("a"))])) == bonuses(novelty(kind).rate([group(episode("a"))]))
+
+
+def test_another_kind_begins_anew() -> None:
+    service = novelty("counts")
+    service.load_state_dict(*novelty("rnd").state_dict())
+    assert bonuses(service.rate([group(episode("a"))])) == [[1.0]]
+
+
+def test_counts_whose_parts_do_not_fit_are_refused() -> None:
+    service = novelty("counts")
+    service.rate([group(episode("a", "b"))])
+    arrays, rest = service.state_dict()
+    with pytest.raises(ValueError, match="do not fit"):
+        service.load_state_dict({**arrays, "visits": arrays["visits"][:1]}, rest)

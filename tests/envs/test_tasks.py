@@ -1,0 +1,110 @@
+"""Task lists, batches and panels are pure functions of their arguments."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trailnotes.config.schema import Config, EnvConfig
+from trailnotes.envs.tasks import batch_of, panel, tasks_of
+from trailnotes.errors import ConfigError
+from trailnotes.types import Task
+
+TASKS = [Task(f"task-{index}", "x") for index in range(5)]
+
+
+def ids(tasks: list[Task]) -> list[str]:
+    return [task.id for task in tasks]
+
+
+def config(folder: Path, patch: pytest.MonkeyPatch, expression: str) -> Config:
+    """A config whose environment lists what `expression` says."""
+    name = f"listing_{abs(hash(expression))}"
+    (folder / f"{name}.py").write_text(
+        "from trailnotes.types import Task\n"
+        "class Env:\n    @staticmethod\n    def tasks(split, num=2):\n"
+        f"        return {expression}\n"
+    )
+    patch.syspath_prepend(folder)
+    return Config(env=EnvConfig(name=f"{name}:Env", options={"num": 3}))
+
+
+def test_the_options_of_the_config_reach_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    listing = config(tmp_path, monkeypatch, "[Task(f'{split}-{i}', 'x', i, split) for i in range(num)]")
+    assert ids(tasks_of(listing, "test")) == ["test-0", "test-1", "test-2"]
+
+
+def test_a_repeated_id_and_an_empty_split_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"split 'test' .* has task id 'same' twice"):
+        tasks_of(config(tmp_path, monkeypatch, "[Task('same', 'x')] * num"), "test")
+    with pytest.raises(ConfigError, match=r"split 'dev' .* has no tasks"):
+        tasks_of(config(tmp_path, monkeypatch, "[]"), "dev")
+
+
+def test_the_built_in_splits_share_no_task() -> None:
+    waymarks = Config(env=EnvConfig(name="waymarks-simulator"))
+    listed = [task.id for split in ("train", "validation", "test") for task in tasks_of(waymarks, split)]
+    assert len(set(listed)) == len(listed)
+
+
+def test_batches_are_known() -> None:
+    """Written down once: another order would break the resumption of every run."""
+    assert ids(batch_of(TASKS, 3, seed=0, iteration=0)) == ["task-4", "task-2", "task-0"]
+    assert ids(batch_of(TASKS, 3, seed=0, iteration=1)) == ["task-1", "task-3", "task-4"]
+
+
+@given(st.integers(1, 12), st.integers(0, 5), st.integers(0, 20))
+def test_batches_are_consecutive_pieces_of_shuffled_epochs(num: int, seed: int, num_batches: int) -> None:
+    row = [task for iteration in range(num_batches) for task in ids(batch_of(TASKS, num, seed, iteration))]
+    assert len(row) == num * num_batches
+    for start in range(0, len(row) - 4, 5):
+        assert Counter(row[start : start + 5]) == Counter(ids(TASKS))
+    assert row == [task for place in range(len(row)) for task in ids(batch_of(TASKS, 1, seed, place))]
+
+
+def test_epochs_and_seeds_differ_in_order() -> None:
+    many = [Task(f"task-{index}", "x") for index in range(30)]
+    orders = [ids(batch_of(many, 30, seed, epoch)) for seed in (0, 1) for epoch in (0, 1)]
+    assert len({tuple(order) for order in orders}) == 4
+
+
+def test_batches_are_the_same_in_another_process() -> None:
+    code = (
+        "from trailnotes.envs.tasks import *; from trailnotes.types import Task\n"
+        "print([t.id for t in batch_of([Task(f'task-{i}', 'x') for i in range(5)], 7, 3, 2)])"
+    )
+    environment = {**os.environ, "PYTHONHASHSEED": "123"}
+    printed = subprocess.check_output([sys.executable, "-c", code], text=True, env=environment)
+    assert printed.strip() == str(ids(batch_of(TASKS, 7, 3, 2)))
+
+
+@pytest.mark.parametrize(("tasks", "num", "iteration"), [([], 1, 0), (TASKS, 0, 0), (TASKS, 1, -1)])
+def test_impossible_batches_are_refused(tasks: list[Task], num: int, iteration: int) -> None:
+    with pytest.raises(ValueError, match="need tasks"):
+        batch_of(tasks, num, 0, iteration)
+
+
+def test_a_panel_is_spread_evenly() -> None:
+    games = [Task(f"{family}-{index}", "x") for family in "abcd" for index in range(4)]
+    assert ids(panel(games, 4)) == ["a-0", "b-0", "c-0", "d-0"]
+    assert ids(panel(games, 8)) == ["a-0", "a-2", "b-0", "b-2", "c-0", "c-2", "d-0", "d-2"]
+    assert ids(panel(TASKS, 3)) == ["task-0", "task-1", "task-3"]
+
+
+@given(st.integers(0, 9))
+def test_a_panel_never_repeats_a_task(num: int) -> None:
+    chosen = ids(panel(TASKS, num))
+    assert len(set(chosen)) == len(chosen) == (min(num, 5) or 5)
+    assert chosen == sorted(chosen)
+
+
+def test_a_negative_panel_is_refused() -> None:
+    with pytest.raises(ValueError, match="num >= 0"):
+        panel(TASKS, -1)

@@ -1,0 +1,224 @@
+"""TextWorld: files, folders and generators; one tiny generated game is compiled."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trailnotes.envs import check_env
+from trailnotes.envs.textworld.env import GENERATORS, TextWorldEnv
+from trailnotes.errors import ConfigError, EnvError
+from trailnotes.types import Observation, Task
+
+TREASURE = {"generator": "treasure_hunter", "level": 1, "num_games": 2}
+ODD_ACTIONS = ("", "\n", "é ☃", "x" * 100_000, "\x1b[31m", "go north\nquit", "north. quit", "restart", "print_state")
+
+
+@pytest.fixture(scope="module")
+def games(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The cache of the one game of this module."""
+    return tmp_path_factory.mktemp("games")
+
+
+@pytest.fixture(scope="module")
+def game(games: Path) -> Path:
+    """The compiled game itself."""
+    TextWorldEnv(cache_dir=games).reset(TextWorldEnv.tasks("train", **TREASURE)[0])
+    return next(games.glob("*.z8"))
+
+
+def tasks_of(path: Path, split: str = "train") -> list[Task]:
+    return TextWorldEnv.tasks(split, path=path)
+
+
+# ---------------------------------------------------------------------------------------------- playing
+
+
+@pytest.mark.parametrize("actions", [False, True])
+def test_a_generated_game_is_played_to_its_end(game: Path, games: Path, actions: bool) -> None:
+    env = TextWorldEnv(actions=actions, cache_dir=games)
+    first = env.reset(TextWorldEnv.tasks("train", **TREASURE)[0])
+    assert "pick up the passkey" in (first.instruction or "")
+    assert first.text.startswith("Chamber. ")
+    assert (first.score, first.max_score, first.done) == (0.0, 1.0, False)
+    assert ("take passkey" in (first.actions or ())) is actions
+    assert env.step("take the moon").text == "You can't see any such thing."
+    last = env.step("take passkey")
+    assert (last.reward, last.score, last.terminated, last.success, last.truncated) == (1.0, 1.0, True, True, False)
+    assert last.text == "You pick up the passkey from the ground."
+    assert last.actions == (() if actions else None)
+    with pytest.raises(EnvError, match="call reset"):
+        env.step("look")
+    env.close()
+    env.close()
+    assert list(games.glob("*.z8")) == [game]
+
+
+def test_tracked_and_plain_play_read_the_same(game: Path) -> None:
+    task = tasks_of(game)[0]
+    walk = ["look", "north", "go west", "inventory", "nonsense", "examine passkey", "take all", "drop passkey"]
+    texts = []
+    for actions in (False, True):
+        env = TextWorldEnv(actions=actions)
+        seen = [env.reset(task), *(env.step(action) for action in walk)]
+        texts.append([(o.text, o.reward, o.score, o.done) for o in seen])
+    assert texts[0] == texts[1]
+
+
+def test_the_same_task_gives_the_same_text_whatever_was_played_before(game: Path) -> None:
+    env, other = TextWorldEnv(), TextWorldEnv()
+    task = tasks_of(game)[0]
+    first = env.reset(task)
+    env.step("take passkey")
+    other.reset(task)
+    there = other.step("north")
+    assert env.reset(task) == first
+    assert env.step("north") == there
+    assert other.step("inventory").text == "You are carrying nothing."
+
+
+@pytest.mark.parametrize("actions", [False, True])
+def test_it_keeps_the_contract(game: Path, games: Path, actions: bool) -> None:
+    del game
+    check_env(
+        partial(TextWorldEnv, actions=actions, cache_dir=games, **TREASURE), TextWorldEnv.tasks("train", **TREASURE)[:1]
+    )
+
+
+@pytest.mark.parametrize("actions", [False, True])
+def test_odd_actions_neither_crash_nor_leave_the_game(game: Path, actions: bool) -> None:
+    env = TextWorldEnv(actions=actions)
+    env.reset(tasks_of(game)[0])
+    for action in ODD_ACTIONS:
+        seen = env.step(action)
+        assert isinstance(seen, Observation)
+        assert not seen.done
+        assert seen.info == ({} if action in ("", "\n", "go north\nquit") else {"action_refused": True}), action
+    assert env.step("take passkey").success
+
+
+def test_the_step_limit_truncates(game: Path) -> None:
+    env = TextWorldEnv(max_steps=2)
+    env.reset(tasks_of(game)[0])
+    assert not env.step("look").done
+    last = env.step("look")
+    assert (last.truncated, last.terminated, last.success) == (True, False, False)
+    with pytest.raises(EnvError, match="call reset"):
+        env.step("look")
+
+
+def test_winning_with_the_last_step_is_no_truncation(game: Path) -> None:
+    env = TextWorldEnv(max_steps=1)
+    env.reset(tasks_of(game)[0])
+    last = env.step("take passkey")
+    assert (last.truncated, last.terminated, last.success) == (False, True, True)
+
+
+# ---------------------------------------------------------------------------------------------- tasks
+
+
+def test_generated_tasks_are_disjoint_over_splits_and_never_change() -> None:
+    found = {split: TextWorldEnv.tasks(split, generator="coin_collector") for split in ("train", "validation", "test")}
+    seeds = [task.seed for tasks in found.values() for task in tasks]
+    assert len(seeds) == len(set(seeds)) == len({task.id for tasks in found.values() for task in tasks}) == 60
+    words = json.dumps([[t.id, t.seed, t.split, dict(t.options)] for tasks in found.values() for t in tasks])
+    assert found["train"][0].id == "textworld/coin_collector-level1/train-0"
+    assert hashlib.sha256(words.encode()).hexdigest()[:16] == "c60ba84c592236ce"
+    moved = TextWorldEnv.tasks("test", generator="coin_collector", dataset_seed=1)
+    assert not {task.seed for task in moved} & set(seeds)
+
+
+def test_options_of_the_environment_change_no_task() -> None:
+    options = {"actions": True, "max_steps": 3, "cache_dir": "x"}
+    assert TextWorldEnv.tasks("test", **options, **TREASURE) == TextWorldEnv.tasks("test", **TREASURE)
+    TextWorldEnv(**options, **TREASURE)
+
+
+def test_defaults_of_a_generator_are_filled_in() -> None:
+    task = TextWorldEnv.tasks("test", generator="cooking", recipe=2, take=1)[0]
+    assert task.options["settings"] == {
+        "recipe": 2, "take": 1, "go": 1, "open": False, "cook": False, "cut": False, "drop": False, "recipe_seed": 0,
+    }  # fmt: skip
+    assert set(GENERATORS) == {"treasure_hunter", "coin_collector", "cooking", "simple"}
+
+
+def test_a_folder_may_hold_splits_or_plain_games(game: Path, tmp_path: Path) -> None:
+    for name in ("train/a", "train/b", "test/c"):
+        target = tmp_path / f"{name}.z8"
+        target.parent.mkdir(exist_ok=True)
+        shutil.copy(game, target)
+        shutil.copy(game.with_suffix(".json"), target.with_suffix(".json"))
+    assert [task.id for task in tasks_of(tmp_path)] == ["textworld/train/a", "textworld/train/b"]
+    assert [task.id for task in tasks_of(tmp_path, "test")] == ["textworld/test/c"]
+    assert tasks_of(tmp_path, "validation") == []
+    assert [task.id for task in tasks_of(tmp_path / "train", "test")] == ["textworld/test/a", "textworld/test/b"]
+
+
+# ---------------------------------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"generator": "treasure_hunt"}, "did you mean 'treasure_hunter'"),
+        ({"generator": "zzz"}, "use one of treasure_hunter, coin_collector, cooking, simple"),
+        ({"generator": "coin_collector", "levle": 3}, "no option 'levle'; did you mean 'level'"),
+        ({"generator": "coin_collector", "level": 301}, "takes 1 to 300"),
+        ({"generator": "simple", "goal": "long"}, "takes detailed, brief, none"),
+        ({"generator": "cooking", "recipe": 1, "take": 2}, "lower take"),
+        ({"generator": "cooking", "recipe_seed": 5}, "recipe_seed needs take"),
+        ({"generator": "simple", "path": "x"}, "and not both"),
+        ({"level": 3}, "either path"),
+        ({"path": "x.z8", "level": 3}, "'level' belongs to a generator"),
+        ({"generator": "simple", "num_games": 0}, "num_games must be"),
+        ({"generator": "simple", "dataset_seed": -1}, "dataset_seed 0 to"),
+    ],
+)
+def test_bad_options_name_the_fix(options: dict[str, Any], message: str) -> None:
+    for call in (lambda: TextWorldEnv.tasks("train", **options), lambda: TextWorldEnv(**options)):
+        with pytest.raises(ConfigError, match=message):
+            call()
+
+
+def test_bad_splits_steps_and_tasks_are_refused() -> None:
+    with pytest.raises(ConfigError, match="unknown split 'dev'"):
+        TextWorldEnv.tasks("dev")
+    with pytest.raises(ConfigError, match="max_steps must be at least 1"):
+        TextWorldEnv(max_steps=0)
+    with pytest.raises(ConfigError, match="no TextWorld task"):
+        TextWorldEnv().reset(Task("x", "textworld"))
+    with pytest.raises(EnvError, match="call reset"):
+        TextWorldEnv().step("look")
+
+
+def test_bad_files_are_named(tmp_path: Path) -> None:
+    for name in ("game.ulx", "lonely.z8", "data.json"):
+        (tmp_path / name).write_bytes(b"")
+    (tmp_path / "empty").mkdir()
+    for name, message in {
+        "game.ulx": "Glulx",
+        "lonely.z8": r"lonely\.json is missing beside lonely\.z8",
+        "data.json": "no compiled game",
+        "absent.z8": "there is no game",
+        "empty": r"no \.z8 game in",
+    }.items():
+        with pytest.raises(ConfigError, match=message):
+            tasks_of(tmp_path / name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("generator", sorted(GENERATORS))
+def test_every_generator_makes_games_of_every_split(generator: str, tmp_path: Path) -> None:
+    texts = set()
+    for split in ("train", "validation", "test"):
+        env = TextWorldEnv(actions=True, cache_dir=tmp_path)
+        seen = env.reset(TextWorldEnv.tasks(split, generator=generator)[0])
+        assert seen.actions
+        texts.add(seen.text)
+    assert len(texts) == 3

@@ -1,0 +1,533 @@
+"""Waymarks: compiled and simulated games are the same, winnable with the rule, hopeless without, and keep it secret."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trailnotes.envs import check_env
+from trailnotes.envs.base import Env
+from trailnotes.envs.textworld.interpreter import open_story
+from trailnotes.envs.waymarks import env as wm
+from trailnotes.envs.waymarks import simulator as sim
+from trailnotes.envs.waymarks import spec as ws
+from trailnotes.errors import ConfigError, EnvError
+from trailnotes.types import Observation, Task
+
+ALL_FAMILIES = [f"{kind}/{name}" for kind in ws.KINDS for name in ws.FAMILY_NAMES[kind]]
+EVERY_SIZE = [(kind, size) for kind, sizes in ws.SIZES.items() for size in sizes]
+KEYS_SEED, ROUTE_SEED = 7, 4  # chosen so that the start of both holds furniture, and one junction is without
+
+
+@pytest.fixture(scope="module")
+def games(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache that the tests of this module share."""
+    return tmp_path_factory.mktemp("games")
+
+
+def tiny_tasks() -> list[Task]:
+    """One route and one keys game: all that this module compiles, besides one twin of each."""
+    route = ws.make_spec("route", "amber", ("north", "east", "north", "west", "south", "south", "west"), ROUTE_SEED)
+    keys = ws.make_spec("keys", "hazel", ("jade", "onyx", "ruby", "pearl"), KEYS_SEED)
+    return [wm.task_of(route, "route/amber/tiny"), wm.task_of(keys, "keys/hazel/tiny")]
+
+
+def play(env: Env, task: Task, actions: list[str] | tuple[str, ...]) -> list[Observation]:
+    """Observations of an episode that stops when it ends."""
+    seen = [env.reset(task)]
+    for action in actions:
+        if seen[-1].done:
+            break
+        seen.append(env.step(action))
+    return seen
+
+
+# ---------------------------------------------------------------------------------------------- tasks and rules
+
+
+def test_splits_have_their_sizes_and_share_no_game() -> None:
+    tasks = {split: wm.make_tasks(split, ALL_FAMILIES) for split in wm.NUM_VARIATIONS}
+    assert {split: len(found) for split, found in tasks.items()} == {"train": 60, "validation": 60, "test": 240}
+    everything = [task for found in tasks.values() for task in found]
+    assert len({task.id for task in everything}) == len({task.seed for task in everything}) == 360
+    specs = [wm.spec_of(task) for task in everything]
+    assert len({(s.kind, s.family, s.rooms, s.furniture, s.listing) for s in specs}) == 360
+
+
+def test_variations_share_the_rule_of_their_family_and_nothing_tells_families_apart_but_rule_and_name() -> None:
+    for name in ALL_FAMILIES:
+        specs = [wm.spec_of(t) for split in wm.NUM_VARIATIONS for t in wm.make_tasks(split, [name])]
+        assert len({spec.rule for spec in specs}) == 1
+        assert len({spec.listing for spec in specs}) > 5
+
+
+def test_tasks_never_change() -> None:
+    tasks = [task for split in wm.NUM_VARIATIONS for task in wm.WaymarksEnv.tasks(split)]
+    words = json.dumps([[t.id, t.env, t.seed, t.split, dict(t.options)] for t in tasks])
+    assert tasks[0].id == "waymarks/route/amber/train-0"
+    assert hashlib.sha256(words.encode()).hexdigest()[:16] == "09bf84119b81e956"
+    assert wm.WaymarksSimulator.tasks("test", actions=True) == wm.make_tasks("test")
+
+
+def test_another_dataset_seed_is_another_panel() -> None:
+    here, there = wm.make_tasks("test"), wm.make_tasks("test", dataset_seed=3)
+    assert not {t.id for t in here} & {t.id for t in there}
+    assert not {t.seed for t in here} & {t.seed for t in there}
+    assert wm.panel_rules() != wm.panel_rules(dataset_seed=3)
+
+
+@pytest.mark.parametrize("dataset_seed", range(20))
+def test_families_of_a_kind_have_different_rules(dataset_seed: int) -> None:
+    rules = wm.panel_rules(ALL_FAMILIES, dataset_seed)
+    assert len(rules) == len({(kind, rule) for kind, _, rule in rules}) == 12
+
+
+def test_panel_rules_are_those_of_the_tasks() -> None:
+    specs = [wm.spec_of(task) for split in wm.NUM_VARIATIONS for task in wm.make_tasks(split)]
+    assert wm.panel_rules() == {(spec.kind, spec.family, spec.rule) for spec in specs}
+
+
+@given(st.sampled_from(EVERY_SIZE), st.integers(0, 10**9))
+def test_random_rules_are_rules(sized: tuple[ws.Kind, int], seed: int) -> None:
+    kind, size = sized
+    rule = ws.random_rule(kind, random.Random(seed), size)
+    assert ws.check_rule(kind, rule) == rule
+    assert len(rule) == size
+
+
+def test_random_rules_reach_every_rule_about_equally() -> None:
+    rng = random.Random(1)
+    counts = dict.fromkeys(all_rules("keys"), 0)
+    for _ in range(50 * len(counts)):
+        counts[ws.random_rule("keys", rng)] += 1
+    assert 15 < min(counts.values()) <= max(counts.values()) < 100  # mean 50, sd 7
+
+
+@pytest.mark.parametrize(
+    ("kind", "rule"),
+    [
+        ("route", "west north north north north north north"),  # starts into the archive
+        ("route", "north south south south south south south"),  # straight back
+        ("route", "north"),  # one too few
+        ("route", "north north north north north north north north"),
+        ("route", "north north north north north north up"),
+        ("keys", "ruby ruby opal jade"),
+        ("keys", ""),
+        ("keys", "ruby opal jade onyx pearl"),
+        ("keys", "ruby opal jade gold"),
+    ],
+)
+def test_impossible_rules_are_refused(kind: ws.Kind, rule: str) -> None:
+    with pytest.raises(ConfigError, match="is no rule for"):
+        ws.make_spec(kind, "amber", rule.split(), 0)
+
+
+def test_unknown_names_are_refused() -> None:
+    with pytest.raises(ConfigError, match="unknown split 'dev'"):
+        wm.make_tasks("dev")
+    for family in ("route/hazel", "maze/amber", "amber"):
+        with pytest.raises(ConfigError, match=r"unknown family.*route/amber"):
+            wm.make_tasks("train", [family])
+    with pytest.raises(ConfigError, match="unknown kind"):
+        ws.make_spec("maze", "amber", ("north",), 0)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="no Waymarks task"):
+        wm.spec_of(Task("x", "waymarks"))
+    with pytest.raises(ConfigError, match="max_steps"):
+        wm.WaymarksSimulator(max_steps=0)
+
+
+# ---------------------------------------------------------------------------------------------- sizes
+
+SMALL = {"route/birch": 3, "keys/hazel": 2}
+
+
+def test_the_default_sizes_are_the_games_there_were_before_sizes() -> None:
+    """Rules, seeds and ids are held by the hash of the tasks; here the rest of what makes a game, and its cache key."""
+    specs = [wm.spec_of(task) for task in wm.make_tasks("validation", ALL_FAMILIES)]
+    words = json.dumps([asdict(spec) for spec in specs])
+    assert hashlib.sha256(words.encode()).hexdigest()[:16] == "3be0144937c25f16"
+    texts = [sim.first_scene(spec).text for spec in specs]
+    assert hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:16] == "fecf21e5073c372c"
+    sizes = {name: ws.DEFAULT_SIZE[ws.split_family(name)[0]] for name in ALL_FAMILIES}
+    assert wm.make_tasks("test", ALL_FAMILIES, sizes=sizes) == wm.make_tasks("test", ALL_FAMILIES)
+
+
+def test_a_size_changes_its_family_alone() -> None:
+    plain, sized = (wm.WaymarksSimulator.tasks("test", sizes=sizes) for sizes in ({}, SMALL))
+    for old, new in zip(plain, sized, strict=True):
+        name = f"{old.options['kind']}/{old.options['family']}"
+        assert (old == new) is (name not in SMALL)
+        if name in SMALL:
+            assert new.id == f"{old.id}:{SMALL[name]}"
+            assert len(new.options["rule"]) == wm.spec_of(new).size == SMALL[name]
+    assert {task.id for task in wm.make_tasks("test", SMALL, 3, SMALL)}.isdisjoint(task.id for task in sized)
+
+
+def test_rules_of_a_size_are_pure_functions_of_seed_family_and_size() -> None:
+    rules = {
+        (kind, size): [ws.family_rule.__wrapped__(kind, name, 0, size) for name in ws.FAMILY_NAMES[kind]]
+        for kind, size in EVERY_SIZE
+    }
+    assert all(len(set(found)) == 6 for found in rules.values())
+    assert all(len(rule) == size for (_, size), found in rules.items() for rule in found)
+    assert rules["route", 3][1] == ws.family_rule("route", "birch", 0, 3) == ("east", "south", "west")
+    assert rules["keys", 2][1] == ws.family_rule("keys", "hazel", 0, 2) == ("opal", "beryl")
+
+
+def test_panel_rules_respect_sizes() -> None:
+    specs = [wm.spec_of(task) for task in wm.make_tasks("test", sizes=SMALL)]
+    assert wm.panel_rules(sizes=SMALL) == {(spec.kind, spec.family, spec.rule) for spec in specs}
+    assert wm.COMPARE_SIZES == SMALL
+
+
+@pytest.mark.parametrize(
+    ("sizes", "fault"),
+    [
+        ({"route/hazel": 3}, r"unknown family.*keys/hazel"),
+        ({"route/birch": 1}, r"no games of size 1; use 2 to 7"),
+        ({"route/birch": 8}, r"no games of size 8; use 2 to 7"),
+        ({"keys/hazel": 0}, r"no games of size 0; use 1 to 4"),
+        ({"keys/hazel": 2.0}, r"route/birch"),
+        (["route/birch"], r"route/birch. = 3"),
+    ],
+)
+def test_impossible_sizes_are_refused_with_the_fix(sizes: Any, fault: str) -> None:
+    with pytest.raises(ConfigError, match=fault):
+        wm.make_tasks("test", sizes=sizes)
+
+
+@pytest.mark.parametrize(("kind", "size"), EVERY_SIZE)
+def test_games_of_every_size_are_won_with_the_rule_within_their_budget(kind: ws.Kind, size: int) -> None:
+    family = {"route": "birch", "keys": "hazel"}[kind]
+    env = wm.WaymarksSimulator()
+    for task in wm.make_tasks("train", [f"{kind}/{family}"], sizes={f"{kind}/{family}": size}):
+        spec = wm.spec_of(task)
+        check_players(env, task, spec)
+        seen = play(env, task, ["look"] * 20)
+        assert len(seen) == 1 + spec.max_steps == 1 + size + {"route": 2, "keys": 0}[kind]
+        assert seen[-1].truncated
+        assert all((box in seen[0].text) is (box in spec.boxes) for box in ws.BOXES)
+
+
+def sized_task(kind: ws.Kind, size: int) -> Task:
+    rule = ws.random_rule(kind, random.Random(size), size)
+    return wm.task_of(ws.make_spec(kind, ws.FAMILY_NAMES[kind][0], rule, size), f"{kind}/sized-{size}")
+
+
+@pytest.mark.parametrize(("kind", "size"), [sized for sized in EVERY_SIZE if sized[1] != ws.DEFAULT_SIZE[sized[0]]])
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_simulated_equals_compiled_at_every_size(kind: ws.Kind, size: int, games: Path, data: st.DataObject) -> None:
+    task = sized_task(kind, size)
+    gold = list(ws.gold_actions(wm.spec_of(task)))
+    lines = st.one_of(any_action(gold), st.sampled_from(HARD_LINES))
+    side_by_side(task, [*gold[: data.draw(st.integers(0, size))], *data.draw(st.lists(lines, max_size=12))], games)
+
+
+# ---------------------------------------------------------------------------------------------- how hard
+
+
+def all_rules(kind: ws.Kind, size: int | None = None) -> list[ws.Rule]:
+    """Every rule of a kind, by brute force."""
+    size = size or ws.DEFAULT_SIZE[kind]
+    if kind == "keys":
+        return list(itertools.permutations(ws.GEMS, size))
+    found = []
+    for rule in itertools.product(ws.DIRECTIONS, repeat=size):
+        steps = (ws.ARCHIVE_DIRECTION, *(ws.OPPOSITE[word] for word in rule))
+        if all(word != back for word, back in zip(rule, steps, strict=False)):
+            found.append(rule)
+    return found
+
+
+def test_a_guesser_wins_at_most_one_of_2000_episodes() -> None:
+    assert len(all_rules("route")) == 3**7 == 2187
+    assert len(all_rules("keys")) == 9 * 8 * 7 * 6 == 3024
+
+
+def test_of_small_games_luck_finds_many() -> None:
+    assert [len(all_rules("route", size)) for size in ws.SIZES["route"]] == [9, 27, 81, 243, 729, 2187]
+    assert [len(all_rules("keys", size)) for size in ws.SIZES["keys"]] == [9, 72, 504, 3024]
+
+
+def random_success(spec: ws.GameSpec) -> float:
+    """Chance that uniformly drawn admissible actions win, exact: probabilities pushed through the scenes."""
+    chances, won = {sim.first_scene(spec): 1.0}, 0.0
+    for _ in range(spec.max_steps):
+        following: dict[sim.Scene, float] = {}
+        for scene, chance in chances.items():
+            actions = sim.admissible(scene)
+            for action in actions:
+                after = sim.next_scene(scene, action)
+                share = chance / len(actions)
+                won += share if after.won else 0.0
+                if not (after.won or after.lost):
+                    following[after] = following.get(after, 0.0) + share
+        chances = following
+    return won
+
+
+@pytest.mark.parametrize("task", tiny_tasks(), ids=lambda task: task.options["kind"])
+def test_chances_of_a_random_explorer(task: Task) -> None:
+    spec = wm.spec_of(task)
+    by_hand = {
+        # 1 right action of 4 at each of 7 junctions; 2 spare steps allow one detour: back (1/4) to the junction before
+        # and onward again (1/4), from each junction but the first, behind which lies the archive
+        "route": (1 + 6 / 4**2) / 4**7,
+        # 4, 3, 2, 1 right actions of 37, 28, 19, 10: every gem in every locked box, and the archive
+        "keys": 4 / 37 * 3 / 28 * 2 / 19 * 1 / 10,
+    }
+    assert random_success(spec) == pytest.approx(by_hand[spec.kind])
+    assert round(1 / random_success(spec)) == {"route": 11916, "keys": 8202}[spec.kind]
+
+
+# ---------------------------------------------------------------------------------------------- players
+
+
+@pytest.mark.parametrize("split", list(wm.NUM_VARIATIONS))
+def test_gold_wins_and_the_archive_tells_and_loses_in_every_simulated_game(split: str) -> None:
+    env = wm.WaymarksSimulator()
+    for task in wm.make_tasks(split, ALL_FAMILIES):
+        spec = wm.spec_of(task)
+        check_players(env, task, spec)
+
+
+@pytest.mark.parametrize("task", tiny_tasks(), ids=lambda task: task.options["kind"])
+def test_gold_wins_and_the_archive_tells_and_loses_in_compiled_games(task: Task, games: Path) -> None:
+    check_players(wm.WaymarksEnv(cache_dir=games), task, wm.spec_of(task))
+
+
+def check_players(env: Env, task: Task, spec: ws.GameSpec) -> None:
+    note = ws.note_text(spec.rule)
+    gold = play(env, task, ws.gold_actions(spec))
+    assert (gold[-1].success, gold[-1].terminated, gold[-1].truncated) == (True, True, False)
+    assert [o.reward for o in gold] == [0.0] * (len(gold) - 1) + [1.0]
+    assert all(note not in o.text for o in gold)
+    assert spec.family in (gold[0].instruction or "")
+    read = play(env, task, ws.archive_actions(spec))
+    assert len(read) == 2
+    assert note in read[-1].text
+    assert (read[-1].success, read[-1].terminated, read[-1].score, read[-1].reward) == (False, True, 0.0, 0.0)
+
+
+def test_what_is_seen_word_for_word(games: Path) -> None:
+    route, keys = tiny_tasks()
+    env = wm.WaymarksEnv(cache_dir=games)
+    seen = play(env, route, ["north", "up", "south", "north", "west"])
+    assert seen[0].instruction == "find the way through the amber maze"
+    assert [o.text for o in seen] == ROUTE_TEXTS
+    assert seen[-1].terminated
+    seen = play(env, keys, KEYS_ACTIONS)
+    assert seen[0].instruction == "unlock the boxes of the hazel vault"
+    assert [o.text for o in seen] == KEYS_TEXTS
+    assert (seen[-1].terminated, seen[-1].truncated) == (False, True)
+
+
+ROUTE_TEXTS = [
+    "kitchen. exits south north east, archive west. a barrel.",
+    "lounge. exits north east west.",
+    "you can't go that way.",
+    "kitchen. exits south north east, archive west. a barrel.",
+    "lounge. exits north east west.",
+    "tower. a dead end.",
+]
+KEYS_ACTIONS = [
+    f"unlock {pair}" for pair in ("trunk with onyx", "trunk with jade", "coffer with pearl", "chest with opal")
+]
+KEYS_START = (
+    "you hold beryl opal jade onyx ruby agate topaz garnet pearl. boxes coffer crate chest trunk. archive west."
+)
+KEYS_TEXTS = [
+    f"mill. {KEYS_START} a desk.",
+    "you unlock the trunk.",
+    "that's unlocked at the moment.",
+    "you unlock the coffer.",
+    "that doesn't seem to fit the lock.",
+]
+
+
+def test_words_are_few() -> None:
+    rng = random.Random(0)
+    words: set[str] = set()
+    env = wm.WaymarksSimulator(actions=True)
+    for task in [t for split in wm.NUM_VARIATIONS for t in wm.make_tasks(split, ALL_FAMILIES)]:
+        spec = wm.spec_of(task)
+        walk = [rng.choice(["look", "inventory", "examine door", *(env.reset(task).actions or ())]) for _ in range(8)]
+        for actions in (ws.gold_actions(spec), ws.archive_actions(spec), walk):
+            seen = play(env, task, actions)
+            assert all(len(o.text.split()) <= 22 for o in seen)
+            assert len((seen[0].instruction or "").split()) <= 10
+            words.update(*(o.text.split() for o in seen), *(a.split() for a in actions))
+    assert len({word.strip(".,:") for word in words}) < 150
+
+
+# ---------------------------------------------------------------------------------------------- secrecy
+
+NOSY = """
+    look|inventory|goal|help|print_state|enable print state option|restrict commands|tw-extra-infos description
+    |tw-print max_score|tw-trace-actions|tw-print player id|open chest|open trunk|unlock chest|lock chest with ruby
+    |examine chest|examine trunk|examine crate|examine ruby|search chest|score|version|objects|places|nouns|full
+    |test me|showme chest|tree|rules|think|examine me|read note|undo|save|verify|pronouns|north with ruby|unlock
+    |open coffer|unlock coffer|examine coffer
+"""
+
+
+def test_only_the_archive_depends_on_the_rule(games: Path) -> None:
+    """Two games that differ in the rule alone answer every nosy line alike; lines go raw to the interpreter."""
+    for task in tiny_tasks():
+        spec = wm.spec_of(task)
+        other = tuple(reversed(spec.rule)) if spec.kind == "keys" else ("north", "west", *spec.rule[2:3], *["east"] * 4)
+        twin = ws.make_spec(spec.kind, spec.family, other, spec.seed)
+        stories = [open_story(wm.compiled_game(s, games)) for s in (spec, twin)]
+        for line in map(str.strip, NOSY.split("|")):
+            first, second = (story.play(story.start.state, line).answer for story in stories)
+            assert first == second, line
+            assert "match" not in first.text
+        notes = [story.play(story.start.state, "west").answer.text.lower() for story in stories]
+        assert [note.split("here")[1] for note in notes] != [notes[0].split("here")[1]] * 2
+
+
+def test_the_games_file_names_its_own_instruction_and_no_walkthrough(games: Path) -> None:
+    for task in tiny_tasks():
+        spec = wm.spec_of(task)
+        path = wm.compiled_game(spec, games)
+        data = json.loads(path.with_suffix(".json").read_text())
+        assert data["objective"] == ws.instruction_text(spec)
+        assert not path.with_suffix(".ni").exists()
+        assert ws.instruction_text(spec) in " ".join(open_story(path).start.raw.split())
+
+
+# ---------------------------------------------------------------------------------------------- equality
+
+VOCABULARY = (
+    *ws.DIRECTIONS, *ws.BOXES, *ws.GEMS, *ws.FURNITURE, *ws.ROOMS[:6], "archive", "unlock", "with", "go", "look",
+    "examine", "x", "l", "i", "inventory", "wait", "z", "goal", "the", "a", "an", "n", "up", "in", "carved", "here",
+    "exits", "boxes", "you", "hold", "and", "it", "open", "take", "northeast", "inside", "use", "help", "to", "at",
+    "yes", "first", "save", "quit", "then", "again", "carrying", "nonsense", "inventorying",
+)  # fmt: skip
+HARD_LINES = (
+    "", " ", "\n", "north\nnorth", "NORTH", " go   the  NORTH. ", "north n", "go north north", "north. east", "é",
+    "☃ north", "go", "go up", "in", "northwest", "unlock", "unlock chest", "unlock chest with", "unlock with jade", "x",
+    "unlock chest chest with jade jade", "unlock the chest with the jade", "unlock chest with jade with jade",
+    "unlock chest with trunk", "unlock jade with chest", "unlock jade with jade", "unlock chest with north",
+    "unlock north with jade", "unlock up with west", "examine north", "examine in", "examine chest trunk", "look chest",
+    "unlock it with jade", "unlock all with jade", "2", "again", "g", "undo", "oops north", "north then north",
+    "x" * 100_000, "north " * 30, "unlock chest with jade " * 5,
+    "\x00\x1b[31mnorth", "unlock  chest,with jade", "wait wait", "goal x",
+)  # fmt: skip
+
+
+def side_by_side(task: Task, actions: list[str], games: Path) -> None:
+    """Play the same actions in both; every observation must be equal."""
+    real = wm.WaymarksEnv(actions=True, max_steps=60, cache_dir=games)
+    fake = wm.WaymarksSimulator(actions=True, max_steps=60)
+    assert real.reset(task) == fake.reset(task)
+    for action in actions:
+        here, there = real.step(action), fake.step(action)
+        assert here == there, action
+        if here.done:
+            assert real.reset(task) == fake.reset(task)
+
+
+@pytest.mark.parametrize("task", tiny_tasks(), ids=lambda task: task.options["kind"])
+def test_simulated_equals_compiled_on_hard_lines(task: Task, games: Path) -> None:
+    gold = list(ws.gold_actions(wm.spec_of(task)))
+    for first in ([], gold[:1], gold[:2]):
+        for line in HARD_LINES:
+            side_by_side(task, [*first, line, line], games)
+
+
+@pytest.mark.parametrize("task", tiny_tasks(), ids=lambda task: task.options["kind"])
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_simulated_equals_compiled_on_random_walks(task: Task, games: Path, data: st.DataObject) -> None:
+    side_by_side(task, data.draw(st.lists(any_action(ws.gold_actions(wm.spec_of(task))), max_size=12)), games)
+
+
+def any_action(gold_actions: Sequence[str]) -> st.SearchStrategy[str]:
+    """Right ones, legal ones, nearly legal ones, and any text."""
+    gold = st.sampled_from(gold_actions)
+    unlocking = st.builds(ws.unlock, st.sampled_from(ws.BOXES), st.sampled_from(ws.GEMS))
+    babble = st.lists(st.sampled_from(VOCABULARY), max_size=5).map(" ".join)
+    attempts = st.tuples(babble, babble).map(lambda pair: f"unlock {pair[0]} with {pair[1]}")
+    looks = babble.map("examine {}".format)
+    return st.one_of(gold, gold, st.sampled_from(ws.DIRECTIONS), unlocking, babble, attempts, looks, st.text())
+
+
+# ---------------------------------------------------------------------------------------------- episodes
+
+
+@pytest.mark.parametrize("actions", [False, True])
+def test_both_keep_the_contract(games: Path, actions: bool) -> None:
+    options: dict[str, Any] = {"actions": actions, "cache_dir": games, "families": ["keys/hazel", "route/amber"]}
+    assert check_env(partial(wm.WaymarksSimulator, **options)) == ()
+    assert check_env(partial(wm.WaymarksEnv, **options), tiny_tasks()) == ()
+
+
+@pytest.mark.parametrize("kind", ws.KINDS)
+def test_the_budget_ends_an_episode_and_no_step_follows(kind: ws.Kind) -> None:
+    task = next(task for task in tiny_tasks() if task.options["kind"] == kind)
+    env = wm.WaymarksSimulator()
+    with pytest.raises(EnvError, match="call reset"):
+        env.step("look")
+    seen = play(env, task, ["look"] * 20)
+    assert len(seen) == 1 + {"route": 9, "keys": 4}[kind]
+    assert (seen[-1].truncated, seen[-1].terminated, seen[-1].success) == (True, False, False)
+    with pytest.raises(EnvError, match="call reset"):
+        env.step("look")
+    play(env, task, ws.archive_actions(wm.spec_of(task)))
+    with pytest.raises(EnvError, match="call reset"):
+        env.step("look")
+    env.reset(task)
+    env.close()
+    env.close()
+    with pytest.raises(EnvError, match="call reset"):
+        env.step("look")
+
+
+def test_winning_with_the_last_step_of_the_budget_is_no_truncation() -> None:
+    task = tiny_tasks()[1]
+    last = play(wm.WaymarksSimulator(max_steps=len(ws.BOXES)), task, ws.gold_actions(wm.spec_of(task)))[-1]
+    assert (last.terminated, last.truncated, last.actions) == (True, False, None)
+
+
+def test_one_wrong_attempt_cannot_be_made_good() -> None:
+    task = tiny_tasks()[1]
+    gold = ws.gold_actions(wm.spec_of(task))
+    assert not play(wm.WaymarksSimulator(), task, ["unlock chest with beryl", *gold])[-1].success
+
+
+def test_refused_actions_are_marked() -> None:
+    env = wm.WaymarksSimulator()
+    env.reset(tiny_tasks()[0])
+    assert env.step("x" * 100_000).info == {"action_refused": True}
+    assert env.step("again").info == {"action_refused": True}
+    assert env.step("sing loudly").info == {}
+
+
+def test_admissible_actions_do_something() -> None:
+    route, keys = (wm.spec_of(task) for task in tiny_tasks())
+    assert sim.admissible(sim.first_scene(route)) == ("east", "north", "south", "west")
+    scene = sim.next_scene(sim.first_scene(keys), ws.gold_actions(keys)[0])
+    assert len(sim.admissible(scene)) == 1 + 3 * 9
+    assert not any("chest" in action for action in sim.admissible(scene))
+
+
+def test_compile_all_compiles_once_and_reports(games: Path) -> None:
+    tasks = tiny_tasks()
+    reported: list[tuple[int, int]] = []
+    paths = wm.compile_all([*tasks, tasks[0]], 2, lambda done, total: reported.append((done, total)), games)
+    assert reported == [(1, 3), (2, 3), (3, 3)]
+    assert paths == [wm.compiled_game(wm.spec_of(task), games) for task in [*tasks, tasks[0]]]
+    assert all(path.is_file() and path.with_suffix(".json").is_file() for path in paths)

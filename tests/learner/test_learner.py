@@ -1,0 +1,448 @@
+"""The update: what it equals, what it does not depend on, and what stops it."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+
+from tiny import VOCABULARY, episode, group, tiny_model, with_logprobs
+from trailnotes.config.schema import LossConfig, OptimConfig
+from trailnotes.errors import ConfigError, NonFiniteError
+from trailnotes.learner.learner import Learner
+from trailnotes.learner.samples import build_samples
+from trailnotes.types import Mode, Sample
+
+# peft and older releases of transformers ask by a name that newer transformers deprecate
+renamed = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")
+IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
+
+
+def rows(num: int = 6, unit: Any = "auto", modes: tuple[Mode, ...] = ("plain", "off_policy")) -> list[Sample]:
+    episodes = [episode(random.Random(i), 1 + i % 3, modes[i % len(modes)]) for i in range(num)]
+    return build_samples([group(*episodes)], [[(-1) ** i * (1 + i / 4) for i in range(num)]], unit)
+
+
+def learner(
+    model: nn.Module | None = None, *, reference: nn.Module | None = None, dump_dir: Path | None = None, **settings: Any
+) -> Learner:
+    """A learner of a tiny model; settings go to the section that knows them."""
+    settings = {"lr": 1e-3, "grad_clip": 0.0, "minibatch": 0, "mask_logprob": None} | settings
+    optim = OptimConfig(**{k: v for k, v in settings.items() if k in OptimConfig.model_fields})
+    loss = LossConfig(**{k: v for k, v in settings.items() if k in LossConfig.model_fields})
+    assert not set(settings) - set(OptimConfig.model_fields) - set(LossConfig.model_fields)
+    return Learner(model or tiny_model(), optim, loss, reference=reference, dump_dir=dump_dir)
+
+
+def weights(learner: Learner) -> dict[str, Tensor]:
+    return {name: p.detach().clone() for name, p in learner.model.named_parameters()}
+
+
+def gradients(learner: Learner) -> list[Tensor]:
+    return [p.grad.clone() for p in learner.model.parameters() if p.grad is not None]
+
+
+def assert_equal_weights(one: Learner, other: Learner, **tolerance: float) -> None:
+    for (name, mine), theirs in zip(weights(one).items(), weights(other).values(), strict=True):
+        torch.testing.assert_close(mine, theirs, **(tolerance or {"atol": 0.0, "rtol": 0.0}), msg=name)
+
+
+def on_policy(learner: Learner, samples: list[Sample]) -> list[Sample]:
+    """The rows as the learner's own weights would have sampled them: every ratio is 1."""
+    return [replace(s, behavior_logprobs=p) for s, p in zip(samples, learner.logprobs(samples), strict=True)]
+
+
+def test_logprobs_are_aligned_with_the_rows() -> None:
+    subject, samples = learner(), rows()
+    for sample, found in zip(samples, subject.logprobs(samples), strict=True):
+        assert len(found) == len(sample.token_ids)
+        assert all((value < 0) == bool(trained) for value, trained in zip(found, sample.loss_mask, strict=True))
+
+
+@pytest.mark.parametrize("aggregation", ["token", "sequence"])
+def test_ratio_one_gives_the_reinforce_gradient(aggregation: str) -> None:
+    subject = learner(aggregation=aggregation)
+    samples = on_policy(subject, rows())
+    metrics = subject.update(samples)
+    model = tiny_model()
+    terms = []
+    for sample in samples:
+        ids = torch.tensor([sample.token_ids])
+        logprobs = torch.log_softmax(model(input_ids=ids).logits[0, :-1], -1).gather(-1, ids[0, 1:, None])[:, 0]
+        trained, advantages = torch.tensor(sample.loss_mask[1:]).bool(), torch.tensor(sample.advantages[1:])
+        terms.append((-advantages * logprobs)[trained])
+    (torch.cat(terms).mean() if aggregation == "token" else torch.stack([t.mean() for t in terms]).mean()).backward()
+    for mine, parameter in zip(gradients(subject), model.parameters(), strict=True):
+        torch.testing.assert_close(mine, parameter.grad, atol=1e-5, rtol=1e-4)
+    assert metrics["ratio_mean"] == pytest.approx(1.0, abs=1e-5)
+    assert metrics["kl_to_behavior"] == pytest.approx(0.0, abs=1e-6)
+
+
+@pytest.mark.parametrize("drop", [True, False])
+def test_equal_returns_give_a_zero_update(drop: bool) -> None:
+    subject = learner(drop_zero_advantage=drop, epochs=2, weight_decay=0.1)
+    subject.update(rows())  # moments that would go on moving the weights
+    before = weights(subject)
+    metrics = subject.update([replace(s, advantages=(0.0,) * len(s.advantages)) for s in rows()])
+    assert all(torch.equal(before[name], now) for name, now in weights(subject).items())
+    assert metrics["optimiser_steps"] == 0
+    assert metrics["zero_advantage_rows"] == metrics["rows"] == 6
+    assert metrics["tokens_trained"] == (0 if drop else 2 * sum(sum(s.loss_mask) for s in rows()))
+
+
+def test_nothing_to_learn_from_is_fine() -> None:
+    assert learner().update([])["tokens_trained"] == 0
+
+
+@pytest.mark.parametrize("aggregation", ["token", "sequence"])
+@pytest.mark.parametrize("budget", [1, 30])
+def test_microbatches_do_not_change_the_update(aggregation: str, budget: int) -> None:
+    settings: dict[str, Any] = {"aggregation": aggregation, "kl": 0.1, "mask_logprob": -4.0, "epochs": 2}
+    samples = with_logprobs(rows(9), 1)
+    whole = learner(reference=tiny_model(1), **settings)
+    parts = learner(reference=tiny_model(1), microbatch_tokens=budget, **settings)
+    expected, found = whole.update(samples), parts.update(samples)
+    assert_equal_weights(parts, whole, atol=1e-5, rtol=0)  # AdamW turns a gradient near 0 into up to lr = 1e-3
+    for name in set(expected) - {"seconds", "seconds_reference", "tokens_forward"}:
+        assert found[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-6), name
+    assert expected["masked_fraction"] > 0
+    assert found["tokens_forward"] < expected["tokens_forward"]  # less padding
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"kl": 0.1}, {"mask_logprob": -4.0}, {"mask_logprob": -4.0, "mask_unit": "response"}]
+)
+def test_one_row_an_episode_equals_one_row_a_step(settings: dict[str, Any]) -> None:
+    reference = tiny_model(1) if "kl" in settings else None
+    found = []
+    for unit in ("auto", "step"):
+        subject = learner(reference=reference, **settings)
+        metrics = subject.update(with_step_logprobs(rows(6, unit)))
+        found.append((gradients(subject), metrics))
+    (auto, few), (step, many) = found
+    for mine, theirs in zip(auto, step, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-4)
+    assert few["tokens_trained"] == many["tokens_trained"]
+    assert few["tokens_forward"] < many["tokens_forward"]
+
+
+def with_step_logprobs(samples: list[Sample]) -> list[Sample]:
+    """Behaviour that depends on the token alone, so that it is the same however rows are cut."""
+    return [
+        replace(s, behavior_logprobs=tuple(m * (-2 - i % 5 / 4) for i, m in zip(s.token_ids, s.loss_mask, strict=True)))
+        for s in samples
+    ]
+
+
+def test_minibatches_step_once_each_and_in_the_seeds_order() -> None:
+    samples = with_logprobs(rows(6), 1)
+    one, same, other = (learner(minibatch=2, epochs=2) for _ in range(3))
+    assert one.update(samples, seed=1)["optimiser_steps"] == 6
+    same.update(samples, seed=1)
+    other.update(samples, seed=2)
+    assert_equal_weights(one, same)
+    assert any(not torch.equal(a, b) for a, b in zip(weights(one).values(), weights(other).values(), strict=True))
+
+
+def test_off_policy_without_tips_equals_plain() -> None:
+    episodes = [episode(random.Random(i), 2, "off_policy", tips=False) for i in range(4)]
+    plain = [replace(e, mode="plain") for e in episodes]
+    one, other = learner(mask_logprob=-2.0), learner(mask_logprob=-2.0)
+    one.update(build_samples([group(*episodes)], [[1.0, -1.0, 2.0, -2.0]]))
+    other.update(build_samples([group(*plain)], [[1.0, -1.0, 2.0, -2.0]]))
+    assert_equal_weights(one, other)
+
+
+def test_rows_of_zero_advantage_are_left_out_of_kl_too() -> None:
+    samples = with_logprobs(rows(4), 1)
+    silent = replace(samples[0], advantages=(0.0,) * len(samples[0].advantages), trajectory=9)
+    with_row, without = (learner(reference=tiny_model(1), kl=0.5) for _ in range(2))
+    with_row.update([*samples, silent])
+    without.update(samples)
+    assert_equal_weights(with_row, without)
+    kept = learner(reference=tiny_model(1), kl=0.5, drop_zero_advantage=False)
+    kept.update([*samples, silent])
+    assert any(not torch.equal(a, b) for a, b in zip(weights(kept).values(), weights(without).values(), strict=True))
+
+
+def test_only_off_policy_rows_are_masked_and_the_mean_runs_over_what_is_left() -> None:
+    subject = learner()
+    plain, off = rows(2)
+    assert (plain.off_policy, off.off_policy) == (False, True)
+    logprobs = subject.logprobs([plain, off])
+    threshold = sorted(p for p in logprobs[1] if p)[1] - 1e-4  # the least probable token goes
+    masked = learner(mask_logprob=threshold)
+    metrics = masked.update([plain, off])
+    improbable = logprobs[1].index(min(logprobs[1]))
+    mask = tuple(int(m and t != improbable) for t, m in enumerate(off.loss_mask))
+    cut = replace(
+        off, loss_mask=mask, behavior_logprobs=tuple(m * p for m, p in zip(mask, off.behavior_logprobs, strict=True))
+    )
+    subject.update([plain, cut])
+    assert_equal_weights(masked, subject, atol=1e-6, rtol=0)
+    assert metrics["masked_fraction"] == pytest.approx(1 / sum(off.loss_mask))
+
+
+def test_shaping_changes_off_policy_rows_alone() -> None:
+    plain = with_logprobs(rows(modes=("plain", "on_policy_tips")), 0)
+    clipped, shaped = (learner(shaping=shaping) for shaping in ("none", "luffy"))
+    for subject in (clipped, shaped):
+        subject.update(plain)
+    assert_equal_weights(clipped, shaped)  # bit for bit
+    for subject in (clipped, shaped):
+        subject.update(with_logprobs(rows(), 0))
+    assert any(not torch.equal(a, b) for a, b in zip(weights(clipped).values(), weights(shaped).values(), strict=True))
+
+
+@pytest.mark.parametrize("threshold", [None, -3.5])
+def test_the_shaped_loss_by_hand_with_mask_and_kl(threshold: float | None) -> None:
+    """The mask, where there is one, and the KL hold shaped rows as they hold clipped ones."""
+    samples = with_logprobs(rows(), 1, spread=2.0)
+    subject = learner(shaping="luffy", mask_logprob=threshold, kl=0.05, reference=tiny_model(1))
+    frozen, before = learner(tiny_model(1)), subject.logprobs(samples)
+    terms, penalties, off = [], [], []
+    for sample, now, start in zip(samples, before, frozen.logprobs(samples), strict=True):
+        for t, trained in enumerate(sample.loss_mask):
+            if not trained or (sample.off_policy and threshold is not None and now[t] < threshold):
+                continue
+            ratio, advantage = math.exp(now[t] - sample.behavior_logprobs[t]), sample.advantages[t]
+            clipped = -min(ratio * advantage, min(max(ratio, 0.8), 1.3) * advantage)
+            bounded = min(clipped, -10 * advantage) if advantage < 0 else clipped
+            terms.append(-ratio / (ratio + 0.1) * advantage if sample.off_policy else bounded)
+            penalties.append(math.exp(start[t] - now[t]) - (start[t] - now[t]) - 1)
+            off.append(sample.off_policy)
+    metrics = subject.update(samples)
+    assert {True, False} == set(off)
+    assert metrics["policy_loss"] == pytest.approx(sum(terms) / len(terms), rel=1e-4)
+    assert metrics["kl_to_reference"] == pytest.approx(sum(penalties) / len(penalties), rel=1e-4)
+
+
+def test_a_shaped_token_is_never_clipped() -> None:
+    samples = [s for s in with_logprobs(rows(), 0, spread=3.0) if s.off_policy]
+    fractions = ("clip_fraction_low", "clip_fraction_high", "dual_clip_fraction")
+    clipped, shaped = (learner(shaping=shaping).update(samples) for shaping in ("none", "luffy"))
+    assert sum(clipped[name] for name in fractions) > 0
+    assert sum(shaped[name] for name in fractions) == 0
+
+
+def test_kl_to_the_reference_is_zero_at_the_start_and_pulls_back_later() -> None:
+    samples = rows()
+    subject = learner(reference=tiny_model(), kl=0.05)
+    assert subject.update(samples)["kl_to_reference"] == pytest.approx(0, abs=1e-6)
+    assert subject.update(samples)["kl_to_reference"] > 1e-4
+    far = [learner(reference=tiny_model(1), kl=kl, epochs=20) for kl in (1e-6, 50.0)]
+    loose, tight = ([f.update(samples), f.update(samples)][-1]["kl_to_reference"] for f in far)
+    assert tight < loose
+
+
+def test_kl_needs_something_to_stay_close_to() -> None:
+    with pytest.raises(ConfigError, match=r"loss\.kl"):
+        learner(kl=0.1)
+
+
+def test_clipping_bounds_the_gradient_and_reports_the_norm_before() -> None:
+    samples = with_logprobs(rows(), 1)
+    free, held = learner(), learner(grad_clip=1e-3)
+    assert free.update(samples)["grad_norm"] == pytest.approx(held.update(samples)["grad_norm"], rel=1e-5)
+    total = torch.cat([g.flatten() for g in gradients(held)]).norm().item()
+    assert total == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_learning_raises_what_was_good_and_lowers_what_was_bad() -> None:
+    subject = learner()
+    samples = on_policy(subject, rows(modes=("plain",)))
+    subject.update(samples)
+    for sample, after in zip(samples, subject.logprobs(samples), strict=True):
+        change = sum(after) - sum(sample.behavior_logprobs)
+        assert change * max(sample.advantages, key=abs) > 0
+
+
+def test_metrics_by_hand() -> None:
+    subject = learner(lr=1e-9, clip_low=0.2, clip_high=0.3, dual_clip=10.0)
+    plain, off = on_policy(subject, rows(2))
+    shift = 1.0  # every ratio of the first row is e, with A > 0: clipped high
+    first = replace(
+        plain,
+        behavior_logprobs=tuple(p - shift * m for p, m in zip(plain.behavior_logprobs, plain.loss_mask, strict=True)),
+    )
+    metrics = subject.update([first, off])
+    tokens = sum(plain.loss_mask), sum(off.loss_mask)
+    e = 2.718281828
+    assert metrics["tokens_trained"] == sum(tokens)
+    assert metrics["tokens_off_policy"] == tokens[1]
+    assert metrics["clip_fraction_high"] == pytest.approx(tokens[0] / sum(tokens))
+    assert metrics["clip_fraction_low"] == metrics["dual_clip_fraction"] == metrics["masked_fraction"] == 0
+    assert metrics["ratio_max"] == pytest.approx(e, rel=1e-4)
+    assert metrics["ratio_min"] == pytest.approx(1, rel=1e-4)
+    assert metrics["ratio_mean_off_policy"] == pytest.approx(1, rel=1e-4)
+    assert metrics["kl_to_behavior"] == pytest.approx(e - 2, rel=1e-4)
+    assert metrics["kl_to_behavior_off_policy"] == pytest.approx(0, abs=1e-6)
+    # the mean over tokens of -min(e * 1, 1.3 * 1) and of -1 * -1.25
+    expected = (tokens[0] * -1.3 + tokens[1] * 1.25) / sum(tokens)
+    assert metrics["loss"] == metrics["policy_loss"] == pytest.approx(expected, rel=1e-4)
+    assert metrics["advantage_mean"] == pytest.approx(-0.125)
+    assert metrics["advantage_std"] == pytest.approx(2.25 / 2**0.5)
+    assert metrics["lr"] == 1e-9
+    assert 0 < metrics["entropy"] < torch.log(torch.tensor(VOCABULARY)).item()
+
+
+@pytest.mark.parametrize("what", ["advantage", "weight"])
+def test_a_number_that_is_not_finite_stops_before_the_step(what: str, tmp_path: Path) -> None:
+    subject, samples = learner(dump_dir=tmp_path / "dumps"), rows()
+    if what == "advantage":
+        samples[1] = replace(samples[1], advantages=tuple(m * float("nan") for m in samples[1].loss_mask))
+    else:
+        with torch.no_grad():
+            next(subject.model.parameters()).view(-1)[5 * 32] = float("inf")
+    before = weights(subject)
+    with pytest.raises(NonFiniteError, match=r"nonfinite-000001\.safetensors"):
+        subject.update(samples)
+    assert all(torch.equal(before[name], now) for name, now in weights(subject).items())
+    assert not gradients(subject)
+    dump = load_file(tmp_path / "dumps" / "nonfinite-000001.safetensors")
+    assert dump["token_ids"].tolist() == [i for s in samples for i in s.token_ids]
+    assert dump["lengths"].tolist() == [len(s.token_ids) for s in samples]
+    numbers = json.loads((tmp_path / "dumps" / "nonfinite-000001.json").read_text())
+    assert "nan" in numbers.values()
+
+
+def test_without_a_dump_directory_the_error_says_so() -> None:
+    samples = [replace(s, advantages=tuple(m * float("inf") for m in s.loss_mask)) for s in rows()]
+    with pytest.raises(NonFiniteError, match="no dump"):
+        learner().update(samples)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_saved_state_goes_on_bit_for_bit(dtype: torch.dtype, tmp_path: Path) -> None:
+    samples = with_logprobs(rows(), 1)
+    alone, first = learner(tiny_model(dtype=dtype)), learner(tiny_model(dtype=dtype))
+    for subject in (alone, first):
+        subject.update(samples, seed=1)
+    tensors, rest = first.state_dict()
+    save_file(tensors, tmp_path / "state.safetensors")
+    resumed = learner(tiny_model(7, dtype))
+    resumed.load_state_dict(load_file(tmp_path / "state.safetensors"), json.loads(json.dumps(rest)))
+    assert resumed.steps == first.steps == 1
+    for subject in (alone, resumed):
+        subject.update(samples, seed=2)
+    assert_equal_weights(alone, resumed)
+
+
+def test_a_state_before_the_first_step_can_be_restored() -> None:
+    fresh, other = learner(), learner(tiny_model(7))
+    other.load_state_dict(*fresh.state_dict())
+    assert_equal_weights(fresh, other)
+
+
+def test_the_state_of_another_model_is_refused() -> None:
+    tensors, rest = learner().state_dict()
+    tensors["weights.extra"] = torch.zeros(1)
+    with pytest.raises(ValueError, match=r"another model's, e\.g\. weights\.extra"):
+        learner().load_state_dict(tensors, rest)
+
+
+def test_bfloat16_learns_at_a_rate_that_its_own_weights_would_lose() -> None:
+    subject = learner(tiny_model(dtype=torch.bfloat16), lr=1e-6, epochs=40)
+    before = subject.state_dict()[0]
+    subject.update(with_logprobs(rows(), 1))
+    after = subject.state_dict()[0]
+    moved = torch.cat([(after[n] - before[n]).flatten().abs() for n in after if n.startswith("weights.")])
+    assert 1e-5 < moved.max() < 1e-4  # 40 steps of about 1e-6, kept in the float32 masters
+    assert all(p.dtype == torch.bfloat16 for p in subject.model.parameters())
+
+
+def test_exported_weights_load_anywhere(tmp_path: Path) -> None:
+    subject = learner()
+    subject.update(with_logprobs(rows(), 1))
+    subject.export(tmp_path / "model")
+    subject.export(tmp_path / "model")  # replaces
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    assert torch.equal(loaded(IDS).logits, subject.model(IDS).logits)
+    assert [p.name for p in (tmp_path / "model").glob("*.safetensors")] == ["model.safetensors"]
+    assert [p.name for p in tmp_path.iterdir()] == ["model"]
+
+
+def with_adapters(dropout: float = 0.0) -> nn.Module:
+    torch.manual_seed(0)
+    config = LoraConfig(r=4, lora_alpha=8, lora_dropout=dropout, target_modules="all-linear", task_type="CAUSAL_LM")
+    model: nn.Module = get_peft_model(tiny_model(), config).eval()
+    return model
+
+
+@renamed
+def test_adapters_learn_while_the_base_stays(tmp_path: Path) -> None:
+    subject = learner(with_adapters(), kl=0.05, lr=1e-2)
+    samples = on_policy(subject, rows())
+    assert subject.update(samples)["kl_to_reference"] == pytest.approx(0, abs=1e-6)
+    assert subject.update(samples)["kl_to_reference"] > 0  # the reference is the model without adapters
+    with subject.model.disable_adapter():
+        assert torch.equal(subject.model(IDS).logits, tiny_model()(IDS).logits)
+    assert not torch.allclose(subject.model(IDS).logits, tiny_model()(IDS).logits, atol=1e-3)
+
+
+@renamed
+def test_adapters_merged_equal_adapters_applied(tmp_path: Path) -> None:
+    subject = learner(with_adapters(), lr=1e-2)
+    subject.update(with_logprobs(rows(), 1))
+    applied = subject.model(IDS).logits
+    subject.export(tmp_path / "merged")
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    torch.testing.assert_close(merged(IDS).logits, applied, atol=1e-5, rtol=1e-5)
+    assert torch.equal(subject.model(IDS).logits, applied)  # exporting leaves the model as it was
+    subject.export(tmp_path / "adapters", merged=False)
+    assert (tmp_path / "adapters" / "adapter_model.safetensors").is_file()
+    assert not (tmp_path / "adapters" / "model.safetensors").exists()
+
+
+@renamed
+def test_adapters_state_round_trip() -> None:
+    samples = with_logprobs(rows(), 1)
+    one, other = learner(with_adapters()), learner(with_adapters())
+    one.update(samples)
+    tensors, rest = one.state_dict()
+    assert all("lora_" in name for name in tensors)
+    other.load_state_dict(tensors, rest)
+    for subject in (one, other):
+        subject.update(samples)
+    assert_equal_weights(one, other)
+
+
+@renamed
+def test_dropout_is_on_only_where_adapters_ask_for_it() -> None:
+    modes = []
+    for model in (tiny_model(), with_adapters(), with_adapters(0.5)):
+        subject = learner(model)
+        model.register_forward_pre_hook(lambda module, _inputs: modes.append(module.training))
+        next(m for m in model.modules() if isinstance(m, nn.Embedding)).register_forward_pre_hook(
+            lambda module, _inputs: modes.append(module.training)
+        )
+        modes.append("update")  # type: ignore[arg-type]
+        subject.update(rows())
+        assert not model.training
+    flat = " ".join(map(str, modes))
+    assert flat == "update False update False update True"
+
+
+@renamed
+def test_gradient_checkpointing_changes_memory_alone() -> None:
+    model = tiny_model()
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    recomputed, plain = learner(model), learner()
+    for subject in (recomputed, plain):
+        subject.update(with_logprobs(rows(), 1))
+    assert_equal_weights(recomputed, plain, atol=1e-6, rtol=0)
+
+
+def test_frozen_models_cannot_learn() -> None:
+    with pytest.raises(ValueError, match="no trainable parameter"):
+        learner(tiny_model().requires_grad_(False))

@@ -1,0 +1,202 @@
+"""Rows and batches: which tokens are trained, under which context, and where they go."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tiny import episode, group, step, trajectory
+from trailnotes.learner.samples import build_samples, has_advantage, microbatches, minibatches, with_behavior
+from trailnotes.types import Mode, Sample, Trajectory
+
+MODES: list[Mode] = ["plain", "on_policy_tips", "off_policy"]
+
+
+def one_row(episode: Trajectory, advantage: float = 1.5) -> Sample:
+    (sample,) = build_samples([group(episode)], [[advantage]])
+    return sample
+
+
+def blank(length: int, index: int = 0) -> Sample:
+    return Sample((1,) * length, (0,) + (1,) * (length - 1), (0.0,) * length, (0.0,) * length, trajectory=index)
+
+
+def test_an_episode_becomes_one_row() -> None:
+    sample = one_row(trajectory([step([1, 2], [3, 4]), step([1, 2, 3, 4, 5], [6])]))
+    assert sample.token_ids == (1, 2, 3, 4, 5, 6)
+    assert sample.loss_mask == (0, 0, 1, 1, 0, 1)
+    assert sample.behavior_logprobs == (0.0, 0.0, -0.1, -0.2, 0.0, -0.1)
+    assert sample.advantages == (0.0, 0.0, 1.5, 1.5, 0.0, 1.5)
+    assert not sample.off_policy
+
+
+def test_one_row_for_each_step() -> None:
+    steps = [step([1, 2], [3, 4]), step([1, 2, 3, 4, 5], [6])]
+    first, second = build_samples([group(trajectory(steps))], [[1.0]], rows="step")
+    assert (first.token_ids, first.loss_mask) == ((1, 2, 3, 4), (0, 0, 1, 1))
+    assert (second.token_ids, second.loss_mask) == ((1, 2, 3, 4, 5, 6), (0, 0, 0, 0, 0, 1))
+    assert second.trajectory == 0
+
+
+@pytest.mark.parametrize("prompt", [[1, 2, 3, 9, 5], [1, 2, 3], [9]])
+def test_a_history_that_was_rewritten_forks_a_new_row(prompt: list[int]) -> None:
+    steps = [step([1, 2], [3, 4]), step(prompt, [6]), step([*prompt, 6, 7], [8])]
+    first, second = build_samples([group(trajectory(steps))], [[1.0]])
+    assert first.token_ids == (1, 2, 3, 4)
+    assert second.token_ids == (*prompt, 6, 7, 8)
+
+
+def test_the_worked_example_of_an_off_policy_row() -> None:
+    go, home, note, take, left, fork, then, eos = range(1, 9)
+    acted = step([go, home, note, take, left, fork, then], [left, eos], plain=[go, home, fork, then])
+    sample = one_row(trajectory([acted], "off_policy"))
+    assert sample.token_ids == (go, home, fork, then, left, eos)
+    assert sample.loss_mask == (0, 0, 0, 0, 1, 1)
+    assert sample.behavior_logprobs == (0.0, 0.0, 0.0, 0.0, -0.1, -0.2)
+    assert sample.off_policy
+
+
+def test_on_policy_with_tips_keeps_the_tips() -> None:
+    sample = one_row(trajectory([step([1, 2, 3], [4], plain=[1, 3])], "on_policy_tips"))
+    assert sample.token_ids == (1, 2, 3, 4)
+    assert not sample.off_policy
+
+
+@given(st.integers(0, 10**6))
+def test_off_policy_without_tips_equals_plain(seed: int) -> None:
+    off_policy = episode(random.Random(seed), 3, "off_policy", tips=False)
+    assert one_row(off_policy) == one_row(replace(off_policy, mode="plain"))
+
+
+@given(
+    seed=st.integers(0, 10**6), turns=st.integers(1, 6), mode=st.sampled_from(MODES), fork=st.none() | st.integers(1, 5)
+)
+def test_auto_trains_what_step_trains(seed: int, turns: int, mode: Mode, fork: int | None) -> None:
+    episodes = [episode(random.Random(seed), turns, mode, fork=fork)]
+    auto, each = (build_samples([group(*episodes)], [[0.7]], rows) for rows in ("auto", "step"))
+
+    def trained(samples: list[Sample]) -> list[tuple[object, ...]]:
+        return [
+            (s.token_ids[: t + 1], s.behavior_logprobs[t], s.advantages[t], s.off_policy, s.trajectory)
+            for s in samples
+            for t in range(len(s.token_ids))
+            if s.loss_mask[t]
+        ]
+
+    assert trained(auto) == trained(each)
+    assert len(auto) == (1 if fork is None or fork >= turns else 2)
+    assert len(each) == turns
+
+
+def test_trajectories_are_counted_over_all_groups() -> None:
+    one = trajectory([step([1], [2])])
+    samples = build_samples([group(one, one), group(one)], [[1.0, 2.0], [3.0]])
+    assert [(s.trajectory, s.advantages[1]) for s in samples] == [(0, 1.0), (1, 2.0), (2, 3.0)]
+
+
+def test_permuting_trajectories_permutes_rows() -> None:
+    episodes = [episode(random.Random(i), 2) for i in range(4)]
+    samples = build_samples([group(*episodes)], [[0.0, 1.0, 2.0, 3.0]])
+    order = [2, 0, 3, 1]
+    permuted = build_samples([group(*(episodes[i] for i in order))], [[float(i) for i in order]])
+    assert [replace(s, trajectory=0) for s in permuted] == [replace(samples[i], trajectory=0) for i in order]
+
+
+def test_a_failed_episode_is_refused() -> None:
+    failed = replace(trajectory([step([1], [2])]), outcome="error", error="worker died")
+    with pytest.raises(ValueError, match=r"worker died.*drop or replace"):
+        build_samples([group(failed)], [[1.0]])
+
+
+def test_a_policy_without_token_ids_cannot_be_trained() -> None:
+    with pytest.raises(ValueError, match="no prompt token ids"):
+        build_samples([group(trajectory([step([], [])]))], [[1.0]])
+
+
+def test_each_step_may_have_an_advantage_of_its_own() -> None:
+    steps = [step([1, 2], [3, 4]), step([1, 2, 3, 4, 5], [6]), step([9], [8, 8])]  # the last one forks a row
+    first, second = build_samples([group(trajectory(steps))], [[np.array([0.5, -1.0, 2.0])]])
+    assert first.advantages == (0.0, 0.0, 0.5, 0.5, 0.0, -1.0)
+    assert second.advantages == (0.0, 2.0, 2.0)
+
+
+@given(st.integers(0, 10**6), st.integers(1, 5), st.none() | st.integers(1, 4), st.sampled_from(MODES))
+def test_the_same_number_for_each_step_is_one_for_the_trajectory(
+    seed: int, turns: int, fork: int | None, mode: Mode
+) -> None:
+    groups = [group(episode(random.Random(seed), turns, mode, fork=fork), trajectory([step([1], [2])]))]
+    assert build_samples(groups, [[np.full(turns, 0.7), [0.1]]]) == build_samples(groups, [[0.7, 0.1]])
+
+
+@pytest.mark.parametrize("advantage", [[], [1.0], [1.0, 2.0, 3.0], [[1.0, 2.0]]])
+def test_steps_and_their_advantages_must_be_as_many(advantage: list[float]) -> None:
+    with pytest.raises(ValueError, match="2 steps but advantages of shape"):
+        build_samples([group(trajectory([step([1], [2]), step([1, 2], [3])]))], [[advantage]])
+
+
+@pytest.mark.parametrize("advantages", [[], [[1.0, 2.0]], [[]]])
+def test_advantages_must_match_the_groups(advantages: list[list[float]]) -> None:
+    with pytest.raises(ValueError, match="one number for each trajectory"):
+        build_samples([group(trajectory([step([1], [2])]))], advantages)
+
+
+def test_steps_that_sampled_nothing_make_no_row() -> None:
+    assert build_samples([group(trajectory([step([1], [])]), trajectory([]))], [[1.0, 1.0]]) == []
+
+
+def test_other_denominators() -> None:
+    sample = one_row(trajectory([step([1], [2])]))
+    (changed,) = with_behavior([sample], [(0.0, -7.0)])
+    assert changed == replace(sample, behavior_logprobs=(0.0, -7.0))
+
+
+def test_has_advantage() -> None:
+    one = trajectory([step([1], [2])])
+    assert has_advantage(one_row(one, -0.1))
+    assert not has_advantage(one_row(one, 0.0))
+
+
+@given(st.lists(st.integers(2, 40), max_size=20), st.integers(1, 100))
+def test_microbatches_hold_each_row_once_within_the_budget(lengths: list[int], budget: int) -> None:
+    batches = microbatches([blank(n) for n in lengths], budget)
+    assert sorted(i for batch in batches for i in batch) == list(range(len(lengths)))
+    for batch in batches:
+        assert len(batch) == 1 or len(batch) * max(lengths[i] for i in batch) <= budget
+
+
+def test_microbatches_by_hand() -> None:
+    # sorted: 2 3 5 9; 2 * 3 = 6 fits 10, 3 * 5 = 15 does not; 2 * 9 does not
+    assert microbatches([blank(n) for n in (9, 2, 5, 3)], 10) == [[1, 3], [2], [0]]
+
+
+def cut(samples: list[Sample], size: int, seed: int = 0) -> list[list[int]]:
+    return list(minibatches(samples, size, np.random.default_rng(seed)))
+
+
+@given(st.lists(st.integers(0, 6), max_size=20), st.integers(0, 5), st.integers(0, 99))
+def test_minibatches_count_trajectories_not_rows(owners: list[int], size: int, seed: int) -> None:
+    samples = [blank(3, owner) for owner in owners]
+    batches = cut(samples, size, seed)
+    assert sorted(i for batch in batches for i in batch) == list(range(len(owners)))
+    counts = [len({owners[i] for i in batch}) for batch in batches]
+    assert all(count == (size or len(set(owners))) for count in counts[:-1])
+    assert sum(counts) == len(set(owners))  # the rows of a trajectory stay together
+
+
+def test_the_order_of_minibatches_is_the_seeds() -> None:
+    samples = [blank(3, i) for i in range(30)]
+    assert cut(samples, 4, 1) == cut(samples, 4, 1) != cut(samples, 4, 2)
+
+
+@pytest.mark.parametrize("rows", ["auto", "step"])
+def test_rows_change_no_minibatch(rows: Literal["auto", "step"]) -> None:
+    episodes = [episode(random.Random(i), 3) for i in range(6)]
+    samples = build_samples([group(*episodes)], [[1.0] * 6], rows)
+    chosen = [sorted({samples[i].trajectory for i in batch}) for batch in cut(samples, 2)]
+    assert chosen == [sorted(np.random.default_rng(0).permutation(6)[i : i + 2].tolist()) for i in (0, 2, 4)]

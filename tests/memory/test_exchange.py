@@ -1,0 +1,249 @@
+"""Tips belong to their owner: look, edit, move, and go back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from trailnotes.config.schema import MemoryConfig
+from trailnotes.errors import MemoryStoreError
+from trailnotes.memory import clean_tip, open_memory, reembed
+from trailnotes.memory import exchange as p
+from trailnotes.memory.embed import CachedEmbedder, HashingEmbedder
+from trailnotes.memory.tips import TipMemory
+from trailnotes.types import Tip
+
+ANY = MemoryConfig(threshold=-1)
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Iterator[TipMemory]:
+    with open_memory(tmp_path / "memory.db", ANY, clock=lambda: "") as memory:
+        memory.add([Tip("cellar", f"tip {n}", f"a damp room {n}", float(n)) for n in range(3)])
+        memory.add([Tip("attic", "mind the lamp", "a dusty room", 5.0, model="m", run="r")])
+        yield memory
+
+
+def lines(path: Path, *records: object) -> Path:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def record(**fields: object) -> dict[str, object]:
+    return {"namespace": "cellar", "text": "from afar", "key": "a damp room", "score": 1, **fields}
+
+
+# --- looking and editing ------------------------------------------------------------------------------------------
+
+
+def test_looking(memory: TipMemory) -> None:
+    store = memory.store
+    assert [tip.id for tip in p.list_tips(store)] == [4, 3, 2, 1]
+    assert [tip.id for tip in p.list_tips(store, "cellar", limit=2)] == [3, 2]
+    assert p.namespaces(store) == {"attic": 1, "cellar": 3}
+    assert p.show_tip(store, 4).text == "mind the lamp"
+    assert [tip.id for tip in p.search_tips(store, "cellar", "a damp room 1", 1)] == [2]
+    assert p.search_tips(store, "cellar", "boiled eggs", threshold=0.9) == []
+    with pytest.raises(MemoryStoreError, match=r"has no tip 9.*memory list"):
+        p.show_tip(store, 9)
+
+
+def test_a_file_is_found_by_its_run_directory(memory: TipMemory, tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "memory.db"):
+        with closing(p.open_store(path)) as store:
+            assert store.stats()["tips"] == 4
+
+
+def test_editing(memory: TipMemory) -> None:
+    store = memory.store
+    memory.search("cellar", "q", 1)  # a page is cached
+    assert p.edit_tip(store, 3, ' turn "left" \n').text == "turn 'left'"
+    assert memory.search("cellar", "q", 1)[0] == p.show_tip(store, 3)
+    for tip_id, text, message in [(3, "\x00!", "needs a letter"), (9, "text", "no tip 9")]:
+        with pytest.raises(MemoryStoreError, match=message):
+            p.edit_tip(store, tip_id, text)
+
+
+def test_switching_off_and_on(memory: TipMemory) -> None:
+    assert p.enable_tips(memory.store, [2, 3], enabled=False) == 2
+    assert p.enable_tips(memory.store, [3], enabled=False) == 0
+    assert [tip.id for tip in memory.search("cellar", "q", 9)] == [1]
+    assert p.enable_tips(memory.store, [1, 2]) == 1
+    assert [tip.id for tip in memory.search("cellar", "q", 9)] == [2, 1]
+    with pytest.raises(MemoryStoreError, match="no tip 9"):
+        p.enable_tips(memory.store, [3, 9])
+    assert not p.show_tip(memory.store, 3).enabled, "all or none"
+
+
+def test_deleting(memory: TipMemory) -> None:
+    with pytest.raises(MemoryStoreError, match="no tip 9"):
+        p.delete_tips(memory.store, [1, 9])
+    assert p.delete_tips(memory.store, [1, 3, 1]) == 2
+    assert [tip.id for tip in memory.search("cellar", "q", 9)] == [2]
+
+
+# --- export and import --------------------------------------------------------------------------------------------
+
+
+def test_export_is_readable_and_ordered(memory: TipMemory, tmp_path: Path) -> None:
+    memory.add([Tip("cellar", "tip 0", "caf\u00e9", 9.0)])
+    path = tmp_path / "tips.jsonl"
+    path.write_text("old")
+    assert p.export_tips(memory.store, path) == 4
+    exported = path.read_text(encoding="utf-8")
+    assert "caf\u00e9" in exported
+    records = [json.loads(line) for line in exported.splitlines()]
+    assert [r["text"] for r in records] == ["tip 1", "tip 2", "mind the lamp", "tip 0"]
+    assert records[3] == asdict(p.show_tip(memory.store, 1))
+    assert p.export_tips(memory.store, path, "attic") == 1
+    with pytest.raises(MemoryStoreError, match="nothing was exported"):
+        p.export_tips(memory.store, tmp_path / "memory.db" / "tips.jsonl")
+
+
+def test_a_failed_export_leaves_the_old_file(memory: TipMemory, tmp_path: Path, monkeypatch) -> None:
+    path = tmp_path / "tips.jsonl"
+    path.write_text("old")
+    monkeypatch.setattr("os.fsync", lambda descriptor: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(MemoryStoreError, match="No space left"):
+        p.export_tips(memory.store, path)
+    assert path.read_text() == "old"
+
+
+def test_imported_tips_are_marked_and_wait(memory: TipMemory, tmp_path: Path) -> None:
+    path = lines(tmp_path / "in.jsonl", record(), record(text="another", enabled=True, imported=False, id=1, support=4))
+    assert p.import_tips(memory.store, path) == (2, 0)
+    assert p.import_tips(memory.store, path) == (0, 2)
+    assert len(memory.search("cellar", "q", 9)) == 3
+    imported = p.list_tips(memory.store, limit=2)
+    assert all(tip.imported and not tip.enabled for tip in imported)
+    assert imported[0].support == 4
+    p.enable_tips(memory.store, [tip.id for tip in imported])
+    assert {tip.text for tip in memory.search("cellar", "q", 9)} == {"tip 0", "tip 1", "tip 2", "from afar", "another"}
+
+
+def test_import_enabled_at_capacity(memory: TipMemory, tmp_path: Path) -> None:
+    path = lines(tmp_path / "in.jsonl", record(text="one"), record(text="two"))
+    assert p.import_tips(memory.store, path, enable=True, capacity=3) == (2, 0)
+    assert [tip.text for tip in memory.store.tips("cellar")] == ["tip 2", "one", "two"]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("{", "Expecting property name"),
+        ("[1]", "not a JSON object"),
+        pytest.param("[" * 100_000, "recursion", id="nested"),
+        (json.dumps({**record(), "mood": "good"}), "unknown field 'mood'"),
+        (json.dumps({"namespace": "cellar", "text": "t", "key": "k"}), "no field 'score'"),
+        (json.dumps(record(text=7)), "text must be str, got int"),
+        (json.dumps(record(score="high")), "score must be float, got str"),
+        (json.dumps(record(score=True)), "score must be float, got bool"),
+        (json.dumps(record(score=float("nan"))), "score must be finite"),
+        (json.dumps(record(max_score=float("inf"))), "max_score must be finite"),
+        (json.dumps(record(score=10**400)), "score must be finite"),
+        (json.dumps(record(version=2**63)), "version is out of range"),
+        (json.dumps(record(enabled=1)), "enabled must be bool, got int"),
+        (json.dumps(record(text="\x00 ...")), "no letter or digit"),
+        (json.dumps(record())[:-5], "Unterminated string"),
+    ],
+)
+def test_malformed_lines_are_named_and_nothing_is_imported(
+    memory: TipMemory, tmp_path: Path, line: str, reason: str
+) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_text(f"{json.dumps(record())}\n\n{line}\n{json.dumps(record(text='last'))}")
+    with pytest.raises(MemoryStoreError, match=rf"in\.jsonl has 1 malformed lines.*line 3: .*{reason}"):
+        p.import_tips(memory.store, path)
+    assert memory.stats()["tips"] == 4
+
+
+def test_many_malformed_lines_and_bytes_that_are_no_text(memory: TipMemory, tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(b'"\xff\xfe"\n' + b"nonsense\n" * 14)
+    with pytest.raises(MemoryStoreError, match=r"15 malformed lines.*line 1: .*line 10: [^;]*; and 5 more"):
+        p.import_tips(memory.store, path)
+    with pytest.raises(MemoryStoreError, match="cannot read"):
+        p.import_tips(memory.store, tmp_path / "missing.jsonl")
+
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
+NUMBER = st.floats(allow_nan=False, allow_infinity=False, width=64)
+TIPS = st.builds(
+    Tip,
+    namespace=TEXT,
+    text=TEXT.map(clean_tip).filter(bool),
+    key=TEXT,
+    score=NUMBER,
+    max_score=NUMBER,
+    action=TEXT.map(clean_tip),
+    support=st.integers(1, 2**31 - 1),
+    step=st.integers(0, 2**31 - 1),
+    model=TEXT,
+    version=st.integers(0, 2**31 - 1),
+    run=TEXT,
+    created=TEXT,
+)
+
+
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(TIPS, max_size=5, unique_by=lambda tip: (tip.namespace, tip.text)))
+def test_jsonl_round_trip(tmp_path: Path, tips: list[Tip]) -> None:
+    path = tmp_path / "tips.jsonl"
+    with open_memory(None, ANY, clock=lambda: "") as mine, open_memory(None, ANY, clock=lambda: "") as theirs:
+        mine.add(tips)
+        assert p.export_tips(mine.store, path) == len(tips)
+        assert p.import_tips(theirs.store, path, enable=True) == (len(tips), 0)
+        assert [replace(tip, imported=False) for tip in theirs.store.tips()] == mine.store.tips()
+        for tip in tips:
+            found, expected = theirs.search(tip.namespace, "q", 9), mine.search(tip.namespace, "q", 9)
+            assert [replace(tip, imported=False) for tip in found] == expected
+
+
+# --- going back ---------------------------------------------------------------------------------------------------
+
+
+def test_rewind_to_a_snapshot_sets_later_tips_aside(memory: TipMemory, tmp_path: Path) -> None:
+    snapshot, aside = tmp_path / "snapshot.db", tmp_path / "late.jsonl"
+    memory.snapshot(snapshot)
+    before = memory.store.tips()
+    assert p.rewind(memory, snapshot, aside) == 0
+    assert not aside.exists()
+    memory.add([Tip("cellar", "late", "k", 0.0), Tip("cellar", "tip 0", "k", 0.0)])
+    assert p.rewind(memory, snapshot, aside) == 2
+    assert [json.loads(line)["text"] for line in aside.read_text().splitlines()] == ["late", "tip 0"]
+    assert memory.store.tips() == before
+
+
+def test_rewind_to_the_start_is_as_new(memory: TipMemory, tmp_path: Path) -> None:
+    assert p.rewind(memory, None, tmp_path / "late.jsonl") == 4
+    assert len(p.read_tips(tmp_path / "late.jsonl")) == 4
+    assert memory.search("cellar", "q", 9) == []
+    memory.add([Tip("cellar", "first", "k", 0.0)])
+    assert (memory.store.tips()[0].id, memory.store.sequence) == (1, 1)
+
+
+def test_reembed(memory: TipMemory, tmp_path: Path) -> None:
+    memory.close()
+
+    class Narrow(HashingEmbedder):
+        def __init__(self) -> None:
+            super().__init__(64)
+            self.name = "narrow"
+
+    assert reembed(tmp_path, "narrow", make=lambda name: CachedEmbedder(Narrow())) == 4
+    with closing(p.open_store(tmp_path)) as store:
+        assert store.identity == ("narrow", 64)
+        config = MemoryConfig(order=("similarity",), threshold=0.99)
+        found = TipMemory(store, Narrow(), config).search("attic", "a dusty room", 1)
+    assert [tip.text for tip in found] == ["mind the lamp"]
+    with pytest.raises(MemoryStoreError, match="vectors of narrow"):
+        open_memory(tmp_path / "memory.db", ANY)
+    assert reembed(tmp_path, "hashing") == 4
+    open_memory(tmp_path / "memory.db", ANY).close()

@@ -1,0 +1,535 @@
+"""Generation with a cache that lives with the episode, held against plain forward passes without one."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from trailnotes.config.schema import LoraConfig, ModelConfig
+from trailnotes.errors import ConfigError, PolicyError
+from trailnotes.policies.hf.decoder import RecomputeDecoder, SlotDecoder
+from trailnotes.policies.hf.policy import HFPolicy, load_model
+from trailnotes.types import Completion, Message, Sampling
+
+WORDS = ["key", "door", "north", "hall", "dark", "\n", "note", "é"]
+
+
+def forward(model: Any, completion: Completion, temperature: float = 1.0) -> list[float]:
+    """Log-probabilities of the sampled tokens by one pass over everything, without any cache."""
+    ids = completion.prompt_ids + completion.token_ids
+    with torch.no_grad():
+        logits = model(torch.tensor([ids]), use_cache=False).logits[0].float()
+    logprobs = torch.log_softmax(logits / temperature, dim=-1)
+    start = len(completion.prompt_ids) - 1
+    return [float(logprobs[start + i, token]) for i, token in enumerate(completion.token_ids)]
+
+
+async def play(policy: HFPolicy, name: str, seed: int, turns: int, **options: Any) -> list[Completion]:
+    """An episode of random observations; its length, waits and temperatures depend on the seed alone."""
+    rng, waits = random.Random(seed), random.Random(-seed - 1)
+    policy.open_episode(name)
+    messages: list[Message] = []
+    completions = []
+    try:
+        for turn in range(turns):
+            if not policy.engine.deterministic:
+                for _ in range(waits.randrange(4)):
+                    await asyncio.sleep(0)
+            messages.append(Message("user", " ".join(rng.choices(WORDS, k=rng.randint(1, 8)))))
+            sampling = Sampling(seed=100 * seed + turn, **({"max_tokens": rng.randint(1, 7)} | options))
+            completion = await policy.generate(messages, sampling, name)
+            completions.append(completion)
+            messages.append(Message("assistant", completion.text, completion.token_ids))
+    finally:
+        policy.close_episode(name)
+    return completions
+
+
+def play_all(policy: HFPolicy, episodes: int, **options: Any) -> list[list[Completion]]:
+    """Episodes of one to five turns at once: they join and leave at different times."""
+
+    async def run() -> list[list[Completion]]:
+        return await asyncio.gather(*(play(policy, f"e{i}", i, 1 + i % 5, **options) for i in range(episodes)))
+
+    return asyncio.run(run())
+
+
+def one(policy: HFPolicy, text: str = "A hall.", name: str = "e", **options: Any) -> Completion:
+    async def run() -> Completion:
+        policy.open_episode(name)
+        try:
+            return await policy.generate([Message("user", text)], Sampling(**options), name)
+        finally:
+            policy.close_episode(name)
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize("kind", ["qwen2", "llama", "gpt2"])
+def test_cached_logprobs_equal_a_fresh_forward(model_of, tokenizer, kind, deterministic):
+    model = model_of(kind)
+    policy = HFPolicy(model, tokenizer, deterministic=deterministic)
+    assert isinstance(policy.engine.decoder, SlotDecoder)
+    assert policy.engine.decoder.network.split
+    for completions in play_all(policy, 9):
+        for completion in completions:
+            assert list(completion.logprobs) == pytest.approx(forward(model, completion), abs=1e-5)
+
+
+@pytest.mark.parametrize("options", [{"attn_implementation": "eager"}, {"tie_word_embeddings": False}])
+def test_other_builds_of_a_model(model_of, tokenizer, options):
+    model = model_of("qwen2", **options)
+    policy = HFPolicy(model, tokenizer)
+    for completions in play_all(policy, 5):
+        for completion in completions:
+            assert list(completion.logprobs) == pytest.approx(forward(model, completion), abs=1e-5)
+
+
+def test_later_turns_compute_only_what_is_new(model, tokenizer, monkeypatch):
+    policy = HFPolicy(model, tokenizer)
+    fed: list[int] = []
+    extend = policy.engine.decoder.extend
+    monkeypatch.setattr(policy.engine.decoder, "extend", lambda rows: fed.append(len(rows[0][1])) or extend(rows))
+    completions = asyncio.run(play(policy, "e", 3, 4))
+    last = completions[-1]
+    assert sum(fed) == len(last.prompt_ids) + len(last.token_ids) - 1  # each token once; the last is never fed
+
+
+def test_same_seed_gives_the_same_tokens_in_any_company(model, tokenizer):
+    together = play_all(HFPolicy(model, tokenizer), 9)
+    loose = play_all(HFPolicy(model, tokenizer, deterministic=False), 9)
+    alone = [asyncio.run(play(HFPolicy(model, tokenizer), "x", i, 1 + i % 5)) for i in range(9)]
+    ids = [[[c.token_ids for c in episode] for episode in run] for run in (together, loose, alone)]
+    assert ids[0] == ids[1] == ids[2]
+
+
+def test_deterministic_runs_are_equal_bit_for_bit(model, tokenizer):
+    policy = HFPolicy(model, tokenizer)
+    assert play_all(policy, 9) == play_all(policy, 9) == play_all(HFPolicy(model, tokenizer), 9)
+
+
+def test_deterministic_composition_does_not_depend_on_timing(model, tokenizer, monkeypatch):
+    def batches(order: list[int]) -> list[list[int]]:
+        policy, seen = HFPolicy(model, tokenizer), []
+        extend = policy.engine.decoder.extend
+        monkeypatch.setattr(
+            policy.engine.decoder, "extend", lambda rows: seen.append([len(new) for _, new in rows]) or extend(rows)
+        )
+
+        async def late(index: int, delay: int) -> None:
+            for _ in range(delay):
+                await asyncio.sleep(0)
+            await policy.generate([Message("user", WORDS[index] * (index + 1))], Sampling(max_tokens=3), f"e{index}")
+            policy.close_episode(f"e{index}")
+
+        async def run() -> None:
+            for index in range(4):
+                policy.open_episode(f"e{index}")
+            await asyncio.gather(*(late(index, 7 * position) for position, index in enumerate(order)))
+
+        asyncio.run(run())
+        return seen
+
+    assert batches([0, 1, 2, 3]) == batches([3, 1, 0, 2])
+
+
+def test_a_changed_history_is_rolled_back(model, tokenizer):
+    policy = HFPolicy(model, tokenizer)
+
+    async def run() -> list[Completion]:
+        policy.open_episode("e")
+        sampling = Sampling(max_tokens=4)
+        talks = [
+            [Message("user", "A hall. A door leads north.")],
+            [Message("user", "A hall. A key."), Message("assistant", "take key"), Message("user", "Taken.")],
+            [Message("user", "A hall. A key.")],
+        ]
+        return [await policy.generate(talk, sampling, "e") for talk in talks]
+
+    for completion in asyncio.run(run()):
+        assert list(completion.logprobs) == pytest.approx(forward(model, completion), abs=1e-5)
+
+
+def test_new_weights_forget_the_cache_and_count_a_version(model_of, tokenizer):
+    model = model_of()
+    policy = HFPolicy(model, tokenizer)
+
+    async def run() -> Completion:
+        policy.open_episode("e")
+        talk = [Message("user", "A hall. A door leads north.")]
+        before = await policy.generate(talk, Sampling(max_tokens=3), "e")
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(1.2)
+        policy.weights_changed()
+        talk += [Message("assistant", before.text, before.token_ids), Message("user", "Dark.")]
+        return await policy.generate(talk, Sampling(max_tokens=3), "e")
+
+    after = asyncio.run(run())
+    assert policy.version == 1
+    assert list(after.logprobs) == pytest.approx(forward(model, after), abs=1e-5)
+
+
+def test_weights_may_not_change_under_a_completion(model, tokenizer):
+    policy = HFPolicy(model, tokenizer)
+
+    async def run() -> None:
+        policy.open_episode("a")
+        policy.open_episode("b")
+        asking = asyncio.create_task(policy.generate([Message("user", "x")], Sampling(), "a"))
+        await asyncio.sleep(0)
+        with pytest.raises(PolicyError, match="1 completions were under way"):
+            policy.weights_changed()
+        asking.cancel()
+
+    asyncio.run(run())
+    policy.weights_changed()
+
+
+def test_a_slot_used_again_leaks_nothing(model, tokenizer):
+    policy = HFPolicy(model, tokenizer)
+    fresh = one(policy, "A key.", max_tokens=5)
+
+    async def run() -> Completion:
+        policy.open_episode("keeper")  # holds the memory, so that arrays are used again
+        policy.open_episode("long")
+        ask = [policy.generate([Message("user", "dark " * 30)], Sampling(max_tokens=5), n) for n in ("keeper", "long")]
+        await asyncio.gather(*ask)
+        policy.close_episode("long")
+        policy.close_episode("unknown")
+        policy.open_episode("short")
+        keeper = policy.generate([Message("user", "dark " * 30)], Sampling(max_tokens=5), "keeper")
+        short = policy.generate([Message("user", "A key.")], Sampling(max_tokens=5), "short")
+        result = (await asyncio.gather(keeper, short))[1]
+        policy.close_episode("keeper")
+        policy.close_episode("short")
+        return result
+
+    again = asyncio.run(run())
+    assert again.token_ids == fresh.token_ids
+    assert list(again.logprobs) == pytest.approx(list(fresh.logprobs), abs=1e-5)
+    decoder = policy.engine.decoder
+    assert isinstance(decoder, SlotDecoder)
+    assert decoder.cache.capacity == decoder.cache.num_slots == len(decoder.cache.layers) == 0
+
+
+def test_temperature_is_part_of_the_logprobs(model, tokenizer):
+    completion = one(HFPolicy(model, tokenizer), temperature=0.4, max_tokens=8)
+    assert list(completion.logprobs) == pytest.approx(forward(model, completion, temperature=0.4), abs=2e-5)
+
+
+def test_greedy(model, tokenizer):
+    first, second = (one(HFPolicy(model, tokenizer), temperature=0, max_tokens=6, seed=seed) for seed in (1, 2))
+    assert first.token_ids == second.token_ids
+    assert list(first.logprobs) == pytest.approx(forward(model, first), abs=1e-5)
+
+
+def test_truncated_sampling_reports_the_truncated_distribution(model, tokenizer):
+    policy = HFPolicy(model, tokenizer)
+    assert one(policy, top_k=1, max_tokens=4).logprobs == pytest.approx([0.0] * 4, abs=1e-6)
+    completion = one(policy, top_p=0.5, max_tokens=6)
+    raw = forward(model, completion)
+    assert all(got > want for got, want in zip(completion.logprobs, raw, strict=True))
+
+
+class Dictating:
+    """Makes the model say certain tokens, by a head that ignores what it is given."""
+
+    def __init__(self, model: Any, tokenizer: Any, text: str) -> None:
+        self.ids = tokenizer.encode(text)
+        self.said = 0
+        head = model.get_output_embeddings()
+        self.handle = head.register_forward_hook(self._speak)
+
+    def _speak(self, _module: Any, _inputs: Any, output: torch.Tensor) -> torch.Tensor:
+        logits = torch.full_like(output, -50.0)
+        logits[..., self.ids[self.said]] = 50.0
+        self.said += 1
+        return logits
+
+
+@pytest.mark.parametrize(
+    ("said", "stop", "max_tokens", "text", "reason", "num"),
+    [
+        ("go north<|im_end|>look", (), 20, "go north", "stop", None),
+        ("go north\nlook", ("\n",), 20, "go north", "stop", None),
+        ("go north key</a> look", ("</a>", "never"), 20, "go north key", "stop", None),
+        ("go north look", (" l", "north"), 20, "go ", "stop", None),
+        ("go north", (), 1, "go", "length", 1),
+        ("key é!", ("é",), 20, "key ", "stop", None),
+    ],
+)
+def test_what_ends_a_completion(model_of, tokenizer, said, stop, max_tokens, text, reason, num):
+    model = model_of(tie_word_embeddings=False)
+    policy = HFPolicy(model, tokenizer)
+    dictating = Dictating(model, tokenizer, said)
+    completion = one(policy, stop=stop, max_tokens=max_tokens)
+    assert (completion.text, completion.finish_reason) == (text, reason)
+    assert list(completion.token_ids) == dictating.ids[: dictating.said]
+    ended = tokenizer.decode(completion.token_ids)
+    assert num is None or len(completion.token_ids) == num
+    if said.startswith("go north<"):
+        assert ended == "go north<|im_end|>"  # the end token was sampled, and is trained
+
+
+def test_a_prompt_that_leaves_no_room_is_refused_with_numbers(model, tokenizer):
+    policy = HFPolicy(model, tokenizer, max_context_tokens=40)
+    assert policy.context_length == 40
+    with pytest.raises(PolicyError, match=r"prompt of \d+ tokens and 30 new ones exceed the context of 40"):
+        one(policy, "dark " * 9, max_tokens=30)
+
+
+def test_the_context_can_be_filled_to_the_last_token(model_of, tokenizer):
+    model = model_of("gpt2", positions=48)
+    policy = HFPolicy(model, tokenizer)
+
+    async def run() -> list[Completion]:
+        talks = [[Message("user", "x" * length)] for length in (1, 12)]
+        asks = []
+        for index, talk in enumerate(talks):
+            policy.open_episode(f"e{index}")
+            room = 48 - len(policy.encode(talk))
+            asks.append(policy.generate(talk, Sampling(max_tokens=room), f"e{index}"))
+        return await asyncio.gather(*asks)
+
+    for completion in asyncio.run(run()):
+        assert list(completion.logprobs) == pytest.approx(forward(model, completion), abs=1e-5)
+
+
+def test_an_engine_that_fails_tells_everybody_and_goes_on(model, tokenizer, monkeypatch):
+    policy = HFPolicy(model, tokenizer)
+    before = one(policy, max_tokens=4)
+    with monkeypatch.context() as patch:
+        patch.setattr(policy.engine.decoder, "extend", lambda rows: (_ for _ in ()).throw(RuntimeError("broken GPU")))
+
+        async def run() -> list[Any]:
+            return await asyncio.gather(*(play(policy, f"e{i}", i, 2) for i in range(3)), return_exceptions=True)
+
+        errors = asyncio.run(run())
+    assert [type(error) for error in errors] == [PolicyError] * 3
+    assert "RuntimeError: broken GPU" in str(errors[0])
+    assert isinstance(errors[0].__cause__, RuntimeError)
+    assert one(policy, max_tokens=4) == before
+
+
+def test_weights_that_are_not_finite_are_an_error_and_leave_no_trace(model_of, tokenizer):
+    model = model_of()
+    policy = HFPolicy(model, tokenizer)
+    before = one(policy, max_tokens=4)
+    norm = model.model.norm.weight
+    saved = norm.detach().clone()
+    with torch.no_grad():
+        norm.fill_(torch.nan)
+    with pytest.raises(PolicyError, match="not finite"):
+        one(policy, max_tokens=4)
+    with torch.no_grad():
+        norm.copy_(saved)
+    assert one(policy, max_tokens=4) == before
+
+
+def test_a_cancelled_request_leaves_the_others_alone(model, tokenizer):
+    policy = HFPolicy(model, tokenizer, deterministic=False)
+    expected = one(policy, "A hall.", max_tokens=6)
+
+    async def run() -> Completion:
+        policy.open_episode("a")
+        policy.open_episode("b")
+        doomed = asyncio.create_task(policy.generate([Message("user", "x")], Sampling(max_tokens=60), "a"))
+        other = asyncio.create_task(policy.generate([Message("user", "A hall.")], Sampling(max_tokens=6), "b"))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        doomed.cancel()
+        result = await other
+        policy.close_episode("a")
+        policy.close_episode("b")
+        return result
+
+    completion = asyncio.run(run())
+    assert completion.token_ids == expected.token_ids
+    assert policy.engine.num_unfinished == 0
+    assert one(policy, "A hall.", max_tokens=6) == expected
+
+
+def test_episodes_have_names_of_their_own(model, tokenizer):
+    policy = HFPolicy(model, tokenizer)
+    with pytest.raises(PolicyError, match="'e' is not open"):
+        asyncio.run(policy.generate([Message("user", "x")], Sampling(), "e"))
+    policy.open_episode("e")
+    with pytest.raises(PolicyError, match="'e' is open already"):
+        policy.open_episode("e")
+
+
+def test_one_completion_at_a_time_for_each_episode(model, tokenizer):
+    policy = HFPolicy(model, tokenizer)
+
+    async def run() -> None:
+        policy.open_episode("e")
+        asks = [policy.generate([Message("user", "x")], Sampling(max_tokens=2), "e") for _ in range(2)]
+        await asyncio.gather(*asks)
+
+    with pytest.raises(PolicyError, match="has a completion under way"):
+        asyncio.run(run())
+
+
+def test_a_model_without_attention_recomputes_and_is_right(model_of, tokenizer, caplog):
+    model = model_of("mamba")
+    with caplog.at_level(logging.WARNING):
+        policy = HFPolicy(model, tokenizer)
+    assert isinstance(policy.engine.decoder, RecomputeDecoder)
+    assert "no cache is kept between turns" in caplog.text
+    for completions in play_all(policy, 4):
+        for completion in completions:
+            assert list(completion.logprobs) == pytest.approx(forward(model, completion), abs=1e-5)
+
+
+@pytest.mark.parametrize("window", [6, 256])
+@pytest.mark.parametrize("kind", ["mistral", "gemma2"])
+def test_sliding_windows(model_of, tokenizer, kind, window):
+    model = model_of(kind, sliding_window=window)
+    policy = HFPolicy(model, tokenizer)
+    assert isinstance(policy.engine.decoder, SlotDecoder)
+    assert policy.engine.decoder.network.split == (kind == "mistral")  # Gemma 2 caps its logits after the head
+    for completions in play_all(policy, 5):
+        for completion in completions:
+            assert list(completion.logprobs) == pytest.approx(forward(model, completion), abs=2e-5)
+
+
+def test_a_cache_that_the_model_ignores_is_found_out(model_of, tokenizer, caplog):
+    model = model_of()
+    whole = model.model.forward
+    model.model.forward = lambda **inputs: whole(**inputs | {"position_ids": None})
+    policy = HFPolicy(model, tokenizer)
+    assert isinstance(policy.engine.decoder, RecomputeDecoder)
+    assert "differs from one without" in caplog.text
+    completion = one(policy, max_tokens=5)
+    assert list(completion.logprobs) == pytest.approx(forward(model, completion), abs=1e-5)
+
+
+def test_a_model_that_scales_its_logits_is_called_as_a_whole(model_of, tokenizer):
+    model = model_of()
+    whole = type(model).forward
+
+    def scaled(*args: Any, **kwargs: Any) -> Any:
+        output = whole(model, *args, **kwargs)
+        output.logits = output.logits * 0.5
+        return output
+
+    model.forward = scaled
+    policy = HFPolicy(model, tokenizer)
+    assert not policy.engine.decoder.network.split
+    completion = one(policy, max_tokens=5)
+    assert list(completion.logprobs) == pytest.approx(forward(model, completion), abs=1e-5)
+
+
+def test_long_prompts_are_computed_in_parts(model, tokenizer, monkeypatch):
+    monkeypatch.setattr("trailnotes.policies.hf.decoder.MAX_TOKENS", 16)
+    policy = HFPolicy(model, tokenizer)
+    for completions in play_all(policy, 5):
+        for completion in completions:
+            assert list(completion.logprobs) == pytest.approx(forward(model, completion), abs=1e-5)
+
+
+def test_a_model_left_in_training_mode_samples_without_dropout(model_of, tokenizer):
+    model = model_of("gpt2", resid_pdrop=0.5)
+    policy = HFPolicy(model, tokenizer)
+    model.train()
+    assert one(policy, max_tokens=6) == one(policy, max_tokens=6)
+
+
+def test_a_foreign_tokenizer_is_refused(model_of, tokenizer):
+    model = model_of(vocab_size=40)
+    with pytest.raises(PolicyError, match="embeds only 40"):
+        HFPolicy(model, tokenizer)
+
+
+@pytest.fixture
+def saved(tmp_path, model, tokenizer):
+    model.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_load_model_from_a_directory(saved, model, tokenizer):
+    loaded, loaded_tokenizer = load_model(ModelConfig(path=str(saved), device="cpu"))
+    policy = HFPolicy(loaded, loaded_tokenizer)
+    assert policy.name == str(saved)
+    assert policy.context_length == 256
+    assert one(policy, max_tokens=5).token_ids == one(HFPolicy(model, tokenizer), max_tokens=5).token_ids
+
+
+def test_load_model_in_low_precision(saved):
+    loaded, tokenizer = load_model(ModelConfig(path=str(saved), device="cpu", dtype="bfloat16"))
+    assert loaded.dtype == torch.bfloat16
+    policy = HFPolicy(loaded, tokenizer)
+    assert isinstance(policy.engine.decoder, SlotDecoder)
+    completion = one(policy, max_tokens=5)
+    assert list(completion.logprobs) == pytest.approx(forward(loaded, completion), abs=0.3)
+
+
+def test_load_model_with_adapters(saved):
+    config = ModelConfig(path=str(saved), device="cpu", lora=LoraConfig(enabled=True, rank=2))
+    model, tokenizer = load_model(config)
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    assert trained
+    assert all("lora_" in name for name in trained)
+    policy = HFPolicy(model, tokenizer)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.fill_(0.05)
+    policy.weights_changed()
+    completion = one(policy, max_tokens=5)
+    assert list(completion.logprobs) == pytest.approx(forward(model, completion), abs=1e-5)
+
+
+def test_adapters_need_modules_that_exist(saved):
+    config = ModelConfig(path=str(saved), device="cpu", lora=LoraConfig(enabled=True, target_modules=("nothing",)))
+    with pytest.raises(ConfigError, match=r"model\.lora\.target_modules"):
+        load_model(config)
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("", "model.path is empty"),
+        ("./nowhere", "there is no such directory"),
+        ("/nowhere/at/all", "there is no such directory"),
+        (".", r"there is no config\.json"),
+    ],
+)
+def test_a_missing_model_names_the_key(tmp_path, monkeypatch, path, text):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=text):
+        load_model(ModelConfig(path=path))
+
+
+def test_a_damaged_model_names_the_key(saved):
+    (saved / "config.json").write_text('{"model_type": "qwen2", "vocab_size": "many"}')
+    with pytest.raises(PolicyError, match=r"model\.path = .* does not load"):
+        load_model(ModelConfig(path=str(saved), device="cpu"))
+
+
+@pytest.mark.parametrize(("device", "text"), [("toaster", "is no device"), ("cuda:0", "finds no GPU")])
+def test_a_device_that_is_not_there_names_the_key(saved, device, text, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match=rf"model\.device = '{device}'.*{text}"):
+        load_model(ModelConfig(path=str(saved), device=device))
+
+
+def test_without_torch_the_extra_is_named():
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from trailnotes.errors import MissingExtraError\n"
+        "try:\n    import trailnotes.policies.hf.policy\n"
+        "except MissingExtraError as error:\n    print(error)\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "pip install 'trailnotes[train]'" in result.stdout

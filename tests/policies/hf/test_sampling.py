@@ -1,0 +1,98 @@
+"""Sampling rows by hand-checkable distributions."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trailnotes.errors import PolicyError
+from trailnotes.policies.hf.sampling import draw_uniforms, sample, truncate
+from trailnotes.types import Sampling
+
+PROBS = torch.tensor([[0.1, 0.4, 0.2, 0.3]])
+
+
+def draw(probs: torch.Tensor, uniform: float, **options: float) -> tuple[int, float]:
+    tokens, logprobs = sample(probs.log(), [Sampling(**options)], np.array([uniform], dtype=np.float32))
+    return tokens[0], logprobs[0]
+
+
+@pytest.mark.parametrize(("uniform", "token"), [(0.0, 0), (0.09, 0), (0.11, 1), (0.49, 1), (0.51, 2), (0.71, 3)])
+def test_the_cumulative_distribution_is_inverted(uniform, token):
+    assert draw(PROBS, uniform) == (token, pytest.approx(math.log(PROBS[0, token]), abs=1e-6))
+
+
+def test_temperature_is_part_of_the_logprob():
+    token, logprob = draw(PROBS, 0.3, temperature=0.5)  # p^2 / sum: .01 .16 .04 .09 over .30
+    assert (token, logprob) == (1, pytest.approx(math.log(0.16 / 0.30), abs=1e-6))
+
+
+def test_temperature_zero_is_greedy_with_the_logprob_of_temperature_one():
+    assert draw(PROBS, 0.99, temperature=0) == (1, pytest.approx(math.log(0.4), abs=1e-6))
+    assert draw(PROBS, 0.0, temperature=0, top_p=0.1, top_k=1) == (1, pytest.approx(math.log(0.4), abs=1e-6))
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ({"top_k": 2}, {1: 0.4 / 0.7, 3: 0.3 / 0.7}),
+        ({"top_p": 0.5}, {1: 0.4 / 0.7, 3: 0.3 / 0.7}),
+        ({"top_p": 0.39}, {1: 1.0}),
+        ({"top_k": 3, "top_p": 0.8}, {1: 0.4 / 0.9, 3: 0.3 / 0.9, 2: 0.2 / 0.9}),  # .7/.9 < .8
+        ({"top_k": 3, "top_p": 0.75}, {1: 0.4 / 0.7, 3: 0.3 / 0.7}),
+        ({"top_k": 9}, dict(enumerate(PROBS[0].tolist()))),
+    ],
+)
+def test_truncated_distributions_are_normalised(options, kept):
+    probs = truncate(PROBS.log(), [Sampling(**options)])[0].exp().tolist()
+    assert probs == pytest.approx([kept.get(token, 0.0) for token in range(4)], abs=1e-6)
+    for uniform in (0.0, 0.3, 0.6, 0.9999999):
+        token, logprob = draw(PROBS, uniform, **options)
+        assert logprob == pytest.approx(math.log(kept[token]), abs=1e-6)
+
+
+def test_rows_keep_their_own_settings():
+    settings = [Sampling(), Sampling(top_k=1), Sampling(temperature=0), Sampling(temperature=2.0, top_p=0.3)]
+    logits = PROBS.log().expand(4, -1)
+    tokens, logprobs = sample(logits, settings, np.full(4, 0.05, dtype=np.float32))
+    assert tokens == [0, 1, 1, 1]
+    assert logprobs == pytest.approx([math.log(0.1), 0.0, math.log(0.4), 0.0], abs=1e-6)
+
+
+@given(st.integers(0, 2**24 - 1), st.integers(0, 1000))
+def test_an_impossible_token_is_never_drawn(step, seed):
+    generator = torch.Generator().manual_seed(seed)
+    probs = torch.rand(1, 50, generator=generator) * (torch.rand(1, 50, generator=generator) < 0.3)
+    if not probs.sum():
+        probs[0, 7] = 1.0
+    token, logprob = draw(probs, step / 2**24)
+    assert probs[0, token] > 0
+    assert math.isfinite(logprob)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_are_not_finite_are_an_error(bad, temperature):
+    logits = torch.tensor([[0.0, bad, 1.0]])
+    with pytest.raises(PolicyError, match="not finite"):
+        sample(logits, [Sampling(temperature=temperature)], np.array([0.5], dtype=np.float32))
+
+
+def test_uniforms_belong_to_the_seed_and_the_position():
+    assert draw_uniforms(3, 4).tolist() == draw_uniforms(3, 9)[:4].tolist()
+    assert draw_uniforms(3, 4).tolist() != draw_uniforms(4, 4).tolist()
+    assert draw_uniforms(-1, 2).dtype == np.float32
+    many = draw_uniforms(0, 20000)
+    assert 0 <= many.min() <= many.max() < 1
+    assert many.mean() == pytest.approx(0.5, abs=0.01)
+
+
+def test_frequencies_follow_the_distribution():
+    rows = 20000
+    tokens, _ = sample(PROBS.log().expand(rows, -1), [Sampling()] * rows, draw_uniforms(1, rows))
+    assert np.bincount(tokens, minlength=4) / rows == pytest.approx(PROBS[0].numpy(), abs=0.015)

@@ -1,0 +1,589 @@
+"""The policy against a real server over HTTP, with a proxy between that counts, and breaks what it is told to."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy import Fault, Proxy, changed, cut_body, cut_quietly, drip, hang, refusal
+from served import MODEL
+from trailnotes.commands import main
+from trailnotes.config.schema import Config, EndpointConfig
+from trailnotes.config.toml import load_config
+from trailnotes.errors import BudgetError, ConfigError, PolicyError, RunError
+from trailnotes.policies import POLICIES
+from trailnotes.policies.openai import faults
+from trailnotes.policies.openai.answers import Amount, Answer, Answers, Query, request_key
+from trailnotes.policies.openai.policy import OpenAIPolicy
+from trailnotes.types import Completion, Message, Sampling
+
+PROMPT = (Message("user", "find the way through the cobalt maze\nward. exits north east south, archive west."),)
+KEY = "sk-secret-0123456789"
+
+
+@pytest.fixture(autouse=True)
+def _surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No key, no proxy of the machine's, and no long waits."""
+    for name in ("OPENAI_API_KEY", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(faults, "FIRST_WAIT", 0.01)
+
+
+def policy(url: str, answers: Path | None = None, name: str = MODEL, **endpoint: Any) -> OpenAIPolicy:
+    return OpenAIPolicy(Config(endpoint={"base_url": url, "timeout": 30.0, **endpoint}), name, answers=answers)
+
+
+def ask(
+    policy: OpenAIPolicy, *samplings: Sampling, messages: Sequence[Message] = PROMPT, episode: str = "e"
+) -> list[Completion]:
+    """The completions of one episode, asked for one after the other."""
+
+    async def play() -> list[Completion]:
+        policy.open_episode(episode)
+        try:
+            return [await policy.generate(messages, sampling, episode) for sampling in samplings]
+        finally:
+            policy.close_episode(episode)
+
+    return asyncio.run(play())
+
+
+def sampling(seed: int = 0, **changes: Any) -> Sampling:
+    return Sampling(**{"max_tokens": 8, "stop": ("\n",), "seed": seed} | changes)
+
+
+# -- what comes back
+
+
+def test_a_completion_has_text_and_the_servers_count_of_tokens(proxy: Proxy) -> None:
+    (done,) = ask(policy(proxy.url), sampling())
+    assert done.text in {"north", "east", "south", "west"}
+    assert (done.finish_reason, done.usage) == ("stop", (20, 2))
+    assert (done.num_prompt_tokens, done.num_tokens) == (20, 2)
+    assert (done.prompt_ids, done.token_ids, done.logprobs) == ((), (), ())
+
+
+def test_the_request_is_the_sampling(proxy: Proxy) -> None:
+    drawn = Sampling(0.5, 0.9, max_tokens=3, stop=tuple("abcdef"), seed=2**62 + 5)
+    messages = [Message("system", "s"), *PROMPT, Message("assistant", "east", (1, 2)), Message("user", "half \ud83d")]
+    ask(policy(proxy.url), drawn, messages=messages)
+    assert proxy.asked[0].body == {
+        "model": MODEL,
+        "messages": [
+            {"role": "system", "content": "s"},
+            {"role": "user", "content": PROMPT[0].content},
+            {"role": "assistant", "content": "east"},
+            {"role": "user", "content": "half ?"},
+        ],
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "max_tokens": 3,
+        "stop": ["a", "b", "c", "d"],
+        "seed": 5,
+    }
+
+
+def test_parameters_that_models_refuse_can_be_left_out(proxy: Proxy) -> None:
+    endpoint = {"omit": ["temperature", "top_p", "stop"], "send_seed": False}
+    ask(policy(proxy.url, max_tokens_field="max_completion_tokens", **endpoint), sampling())
+    assert set(proxy.asked[0].body) == {"model", "messages", "max_completion_tokens"}
+
+
+def test_text_is_cut_at_the_first_stop_whatever_the_server_does(proxy: Proxy) -> None:
+    proxy.always = changed(lambda answer: with_choice(answer, "go east;\nthen north", "length"))
+    whole, cut = ask(policy(proxy.url), sampling(stop=()), sampling(stop=("\n", ";")))
+    assert (whole.text, whole.finish_reason) == ("go east;\nthen north", "length")
+    assert (cut.text, cut.finish_reason) == ("go east", "stop")
+
+
+def with_choice(answer: dict[str, Any], content: str | None, reason: str) -> dict[str, Any]:
+    return answer | {"choices": [{"message": {"role": "assistant", "content": content}, "finish_reason": reason}]}
+
+
+def test_an_answer_without_text_is_an_empty_one_and_thinking_models_get_a_hint(
+    proxy: Proxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    proxy.always = changed(lambda answer: with_choice(answer, None, "length"))
+    done = ask(policy(proxy.url), sampling(), sampling(1))
+    assert [each.text for each in done] == ["", ""]
+    (hint,) = [record.message for record in caplog.records if "used up 8 tokens" in record.message]  # once
+    assert "raise rollout.max_action_tokens and memory.max_write_tokens" in hint
+
+
+def test_without_the_servers_count_tokens_are_estimated_and_marked(proxy: Proxy, tmp_path: Path) -> None:
+    proxy.always = changed(lambda answer: with_choice(answer | {"usage": None}, "east", "stop"))
+    (done,) = ask(policy(proxy.url, tmp_path / "a.jsonl"), sampling())
+    assert done.usage == (31, 2)  # 80 bytes: 27 tokens, and 4 for the message; "east": 2
+    (line,) = lines(tmp_path / "a.jsonl")
+    assert line["estimated"]
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_it_has_no_tokenizer_and_trains_nothing(proxy: Proxy, capsys: pytest.CaptureFixture[str]) -> None:
+    endpoint = policy(proxy.url, context_tokens=512)
+    assert (endpoint.trainable, endpoint.append_only, endpoint.context_length) == (False, False, 512)
+    assert endpoint.encode(PROMPT) == ()
+    assert [endpoint.count_tokens(text) for text in ("", "a", "abc", "abcd", "\u00e9\u00e9", "\ud83d")] == [
+        0,
+        1,
+        1,
+        2,
+        2,
+        1,
+    ]
+    assert POLICIES["openai"] == "trailnotes.policies.openai:OpenAIPolicy"
+    assert main(["train", "configs/smoke.toml", "--run-dir", "/nowhere", "--model.path", f"openai:{MODEL}"]) == 2
+    assert "an OpenAI-compatible server returns no token ids" in capsys.readouterr().err
+
+
+# -- faults that pass
+
+
+def empty(answer: dict[str, Any]) -> dict[str, Any]:
+    return answer | {"choices": []}
+
+
+PASSING: dict[str, Fault] = {
+    "429": refusal(429, "slow down"),
+    "500": refusal(500),
+    "503 of a gateway": refusal(503),
+    "a cut body": cut_body,
+    "a body cut unnoticed": cut_quietly,
+    "no JSON": changed(lambda answer: "<html>Bad gateway</html>"),
+    "no object": changed(lambda answer: "[]"),
+    "no choices": changed(empty),
+    "no text": changed(lambda answer: with_choice(answer, 3, "stop")),  # type: ignore[arg-type]
+    "an error with status 200": changed(lambda answer: {"error": {"message": "overloaded"}}),
+}
+BILLED = {"a cut body", "a body cut unnoticed", "no JSON", "no object", "no choices", "no text"} | {
+    "an error with status 200"
+}
+
+
+@pytest.mark.parametrize("name", PASSING)
+def test_a_fault_that_passes_is_tried_again_and_counted(name: str, proxy: Proxy, tmp_path: Path) -> None:
+    proxy.faults = [PASSING[name], PASSING[name], None, None]
+    endpoint = policy(proxy.url, tmp_path / "a.jsonl")
+    done = ask(endpoint, sampling(), sampling(1))
+    assert [each.usage for each in done] == [(20, 2), (20, 2)]  # the run goes on
+    metrics = endpoint.metrics()
+    assert (metrics["endpoint/requests"], metrics["endpoint/retries"]) == (2, 2)
+    assert metrics["endpoint/lost"] == (2 if name in BILLED else 0)
+    assert len(proxy.asked) == 4
+    assert [line["retries"] for line in lines(tmp_path / "a.jsonl") if line["key"]] == [2, 0]
+
+
+@pytest.mark.parametrize("fault", [hang, drip])
+def test_a_server_that_never_ends_is_left_and_asked_again(fault: Fault, proxy: Proxy) -> None:
+    proxy.faults = [None, fault]
+    endpoint = policy(proxy.url, timeout=1.0)
+    ask(endpoint, sampling(), sampling(1))
+    metrics = endpoint.metrics()
+    assert metrics["endpoint/retries"] == metrics["endpoint/lost"] == len(proxy.asked) - 2 > 0
+
+
+def test_a_server_that_is_not_there_is_told_from_one_that_fails(proxy: Proxy) -> None:
+    endpoint = policy("http://127.0.0.1:9/v1", max_retries=2)
+    with pytest.raises(PolicyError, match=r"127.0.0.1:9/v1 failed 3 times, at last with no connection .*max_retries"):
+        ask(endpoint, sampling())
+    assert not endpoint.metrics()["endpoint/lost"]  # nothing was sent
+    proxy.always = refusal(500, "out of order")
+    with pytest.raises(PolicyError, match=r"failed 2 times, at last with 500: out of order"):
+        ask(policy(proxy.url, max_retries=1), sampling())
+    assert len(proxy.asked) == 2
+
+
+def test_retry_after_is_honoured(proxy: Proxy) -> None:
+    proxy.faults = [refusal(429, headers={"Retry-After": "0.6"}), None]
+    ask(policy(proxy.url), sampling())
+    first, second = (asked.time for asked in proxy.asked)
+    assert second - first >= 0.6
+
+
+def test_a_retry_after_of_hours_is_capped_and_said(
+    proxy: Proxy, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(faults, "LONGEST_RETRY_AFTER", 0.05)
+    proxy.faults = [refusal(503, headers={"Retry-After": "7200"}), None]
+    ask(policy(proxy.url), sampling())
+    assert any("asks for 7200 s of rest: it gets 0 s" in record.message for record in caplog.records)
+
+
+def test_what_may_have_been_billed_counts_at_its_most(proxy: Proxy, tmp_path: Path) -> None:
+    proxy.faults = [cut_body, None]
+    prices = {"price_input": 1.0, "price_output": 10.0}
+    endpoint = policy(proxy.url, tmp_path / "a.jsonl", **prices)
+    ask(endpoint, sampling())
+    lost, kept = lines(tmp_path / "a.jsonl")
+    assert (lost["prompt_tokens"], lost["completion_tokens"], lost["key"]) == (31, 8, "")
+    assert (lost["cost"], kept["cost"]) == pytest.approx(((31 + 80) / 1e6, (20 + 20) / 1e6))
+    assert endpoint.metrics()["endpoint/cost"] == pytest.approx(151e-6)
+    again = policy(proxy.url, tmp_path / "a.jsonl", **prices)
+    assert again.metrics() == endpoint.metrics()
+
+
+# -- faults that do not pass
+
+FATAL: dict[str, tuple[Fault, str]] = {
+    "403": (refusal(403, "not for you"), "OPENAI_API_KEY"),
+    "404": (refusal(404, "no such model", code="model_not_found"), "set model.path to openai: and one of alpha, beta"),
+    "400": (refusal(400, "too long", code="context_length_exceeded"), "endpoint.context_tokens"),
+    "temperature": (refusal(400, "only 1", param="temperature"), "rollout.temperature"),
+    "money": (refusal(429, "pay first", code="insufficient_quota"), "top it up"),
+    "418": (refusal(418, "a teapot"), "answers 418: a teapot"),
+}
+
+
+@pytest.mark.parametrize("name", FATAL)
+def test_a_fault_that_does_not_pass_ends_the_run_at_once_and_what_was_paid_is_kept(
+    name: str, proxy: Proxy, tmp_path: Path
+) -> None:
+    fault, fix = FATAL[name]
+    proxy.models = ["beta", "alpha"]
+    proxy.faults = [None, fault]
+    with pytest.raises(PolicyError) as caught:
+        ask(policy(proxy.url, tmp_path / "a.jsonl"), sampling(), sampling(1))
+    assert fix in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert len(proxy.asked) == 2
+    ask(policy(proxy.url, tmp_path / "a.jsonl"), sampling(), sampling(1))  # and goes on once that is mended
+    assert sorted(proxy.counts.values()) == [1, 2]
+
+
+def test_the_servers_own_refusal_of_an_unknown_model_is_quoted(proxy: Proxy) -> None:
+    with pytest.raises(PolicyError, match=r"answers 400: Server is pinned to 'waymarks-start'; requested 'nobody'"):
+        ask(policy(proxy.url, name="nobody"), sampling())
+    assert len(proxy.asked) == 1
+
+
+@pytest.mark.parametrize(("value", "fix"), [(None, "is not set"), ("sk-wrong", "holds no valid key")])
+def test_a_wrong_key_names_the_environment_variable(
+    value: str | None, fix: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proxy.key = KEY
+    if value is not None:
+        monkeypatch.setenv("MY_KEY", value)
+    with pytest.raises(PolicyError, match=rf"answers 401: .*; the environment variable MY_KEY .*{fix}") as caught:
+        ask(policy(proxy.url, api_key_env="MY_KEY"), sampling())
+    assert "sk-wrong" not in str(caught.value)  # this server repeats it
+
+
+def test_the_key_is_in_nothing_that_is_written_said_or_shown(
+    proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("MY_KEY", KEY)
+    proxy.key = KEY
+    echo = {"message": f"you sent {KEY}"}
+    proxy.faults = [
+        None, refusal(500, echo["message"]), cut_body, changed(lambda answer: {"error": echo}), None,
+        refusal(400, echo["message"]),
+    ]  # fmt: skip
+    with caplog.at_level(logging.DEBUG):
+        endpoint = policy(proxy.url, tmp_path / "a.jsonl", api_key_env="MY_KEY", log_prompts=True)
+        with pytest.raises(PolicyError) as caught:
+            ask(endpoint, sampling(), sampling(1), sampling(2))
+    assert proxy.asked[0].headers["authorization"] == f"Bearer {KEY}"
+    assert "[key]" in str(caught.value)
+    cause = caught.value.__cause__
+    shown = [repr(endpoint), str(endpoint), repr(caught.value), repr(cause), caplog.text, str(endpoint.answers.path)]
+    shown += [file.read_text() for file in tmp_path.rglob("*") if file.is_file()]
+    assert len(shown) == 8
+    assert not [text for text in shown if KEY in text]
+    assert PROMPT[0].content.splitlines()[0] not in caplog.text  # not even the client's own log has prompts
+
+
+# -- settings
+
+
+@pytest.mark.parametrize(
+    ("sections", "fix"),
+    [
+        ({"endpoint": {}}, "export OPENAI_API_KEY"),
+        ({"endpoint": {"base_url": "localhost:8000/v1"}}, "must begin with http"),
+        ({"endpoint": {"base_url": "http://h/v1", "max_cost": 1.0}}, "endpoint.price_input"),
+        ({"endpoint": {"base_url": "http://h/v1"}, "rollout": {"top_k": 5}}, "rollout.top_k = 0"),
+    ],
+)
+def test_impossible_settings_are_refused_before_anything_is_sent(sections: dict[str, Any], fix: str) -> None:
+    with pytest.raises(ConfigError, match=fix):
+        OpenAIPolicy(Config(**sections), "m")
+
+
+def test_a_key_that_cannot_be_one_is_refused_without_being_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-\u201cquoted\u201d")
+    with pytest.raises(ConfigError) as caught:
+        policy("http://h/v1")
+    assert "quoted" not in str(caught.value)
+
+
+def test_an_episode_that_is_not_open_is_refused() -> None:
+    with pytest.raises(PolicyError, match="not open"):
+        asyncio.run(policy("http://h/v1").generate(PROMPT, sampling(), "e"))
+
+
+def test_it_works_in_an_install_without_torch_and_says_which_extra_is_missing() -> None:
+    code = """
+        import sys
+        for name in sys.argv[1:]:
+            sys.modules[name] = None
+        from trailnotes.config.schema import Config
+        from trailnotes.policies.openai.policy import OpenAIPolicy
+        import trailnotes.rollout, trailnotes.memory
+        OpenAIPolicy(Config(endpoint={"base_url": "http://h/v1"}), "m")
+    """
+    run = [sys.executable, "-c", textwrap.dedent(code), "torch", "transformers", "tokenizers", "safetensors"]
+    subprocess.run(run, check=True)
+    done = subprocess.run([*run, "openai"], check=False, capture_output=True, text=True)
+    assert done.stderr.splitlines()[-1].endswith("openai is not installed: pip install 'trailnotes[openai]'")
+
+
+# -- many at once
+
+
+def test_no_more_requests_are_under_way_than_allowed(proxy: Proxy) -> None:
+    proxy.delay = 0.2
+    endpoint = policy(proxy.url, concurrency=3)
+
+    async def play(number: int) -> Completion:
+        endpoint.open_episode(f"{number}")
+        return await endpoint.generate(PROMPT, sampling(number), f"{number}")
+
+    async def main() -> None:
+        await asyncio.gather(*map(play, range(12)))
+
+    asyncio.run(main())
+    assert proxy.most_under_way == 3
+    asyncio.run(main())  # in another event loop, and from memory
+    assert len(proxy.asked) == 12
+
+
+def test_equal_requests_of_several_episodes_share_an_answer_and_repeats_within_one_do_not(proxy: Proxy) -> None:
+    endpoint = policy(proxy.url)
+
+    async def play(episode: str) -> list[Completion]:
+        endpoint.open_episode(episode)
+        done = [await endpoint.generate(PROMPT, sampling(), episode) for _ in range(3)]
+        endpoint.close_episode(episode)
+        return done
+
+    async def main() -> list[list[Completion]]:
+        return await asyncio.gather(*map(play, "abcd"))
+
+    played = asyncio.run(main())
+    assert all(done == played[0] for done in played)
+    assert list(proxy.counts.values()) == [3]
+
+
+def test_a_cancelled_episode_waits_for_the_answer_that_is_under_way_and_it_is_kept(proxy: Proxy) -> None:
+    proxy.delay = 0.3
+    endpoint = policy(proxy.url)
+
+    async def main() -> None:
+        endpoint.open_episode("e")
+        task = asyncio.create_task(endpoint.generate(PROMPT, sampling(), "e"))
+        while not proxy.asked:  # noqa: ASYNC110 (the proxy lives in another thread)
+            await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert task.cancelled()
+
+    asyncio.run(main())
+    assert endpoint.metrics()["endpoint/requests"] == 1
+    ask(endpoint, sampling())
+    assert len(proxy.asked) == 1
+
+
+# -- limits
+
+
+def test_a_request_that_could_pass_the_token_limit_is_not_sent(proxy: Proxy, tmp_path: Path) -> None:
+    limit = 200
+    endpoint = policy(proxy.url, tmp_path / "a.jsonl", max_tokens_total=limit)
+
+    async def play(number: int) -> None:
+        endpoint.open_episode(f"{number}")
+        await endpoint.generate(PROMPT, sampling(number), f"{number}")
+
+    async def main() -> list[BaseException | None]:
+        return await asyncio.gather(*map(play, range(20)), return_exceptions=True)
+
+    ends = asyncio.run(main())
+    stopped = [end for end in ends if isinstance(end, BudgetError)]
+    sent = len(ends) - len(stopped)
+    assert limit - 39 < proxy.tokens <= limit  # 31 + 8 tokens are held back for each, of which 22 are used
+    assert len(proxy.asked) == sent == 8  # so that 8 * 22 = 176 are spent, and a ninth could take 39
+    assert "endpoint.max_tokens_total = 200: 176 tokens are spent, and it may take 39" in str(stopped[0])
+    assert not endpoint.answers.reserved
+    more = policy(proxy.url, tmp_path / "a.jsonl", max_tokens_total=480)  # the limit raised: the sum goes on
+    for number in range(20):
+        ask(more, sampling(number), episode=f"{number}")
+    assert set(proxy.counts.values()) == {1}
+    assert proxy.tokens == 440
+    with pytest.raises(BudgetError):
+        ask(more, sampling(20), sampling(21))
+    assert proxy.tokens == 440 + 22
+
+
+def test_max_cost_counts_what_is_under_way() -> None:
+    answers = Answers(None, EndpointConfig(price_input=2.0, price_output=10.0, max_cost=0.001))
+    amount = Amount(100, 20)  # 0.0002 + 0.0002
+    assert answers.price(amount) == pytest.approx(0.0004)
+    assert not answers.refusal(amount)
+    answers.reserved.append(amount)
+    assert not answers.refusal(amount)
+    answers.reserved.append(amount)
+    assert "endpoint.max_cost = 0.001" in answers.refusal(amount)
+    answers.reserved.clear()
+    answers.keep(Answer("k", "x", "stop", 300, 40, 0.00096), Query("k", (), sampling(), amount))
+    assert "0.00096 is spent, and it may cost 0.0004" in answers.refusal(amount)
+
+
+# -- the file
+
+
+def test_a_run_that_is_begun_again_pays_for_nothing_twice_whatever_the_order(proxy: Proxy, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    first = ask(policy(proxy.url, path), *map(sampling, (0, 1, 2, 2)))
+    again = policy(proxy.url, path)
+    second = ask(again, *map(sampling, (2, 1, 2, 0, 3)))
+    assert [second[i] for i in (3, 1, 0, 2)] == first
+    assert len(proxy.asked) == 5
+    assert again.metrics()["endpoint/reused"] == 4
+
+
+def test_a_cut_last_line_costs_its_answer_and_no_other(proxy: Proxy, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    ask(policy(proxy.url, path), sampling(0), sampling(1))
+    path.write_bytes(path.read_bytes()[:-20])
+    ask(policy(proxy.url, path), sampling(0), sampling(1))
+    assert sorted(proxy.counts.values()) == [1, 2]
+    assert len(lines(path)) == 2
+
+
+@pytest.mark.parametrize("line", ["{", '{"key": "k"}', '{"unknown": 1}'])
+def test_a_damaged_line_is_named(line: str, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(f"{line}\n")
+    with pytest.raises(RunError, match="line 1 is damaged"):
+        policy("http://h/v1", tmp_path / "a.jsonl")
+
+
+def test_prompts_are_written_only_where_that_is_asked_for(proxy: Proxy, tmp_path: Path) -> None:
+    ask(policy(proxy.url, tmp_path / "a.jsonl"), sampling())
+    assert [file.name for file in tmp_path.iterdir()] == ["a.jsonl"]
+    assert "cobalt" not in (tmp_path / "a.jsonl").read_text()
+    ask(policy(proxy.url, tmp_path / "a.jsonl", log_prompts=True), sampling(1))
+    (said,) = lines(tmp_path / "requests.jsonl")
+    assert said["messages"] == [{"role": "user", "content": PROMPT[0].content}]
+    assert said["answer"]["text"]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        ("http://other/v1", MODEL, PROMPT, sampling()),
+        ("http://h/v1", "other", PROMPT, sampling()),
+        ("http://h/v1", MODEL, (Message("user", "other"),), sampling()),
+        ("http://h/v1", MODEL, (Message("system", PROMPT[0].content),), sampling()),
+        ("http://h/v1", MODEL, PROMPT, sampling(1)),
+        ("http://h/v1", MODEL, PROMPT, sampling(temperature=0.5)),
+        ("http://h/v1", MODEL, PROMPT, sampling(max_tokens=9)),
+        ("http://h/v1", MODEL, PROMPT, sampling(stop=())),
+    ],
+)
+def test_requests_that_differ_in_anything_have_different_keys(other: tuple[Any, ...]) -> None:
+    own = request_key("http://h/v1", MODEL, PROMPT, sampling())
+    assert own == request_key("http://h/v1/", MODEL, list(PROMPT), sampling())
+    assert own != request_key(*other)
+
+
+# -- the page
+
+
+def test_the_page_explains_every_key_and_metric_and_its_config_can_be_read(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs/endpoints.md").read_text()
+    rows = "".join(line.partition("| ")[2].partition(" |")[0] for line in page.splitlines() if line.startswith("| `"))
+    named = set(re.findall(r"`(endpoint[./]\w+)`", rows))
+    settings = {f"endpoint.{name}" for name in EndpointConfig.model_fields}
+    assert named == settings | set(Answers(None, EndpointConfig()).metrics())
+    (example,) = re.findall(r"^```toml\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    (tmp_path / "config.toml").write_text(example)
+    assert load_config(tmp_path / "config.toml").endpoint.max_cost == 2.0
+
+
+# -- whole episodes
+
+RUN = """
+import asyncio, sys
+from pathlib import Path
+from small import small_config
+from trailnotes.envs.workers.pool import EnvPool
+from trailnotes.policies.openai.policy import OpenAIPolicy
+from trailnotes.storage.records import trajectory_to_json
+from trailnotes.storage.jsonl import encode_line
+from trailnotes.rollout import run_groups
+from trailnotes.envs.tasks import tasks_of
+
+url, name, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3])
+config = small_config(
+    endpoint={"base_url": url, "concurrency": 1}, rollout={"max_steps": 4, "temperature": 2.0},
+    env={"options": {"families": ["route/amber", "keys/granite"], "max_steps": 4}},
+)
+policy = OpenAIPolicy(config, name, answers=folder / "answers.jsonl")
+with EnvPool(config.env) as pool:
+    groups = asyncio.run(run_groups(
+        policy, pool, tasks_of(config, "test")[:6], [["plain"] * 2] * 6, None, config, seed=7
+    ))
+(folder / "played").write_bytes(b"".join(encode_line(trajectory_to_json(t)) for g in groups for t in g.trajectories))
+print(policy.metrics())
+"""
+
+
+def start(proxy: Proxy, folder: Path) -> subprocess.Popen[str]:
+    folder.mkdir(exist_ok=True)
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-c", RUN, proxy.url, MODEL, str(folder)]
+    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    said, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, said
+    return said
+
+
+def test_a_run_killed_in_the_middle_of_its_episodes_goes_on_and_asks_nothing_that_is_answered(
+    proxy: Proxy, tmp_path: Path
+) -> None:
+    finish(start(proxy, tmp_path / "whole"))
+    once = proxy.counts
+    assert set(once.values()) == {1}
+    assert len(once) > 12  # some of the twelve episodes have more than one step
+    proxy.asked.clear()
+    proxy.delay = 0.05
+    killed = start(proxy, tmp_path / "killed")
+    proxy.wait_for(9)
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate()
+    proxy.delay = 0.0
+    before, kept = len(proxy.asked), (tmp_path / "killed/answers.jsonl").read_bytes().count(b"\n")
+    assert 0 <= before - kept <= 1  # what was under way at the kill
+    said = finish(start(proxy, tmp_path / "killed"))
+    assert f"'endpoint/reused': {kept}" in said
+    assert proxy.counts.keys() == once.keys()
+    assert sum(proxy.counts.values()) == len(once) + before - kept
+    assert (tmp_path / "killed/played").read_bytes() == (tmp_path / "whole/played").read_bytes()

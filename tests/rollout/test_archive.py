@@ -1,0 +1,412 @@
+"""Returning to kept states: a corridor with its treasure at the far end, cells by hand, and whole runs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_rollout import SeededPolicy, settings
+
+from tiny import step
+from tinyrun import SAME, differences, episodes, metrics, tiny_config, train_in_process
+from trailnotes.config.schema import ArchiveConfig, Config
+from trailnotes.errors import EnvError
+from trailnotes.learner.learner import Learner
+from trailnotes.rollout import Pool, run_groups
+from trailnotes.rollout.archive import RETURN_TO, Archive, from_start
+from trailnotes.runs.directory import RunDir
+from trailnotes.runs.panels import derive_seed
+from trailnotes.runs.training import Run
+from trailnotes.storage.jsonl import read_jsonl
+from trailnotes.types import Mode, Observation, Sample, Task, Trajectory, TrajectoryGroup
+
+TASK = Task("corridor", "walk")
+PLAIN: list[Mode] = ["plain"] * 8
+
+
+class Walk:
+    """Right and left; 1 at the far end. `drift` moves the walker at will: then no two games are alike."""
+
+    def __init__(self, pool: WalkPool) -> None:
+        self.pool = pool
+
+    async def reset(self, task: Task) -> Observation:
+        assert RETURN_TO not in task.options, "how an episode begins is no business of the environment"
+        self.pool.resets += 1
+        self.place = 0
+        return Observation("place 0", instruction="find the end", briefing={"inventory": "a lamp"})
+
+    async def step(self, action: str) -> Observation:
+        self.pool.steps += 1
+        self.place = max(0, self.place + (1 if action == "right" else -1) + self.pool.drift())
+        won = self.place >= self.pool.length
+        return Observation(f"place {self.place}", float(won), terminated=won, success=won, score=float(won))
+
+
+class WalkPool:
+    def __init__(self, length: int = 10, drift: Callable[[], int] = lambda: 0) -> None:
+        self.length, self.drift = length, drift
+        self.steps = self.resets = 0
+
+    @asynccontextmanager
+    async def lease(self) -> AsyncIterator[Walk]:
+        yield Walk(self)
+
+
+def play(pool: Pool, archive: Archive | None, iteration: int, seed: int = 0, **options: Any) -> list[TrajectoryGroup]:
+    """One iteration of eight members who walk at random, as `Run` plays it."""
+    config = settings(rollout={"max_steps": 16})
+    tasks, modes = [TASK], [PLAIN]
+    policy = options.get("policy") or SeededPolicy()
+    if archive is None:
+        return asyncio.run(run_groups(policy, pool, tasks, modes, None, config, seed=derive_seed(seed, iteration)))
+    tasks, modes = archive.plan(tasks, modes, random.Random(derive_seed(seed, iteration, "archive")))
+    pool = archive.pool(pool)
+    groups = run_groups(
+        policy, pool, tasks, modes, None, config, seed=derive_seed(seed, iteration), on_error=options.get("on_error")
+    )
+    return archive.regroup(asyncio.run(groups))
+
+
+def steps_to_the_end(share: float, seed: int) -> int:
+    """Environment steps, replayed ones too, of all iterations up to the first that finds the far reward."""
+    pool, archive = WalkPool(), Archive(ArchiveConfig(share=share)) if share else None
+    for iteration in range(200):
+        groups = play(pool, archive, iteration, seed)
+        if any(t.success for group in groups for t in group.trajectories):
+            break
+        if archive:
+            archive.learn(groups)
+    return pool.steps
+
+
+def test_the_far_reward_is_found_with_fewer_steps() -> None:
+    without, with_archive = ([steps_to_the_end(share, seed) for seed in range(4)] for share in (0.0, 0.5))
+    assert sum(with_archive) < sum(without) / 2
+    assert [steps_to_the_end(0.5, seed) for seed in range(2)] == with_archive[:2], "deterministic"
+
+
+def test_what_is_replayed_costs_steps_and_is_in_no_trajectory() -> None:
+    pool, archive = WalkPool(), Archive(ArchiveConfig(share=0.5))
+    for iteration in range(6):
+        before = pool.steps
+        groups = play(pool, archive, iteration)
+        own = sum(len(t.steps) for group in groups for t in group.trajectories)
+        replayed = archive.replayed_steps
+        assert pool.steps - before == own + replayed
+        found = archive.learn(groups)
+        assert found["replayed_steps"] == replayed
+        assert archive.replayed_steps == 0
+        if iteration:
+            start, returned = groups
+            assert (len(start.trajectories), len(returned.trajectories)) == (4, 4)
+            assert from_start(groups) == [start]
+            (depth,) = {t.steps[0].observation.info["returned"] for t in returned.trajectories}
+            assert replayed == 4 * depth > 0
+            assert len(returned.task.options[RETURN_TO]) == depth
+            assert {t.steps[0].observation.text for t in start.trajectories} == {"place 0"}
+
+
+def test_the_conversation_starts_where_the_replay_ends() -> None:
+    pool, archive, policy = WalkPool(), Archive(ArchiveConfig(share=0.5)), SeededPolicy()
+    archive.learn(play(pool, archive, 0))
+    groups = play(pool, archive, 1, policy=policy)
+    for trajectory in groups[1].trajectories:
+        first = trajectory.steps[0].observation
+        assert (first.instruction, first.briefing, first.reward) == ("find the end", {"inventory": "a lamp"}, 0.0)
+    opened = {episode: messages for episode, messages, _ in reversed(policy.requests)}
+    reached = {messages[-1].content for episode, messages in opened.items() if episode.startswith("1/")}
+    assert reached == {f"find the end\n{groups[1].trajectories[0].steps[0].observation.text}"}
+    assert all(len(messages) == 1 for messages in opened.values())
+
+
+# --- environments that cannot be relied on
+
+
+def test_an_environment_that_is_not_deterministic_loses_only_the_cell() -> None:
+    rng = random.Random(0)
+    pool, archive = WalkPool(length=50, drift=lambda: rng.randint(-1, 1)), Archive(ArchiveConfig(share=0.5))
+    dropped = Counter[bool]()
+    for iteration in range(8):
+        groups = play(pool, archive, iteration)
+        assert sum(len(group.trajectories) for group in groups) == 8
+        for group in groups:
+            assert len({bool(t.steps[0].observation.info.get("returned")) for t in group.trajectories}) == 1
+        known = archive.state_dict()["corridor"] if iteration else []
+        found = archive.learn(groups)
+        dropped[bool(found["dropped"])] += 1
+        assert found["dropped"] in {0, 1}
+        assert iteration == 0 or known
+    assert dropped[True] > 3
+
+
+def test_a_cell_that_is_lost_is_not_returned_to_again() -> None:
+    pool, archive = WalkPool(), Archive(ArchiveConfig(share=1.0))
+    archive.load_state_dict({"corridor": [[7, {"states": [6, 7], "actions": ["right"] * 2, "score": 0, "visits": 3}]]})
+    (group,) = play(pool, archive, 0)
+    assert {t.steps[0].observation.text for t in group.trajectories} == {"place 0"}, "all began afresh"
+    assert (pool.resets, archive.replayed_steps) == (16, 8), "the first replayed action already led elsewhere"
+    assert archive.learn([group])["dropped"] == 1
+    assert 7 not in dict(archive.state_dict()["corridor"])
+
+
+def test_a_state_that_looks_the_same_but_scores_otherwise_is_lost() -> None:
+    pool, archive = WalkPool(), Archive(ArchiveConfig(share=1.0))
+    archive.learn(play(pool, archive, 0))
+    (target,) = [cell for _, cell in archive.state_dict()["corridor"] if len(cell["actions"]) == 1]
+    state = target["states"][-1]
+    archive.load_state_dict({"corridor": [[state, {**target, "score": 0.5}]]})
+    assert archive.learn(play(pool, archive, 1))["dropped"] == 1
+
+
+def test_an_environment_that_fails_while_it_replays_is_tried_afresh() -> None:
+    class Failing(Walk):
+        async def step(self, action: str) -> Observation:
+            if self.pool.resets == 9:  # the first of the second iteration
+                raise EnvError("gone")
+            return await super().step(action)
+
+    class FailingPool(WalkPool):
+        @asynccontextmanager
+        async def lease(self) -> AsyncIterator[Walk]:
+            yield Failing(self)
+
+    pool, archive = FailingPool(), Archive(ArchiveConfig(share=1.0))
+    archive.learn(play(pool, archive, 0))
+    errors: list[Trajectory] = []
+    (group,) = play(pool, archive, 1, on_error=errors.append)
+    assert [error.error for error in errors] == ["gone"]
+    assert len(group.trajectories) == 8
+    assert all(t.steps[0].observation.info["returned"] for t in group.trajectories)
+
+
+# --- cells by hand
+
+
+def walked(*seen: str | Observation, actions: Sequence[str] = (), returned: int = 0, task: Task = TASK) -> Trajectory:
+    """An episode that saw these; its actions are named after the observation that they lead to."""
+    first, *rest = [Observation(o) if isinstance(o, str) else o for o in seen]
+    observations = [replace(first, info={"returned": returned} if returned else {}), *rest]
+    taken = actions or [f"to {o.text}" for o in rest]
+    steps = [replace(step([1], [2]), observation=o, action=a) for o, a in zip(observations[:-1], taken, strict=True)]
+    return Trajectory(task, tuple(steps), observations[-1], "truncated", False, 0.0)
+
+
+def kept(archive: Archive, *trajectories: Trajectory) -> dict[str, tuple[float, int]]:
+    """Actions of each cell -> score, visits; after these episodes."""
+    archive.learn([TrajectoryGroup(TASK, trajectories)])
+    cells = dict(archive.state_dict()["corridor"])
+    return {" ".join(cell["actions"]): (cell["score"], cell["visits"]) for cell in cells.values()}
+
+
+def test_the_shortest_way_to_a_state_is_kept() -> None:
+    archive = Archive(ArchiveConfig(share=1.0))
+    assert kept(archive, walked("a", "b", "c")) == {"": (0, 1), "to b": (0, 1), "to b to c": (0, 1)}
+    assert kept(archive, walked("a", "x", "x", "c")) == {
+        "": (0, 2), "to b": (0, 1), "to b to c": (0, 2), "to x": (0, 1),
+    }  # fmt: skip
+    assert "to c" in kept(archive, walked("a", "C", actions=["to c"])), "and replaces a longer one"
+
+
+def test_a_higher_score_is_worth_a_longer_way() -> None:
+    archive = Archive(ArchiveConfig(share=1.0))
+    found = kept(archive, walked("a", "b"), walked("a", "x", Observation("b", score=0.5)))
+    assert found == {"": (0, 2), "to x to b": (0.5, 2), "to x": (0, 1)}
+    assert kept(archive, walked("a", "b")) == {**found, "": (0, 3), "to x to b": (0.5, 3)}
+
+
+def test_ends_and_what_lies_too_deep_are_not_kept() -> None:
+    archive = Archive(ArchiveConfig(share=1.0, max_depth=2))
+    assert set(kept(archive, walked("a", "b", "c", "d"))) == {"", "to b", "to b to c"}
+    over = Observation("over", truncated=True)
+    assert set(kept(archive, walked("a", over))) == {"", "to b", "to b to c"}
+
+
+def test_a_way_back_to_the_start_is_none() -> None:
+    archive = Archive(ArchiveConfig(share=1.0))
+    assert kept(archive, walked("a", "a", "a")) == {"": (0, 1)}
+    assert archive.plan([TASK], [PLAIN], random.Random(0)) == ([TASK], [PLAIN])
+
+
+def test_an_episode_that_returned_goes_on_from_its_cell() -> None:
+    archive = Archive(ArchiveConfig(share=1.0))
+    kept(archive, walked("a", "b"))
+    (task,), _ = archive.plan([TASK], [PLAIN], random.Random(0))
+    assert task.options == {RETURN_TO: ["to b"]}
+    assert kept(archive, walked("b", "c", returned=1, task=task)) == {
+        "": (0, 1), "to b": (0, 2), "to b to c": (0, 1),
+    }  # fmt: skip
+
+
+def choices(archive: Archive, num: int = 4000) -> Counter[str]:
+    chosen: Counter[str] = Counter()
+    state = json.loads(json.dumps(archive.state_dict()))
+    for seed in range(num):
+        fresh = Archive(archive.config)
+        fresh.load_state_dict(state)
+        (task,), _ = fresh.plan([TASK], [PLAIN], random.Random(seed))
+        chosen[" ".join(task.options[RETURN_TO])] += 1
+    return chosen
+
+
+def test_the_highest_score_is_chosen_and_then_the_rarely_visited() -> None:
+    archive = Archive(ArchiveConfig(share=1.0))
+    kept(archive, *[walked("a", "often")] * 8, *[walked("a", "rare")] * 3)
+    chosen = choices(archive)
+    assert chosen["to often"] / 4000 == pytest.approx((1 / 3) / (1 / 3 + 1 / 2), abs=0.03)  # 1/sqrt(9), 1/sqrt(4)
+    assert set(chosen) == {"to often", "to rare"}
+    kept(archive, walked("a", Observation("gold", score=1.0)))
+    assert set(choices(archive, 50)) == {"to gold"}
+
+
+def test_the_worst_are_forgotten_where_there_is_no_room() -> None:
+    archive = Archive(ArchiveConfig(share=1.0, capacity=2))
+    rich = walked("a", Observation("rich", score=1.0))
+    assert set(kept(archive, rich, rich, walked("a", "poor"), walked("a", "poor"))) == {"", "to rich", "to poor"}
+    assert set(kept(archive, walked("a", "new"))) == {"", "to rich", "to new"}, "poor was met twice, new once"
+
+
+def test_groups_are_split_by_share_and_mode() -> None:
+    archive = Archive(ArchiveConfig(share=0.5))
+    kept(archive, walked("a", "b"))
+    other, mixed = Task("other", "walk"), [*(["off_policy"] * 2), *(["plain"] * 6)]
+    tasks, modes = archive.plan([TASK, other, TASK], [mixed, mixed, ["off_policy"] * 8], random.Random(0))
+    assert [RETURN_TO in task.options for task in tasks] == [False, True, False, False]
+    assert modes == [["off_policy"] * 2 + ["plain"] * 3, ["plain"] * 3, mixed, ["off_policy"] * 8]
+
+
+def test_a_restored_archive_goes_on_as_it_would_have() -> None:
+    pools, archives = [WalkPool(), WalkPool()], [Archive(ArchiveConfig(share=0.5)) for _ in range(2)]
+    for iteration in range(6):
+        if iteration == 3:
+            archives[1] = Archive(ArchiveConfig(share=0.5))
+            archives[1].load_state_dict(json.loads(json.dumps(archives[0].state_dict())))
+        played = [play(pool, archive, iteration) for pool, archive in zip(pools, archives, strict=True)]
+        assert played[0] == played[1]
+        assert archives[0].learn(played[0]) == archives[1].learn(played[1])
+    assert json.dumps(archives[0].state_dict()) == json.dumps(archives[1].state_dict())
+
+
+# --- settings
+
+
+@pytest.mark.parametrize(
+    ("sections", "named"),
+    [
+        ({"algorithm": {"name": "reflexion"}}, "reflexion trains nothing from kept states"),
+        ({"algorithm": {"dynamic_sampling": 1}}, "algorithm.dynamic_sampling"),
+        ({"rollout": {"group_size": 4}}, "of 3 plain members rounds to 1"),
+        ({"rollout": {"group_size": 2}, "algorithm": {"name": "grpo"}}, "of 2 plain members rounds to 1"),
+    ],
+)
+def test_an_archive_that_cannot_work_is_refused(sections: dict[str, Any], named: str) -> None:
+    Config.model_validate(sections)
+    with pytest.raises(ValueError, match=named):
+        Config.model_validate({**sections, "archive": {"share": 0.4}})
+
+
+# --- whole runs
+
+
+def archive_config(start: Path, **sections: dict[str, Any]) -> Config:
+    own: dict[str, dict[str, Any]] = {
+        "archive": {"share": 0.7},
+        "algorithm": {"p_memory": 0.25},
+        "env": {"options": {"families": ["keys/granite"], "max_steps": 4}, "name": "tinyrun:Paid"},
+        "rollout": {"num_tasks": 5, "max_steps": 3},
+    }
+    return tiny_config(start, **{name: own.get(name, {}) | sections.get(name, {}) for name in own | sections})
+
+
+@pytest.fixture(scope="module")
+def returning(start_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[Sample]]]:
+    """A run of three iterations whose members return, and the rows that it trained on."""
+    path, rows, update = tmp_path_factory.mktemp("archive") / "run", [], Learner.update
+
+    def watched(learner: Learner, samples: Sequence[Sample], **options: Any) -> dict[str, float]:
+        rows.append(list(samples))
+        return update(learner, samples, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Learner, "update", watched)
+        train_in_process(archive_config(start_model), path)
+    return path, rows
+
+
+def test_episodes_say_how_they_began(returning: tuple[Path, list[list[Sample]]]) -> None:
+    lines, played = metrics(returning[0]), episodes(returning[0])
+    assert lines[0]["archive/returned"] == 0
+    assert all(line["archive/returned"] > 0 < line["archive/cells"] for line in lines[1:])
+    for line in lines:
+        own = [e for e in played if e["iteration"] == line["iteration"]]
+        returned = [e for e in own if e["steps"][0]["observation"].get("info", {}).get("returned")]
+        depths = [e["steps"][0]["observation"]["info"]["returned"] for e in returned]
+        assert (len(returned), sum(depths)) == (line["archive/returned"], line["archive/replayed_steps"])
+        assert all(len(e["task"]["options"][RETURN_TO]) == d for e, d in zip(returned, depths, strict=True))
+        assert line["rollout/env_steps"] == sum(len(e["steps"]) for e in own if e not in returned)
+    taken = sum(len(e["steps"]) for e in played) + sum(line["archive/replayed_steps"] for line in lines)
+    assert lines[-1]["env_steps"] == taken
+
+
+def test_only_sampled_tokens_are_trained_on(returning: tuple[Path, list[list[Sample]]]) -> None:
+    path, rows = returning
+    played = episodes(path)
+    for iteration, samples in enumerate(rows):
+        sampled = [
+            t for e in played if e["iteration"] == iteration for s in e["steps"] for t in s["completion"]["token_ids"]
+        ]
+        trained = [t for row in samples for t, mask in zip(row.token_ids, row.loss_mask, strict=True) if mask]
+        assert trained == sampled
+
+
+def test_notes_are_written_about_whole_games_only(returning: tuple[Path, list[list[Sample]]]) -> None:
+    for line in metrics(returning[0]):
+        assert line["notes/notes"] == 20 - line["archive/returned"]
+
+
+def test_returning_members_are_compared_among_themselves(
+    start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups: list[TrajectoryGroup] = []
+    end = Run.end_iteration
+
+    async def watched(run: Run, ended: Sequence[TrajectoryGroup], found: dict[str, float]) -> None:
+        groups.extend(ended)
+        await end(run, ended, found)
+
+    monkeypatch.setattr(Run, "end_iteration", watched)
+    algorithm = {"name": "grpo"}
+    train_in_process(archive_config(start_model, algorithm=algorithm, archive={"share": 0.5}), tmp_path)
+    split = [group for group in groups if RETURN_TO in group.task.options]
+    assert len(split) == 10
+    assert {len(group.trajectories) for group in split} == {2}
+    assert all(len({t.steps[0].observation.text for t in group.trajectories}) == 1 for group in groups)
+
+
+def test_an_archive_survives_a_resumption(
+    start_model: Path, tmp_path: Path, returning: tuple[Path, list[list[Sample]]]
+) -> None:
+    for iterations in (2, 3):
+        config = archive_config(start_model, train={"iterations": iterations})
+        with RunDir.open(tmp_path, config, allow_change=["train"]):
+            pass
+        train_in_process(config, tmp_path)
+    assert differences(returning[0], tmp_path) == SAME
+    whole, parts = ((path / "checkpoints/step-000003/archive.json").read_bytes() for path in (returning[0], tmp_path))
+    assert whole == parts
+
+
+def test_without_a_share_nothing_changes(start_model: Path, tmp_path: Path) -> None:
+    for name, archive in (("default", {"share": 0.0}), ("set", {"share": 0.0, "capacity": 1, "max_depth": 1})):
+        train_in_process(archive_config(start_model, archive=archive), tmp_path / name)
+    assert differences(tmp_path / "default", tmp_path / "set") == SAME
+    assert not list(tmp_path.rglob("archive.json"))
+    assert not [name for line in read_jsonl(tmp_path / "set/metrics.jsonl") for name in line if "archive" in name]

@@ -1,0 +1,132 @@
+"""Groups of equal returns give way to groups of other tasks, and what they took is counted."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tiny import step, trajectory
+from tinyrun import SAME, Paid, differences, distance, episodes, metrics, tiny_config, train_in_process
+from trailnotes.rollout.dynamic import all_equal, further_tasks, replace_equal
+from trailnotes.runs.directory import RunDir
+from trailnotes.types import Observation, Task, TrajectoryGroup
+
+TASKS = [Task(f"t{i}", "numbers") for i in range(5)]
+
+
+def played(task: Task, *returns: float) -> TrajectoryGroup:
+    episode = trajectory([step([1], [2])])
+    members = [replace(episode, task=task, steps=(replace(episode.steps[0], reward=r),)) for r in returns]
+    return TrajectoryGroup(task, tuple(members))
+
+
+def replaced(
+    groups: Sequence[TrajectoryGroup], *rounds: list[TrajectoryGroup], limit: int = 10
+) -> tuple[list[str], int, list[tuple[int, int]]]:
+    """Ids of the groups that are left, how many were replaced, and what was asked for."""
+    asked: list[tuple[int, int]] = []
+
+    async def play(number: int, num: int) -> list[TrajectoryGroup]:
+        asked.append((number, num))
+        return rounds[number - 1]
+
+    left, num = asyncio.run(replace_equal(groups, limit, play))
+    return [group.task.id for group in left], num, asked
+
+
+EQUAL, OTHER, THIRD = played(TASKS[0], 1, 1), played(TASKS[1], 0, 0, 0), played(TASKS[2], 0, 0)
+MIXED, ANEW = played(TASKS[3], 1, 0), played(TASKS[4], 0, 0.5)
+
+
+def test_groups_that_differ_within_stay() -> None:
+    assert replaced([MIXED, ANEW]) == (["t3", "t4"], 0, [])
+
+
+def test_equal_groups_are_replaced_until_none_is_left() -> None:
+    assert replaced([EQUAL, MIXED, OTHER], [ANEW, THIRD], [ANEW]) == (["t3", "t4", "t4"], 3, [(1, 2), (2, 1)])
+
+
+def test_what_the_last_round_gave_stays_however_equal() -> None:
+    assert replaced([EQUAL, MIXED], [OTHER], [THIRD], limit=2) == (["t3", "t2"], 2, [(1, 1), (2, 1)])
+
+
+def test_groups_that_the_environment_failed_are_not_played_again() -> None:
+    assert replaced([EQUAL], []) == ([], 1, [(1, 1)])
+
+
+def test_further_tasks_are_those_played_least() -> None:
+    further = further_tasks(TASKS, ["t0", "t1", "t0", "t3"], 4, random.Random(0))
+    assert {task.id for task in further[:2]} == {"t2", "t4"}
+    assert {task.id for task in further[2:]} == {"t1", "t3"}
+    assert further == further_tasks(TASKS, ["t0", "t1", "t0", "t3"], 4, random.Random(0))
+    assert Counter(task.id for task in further_tasks(TASKS, [], 10, random.Random(0))) == {t.id: 2 for t in TASKS}
+
+
+# --- whole runs
+
+
+class Stingy(Paid):
+    """Pays for no action in three tasks of five."""
+
+    def reset(self, task: Task) -> Observation:
+        self.pays = int(task.id.rpartition("-")[2]) % 5 >= 3
+        return super().reset(task)
+
+    def step(self, action: str) -> Observation:
+        answer = super().step(action)
+        return answer if self.pays else replace(answer, reward=0.0)
+
+
+def settings(name: str, rounds: int = 3, iterations: int = 3) -> dict[str, dict[str, Any]]:
+    return {
+        "algorithm": {"name": name, "dynamic_sampling": rounds, "p_memory": 0.5},
+        "env": {"name": "test_dynamic_sampling:Stingy", "options": {"families": ["keys/granite"], "max_steps": 2}},
+        "rollout": {"num_tasks": 2},
+        "train": {"iterations": iterations},
+    }
+
+
+@pytest.mark.parametrize("name", ["grpo", "empo2"])
+def test_a_run_trains_on_groups_that_differ_and_counts_the_rest(start_model: Path, tmp_path: Path, name: str) -> None:
+    train_in_process(tiny_config(start_model, **settings(name)), tmp_path)
+    lines, recorded = metrics(tmp_path), episodes(tmp_path)
+    assert sum(line["dynamic/groups_replaced"] for line in lines) > 0
+    assert all(line["update/zero_advantage_rows"] < 4 for line in lines), "a whole group has no advantage"
+    assert [line["episodes"] for line in lines] == [8, 16, 24]
+    assert lines[-1]["env_steps"] == sum(len(episode["steps"]) for episode in recorded) > 24 * 2
+    assert len(recorded) == 24 + 4 * sum(line["dynamic/groups_replaced"] for line in lines)
+    assert distance(tmp_path, start_model) > 1e-3
+
+
+def test_without_rounds_such_groups_are_part_of_the_batch(start_model: Path, tmp_path: Path) -> None:
+    """Guards the test above."""
+    train_in_process(tiny_config(start_model, **settings("grpo", rounds=0)), tmp_path)
+    assert any(line["update/zero_advantage_rows"] >= 4 for line in metrics(tmp_path))
+    assert not any("dynamic/groups_replaced" in line for line in metrics(tmp_path))
+
+
+def test_a_resumed_run_plays_the_same_rounds(start_model: Path, tmp_path: Path) -> None:
+    train_in_process(tiny_config(start_model, **settings("empo2")), tmp_path / "whole")
+    for iterations in (1, 3):
+        config = tiny_config(start_model, **settings("empo2", iterations=iterations))
+        with RunDir.open(tmp_path / "parts", config, allow_change=["train"]):
+            pass
+        train_in_process(config, tmp_path / "parts")
+    assert differences(tmp_path / "whole", tmp_path / "parts") == SAME
+
+
+def test_equal_returns_are_not_equal_where_novelty_pays(start_model: Path) -> None:
+    with pytest.raises(ValueError, match="dynamic_sampling"):
+        tiny_config(start_model, algorithm={"dynamic_sampling": 1, "intrinsic": "states"})
+
+
+def test_all_equal_looks_at_returns() -> None:
+    assert all_equal(OTHER)
+    assert not all_equal(MIXED)

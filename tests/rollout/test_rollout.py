@@ -1,0 +1,641 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trailnotes.config.schema import Config
+from trailnotes.errors import EnvError, PolicyError
+from trailnotes.memory.base import Memory
+from trailnotes.policies.scripted import ScriptedPolicy
+from trailnotes.rollout import (
+    Note,
+    completion_seed,
+    note_metrics,
+    rollout_metrics,
+    run_episode,
+    run_groups,
+    write_tips,
+)
+from trailnotes.types import (
+    Completion,
+    Message,
+    Mode,
+    Observation,
+    Sampling,
+    Step,
+    Task,
+    Tip,
+    TokenIds,
+    Trajectory,
+    TrajectoryGroup,
+)
+
+# --- fakes: a corridor to walk, a pool that lends it, a memory that remembers what it was asked
+
+
+class Corridor:
+    """Walk "right" `length` times; each other action stays. Reward 1 at the end. Fails where told to."""
+
+    def __init__(self, pause: Callable[[], float] = lambda: 0.0, fail_at: int | None = None) -> None:
+        self.pause, self.fail_at = pause, fail_at
+        self.actions: list[str] = []
+
+    async def reset(self, task: Task) -> Observation:
+        self.length, self.place = int(task.options.get("length", 2)), 0
+        self._fail(0)
+        await asyncio.sleep(self.pause())
+        return Observation("place 0", instruction="walk right")
+
+    async def step(self, action: str) -> Observation:
+        self.actions.append(action)
+        self._fail(len(self.actions))
+        await asyncio.sleep(self.pause())
+        self.place += action == "right"
+        won = self.place == self.length
+        return Observation(f"place {self.place}", float(won), terminated=won, success=won, score=float(won))
+
+    def _fail(self, at: int) -> None:
+        if self.fail_at == at:
+            raise EnvError(f"the corridor\nfell at {at}")
+
+
+class FakePool:
+    """Lends corridors made by `make`; knows which are out."""
+
+    def __init__(self, make: Callable[[], Corridor] = Corridor) -> None:
+        self.make, self.out, self.lent = make, 0, 0
+
+    @asynccontextmanager
+    async def lease(self) -> AsyncIterator[Corridor]:
+        self.out += 1
+        self.lent += 1
+        try:
+            yield self.make()
+        finally:
+            self.out -= 1
+
+
+class ListMemory:
+    """Shows the tips it was given; keeps the queries."""
+
+    def __init__(self, *texts: str) -> None:
+        self.tips = [Tip("t", text, key="", score=1.0) for text in texts]
+        self.queries: list[tuple[str, str, int]] = []
+
+    def search(self, namespace: str, query: str, top_k: int) -> list[Tip]:
+        self.queries.append((namespace, query, top_k))
+        return self.tips[:top_k]
+
+    def add(self, tips: Sequence[Tip]) -> int:
+        raise NotImplementedError
+
+    def snapshot(self, path: Path) -> None:
+        raise NotImplementedError
+
+    def restore(self, path: Path) -> None:
+        raise NotImplementedError
+
+    def stats(self) -> dict[str, float]:
+        return {}
+
+
+class SeededPolicy(ScriptedPolicy):
+    """Goes right or left by the completion's seed; keeps every request."""
+
+    def __init__(self, script: Callable[[Sequence[Message]], str] | None = None, **options: Any) -> None:
+        super().__init__(script or (lambda messages: ""), **options)
+        self.scripted = script is not None
+        self.requests: list[tuple[str, tuple[Message, ...], Sampling]] = []
+        self.live_at_start: set[str] = set()
+
+    async def generate(self, messages: Sequence[Message], sampling: Sampling, episode: str) -> Completion:
+        assert episode in self.open_episodes or not self.open_episodes
+        if not self.requests:
+            self.live_at_start = set(self.open_episodes)
+        self.requests.append((episode, tuple(messages), sampling))
+        if not self.scripted:
+            self._script = lambda _: ("right", "left")[sampling.seed % 2]
+        return await super().generate(messages, sampling, episode)
+
+
+def settings(*, rollout: dict[str, Any] | None = None, memory: dict[str, Any] | None = None, **env: Any) -> Config:
+    return Config.model_validate({
+        "run": {"name": "r1"},
+        "env": env,
+        "rollout": {"style": "terse", "max_steps": 6, **(rollout or {})},
+        "memory": memory or {},
+    })  # fmt: skip
+
+
+TASK = Task("t", "corridor")
+SETTINGS = settings()
+
+
+def right(_: Sequence[Message]) -> str:
+    return "right"
+
+
+def play(
+    policy: ScriptedPolicy,
+    config: Config = SETTINGS,
+    mode: Mode = "plain",
+    memory: Memory | None = None,
+    env: Corridor | None = None,
+) -> Trajectory:
+    return asyncio.run(run_episode(policy, env or Corridor(), TASK, mode, memory, config, member=0, seed=0))
+
+
+def play_groups(policy: ScriptedPolicy, pool: FakePool, config: Config = SETTINGS, **options: Any) -> Any:
+    tasks = options.pop("tasks", [Task("a", "corridor"), Task("b", "corridor")])
+    modes = options.pop("modes", [["plain"] * 3] * len(tasks))
+    memory = options.pop("memory", None)
+    return asyncio.run(run_groups(policy, pool, tasks, modes, memory, config, **{"seed": 0, **options}))
+
+
+# --- one episode
+
+
+def test_an_episode_step_by_step() -> None:
+    policy = SeededPolicy(lambda messages: "> right" if len(messages) > 1 else "jump")
+    env = Corridor()
+    done = play(policy, env=env)
+    assert env.actions == [step.action for step in done.steps] == ["jump", "right", "right"]
+    assert [step.observation.text for step in done.steps] == ["place 0", "place 0", "place 1"]
+    assert [step.reward for step in done.steps] == [0.0, 0.0, 1.0]
+    assert done.final_observation.text == "place 2"
+    assert (done.outcome, done.success, done.score, done.episode_return) == ("terminated", True, 1.0, 1.0)
+    assert [len(messages) for _, messages, _ in policy.requests] == [1, 3, 5]
+    assert policy.requests[0][1][0].content == "walk right\nplace 0"
+    assert done.steps[1].completion.text == "> right"  # what was said stays as it was said
+
+
+def test_sampled_ids_and_prompts_are_kept_as_they_were() -> None:
+    policy = SeededPolicy()
+    done = play(policy)
+    for (_, messages, _), step, after in zip(policy.requests, done.steps, [*done.steps[1:], None], strict=True):
+        assert step.completion.prompt_ids == step.plain_prompt_ids == policy.encode(messages)
+        if after is not None:
+            prefix = step.completion.prompt_ids + step.completion.token_ids
+            assert after.completion.prompt_ids[: len(prefix)] == prefix
+
+
+def test_sampling_follows_the_config_and_every_completion_has_its_own_seed() -> None:
+    policy = SeededPolicy(lambda _: "left")
+    play(policy, settings(rollout={"max_steps": 3, "temperature": 0.7, "max_action_tokens": 9, "stop": ["."]}))
+    samplings = [sampling for _, _, sampling in policy.requests]
+    assert {(s.temperature, s.max_tokens, s.stop, s.top_p, s.top_k) for s in samplings} == {(0.7, 9, (".",), 1.0, 0)}
+    assert [s.seed for s in samplings] == [completion_seed(0, "t", 0, i) for i in range(3)]
+    assert len({s.seed for s in samplings}) == 3
+
+
+def test_completion_seeds_are_fixed_forever_and_depend_on_every_part() -> None:
+    base = (1, "t", 2, 3)
+    assert completion_seed(*base) == 2565924715832434521
+    others = [(0, "t", 2, 3), (1, "u", 2, 3), (1, "t", 0, 3), (1, "t", 2, 4), (1, "t", 23, ""), (12, "t", 2, 3)]
+    seeds = [completion_seed(*parts) for parts in others]
+    assert len({completion_seed(*base), *seeds}) == 7
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_the_step_limit_truncates() -> None:
+    done = play(ScriptedPolicy(lambda _: "left"), settings(rollout={"max_steps": 4}))
+    assert (len(done.steps), done.outcome, done.success, done.context_full) == (4, "truncated", False, False)
+
+
+def test_an_environments_own_truncation_ends_the_episode() -> None:
+    class Short(Corridor):
+        async def step(self, action: str) -> Observation:
+            return Observation("time is up", truncated=True)
+
+    done = play(ScriptedPolicy(right), env=Short())
+    assert (len(done.steps), done.outcome) == (1, "truncated")
+
+
+def test_a_game_that_is_over_at_reset_has_no_step() -> None:
+    class Over(Corridor):
+        async def reset(self, task: Task) -> Observation:
+            return Observation("over", terminated=True)
+
+    done = play(ScriptedPolicy(right), env=Over())
+    assert (done.steps, done.outcome, done.final_observation.text) == ((), "terminated", "over")
+
+
+@pytest.mark.parametrize("text", ["", "\n\n", "x" * 600, "\x00"])
+def test_an_unreadable_action_is_the_no_op_and_counted(text: str) -> None:
+    env = Corridor()
+    config = settings(rollout={"max_steps": 2, "stop": [], "max_action_tokens": 1000})
+    done = play(ScriptedPolicy(lambda _: text), config, env=env)
+    assert env.actions == ["", ""]
+    assert rollout_metrics([TrajectoryGroup(TASK, (done,))])["unparsable"] == 1.0
+
+
+def test_an_error_says_at_which_action_of_any_length_and_none_at_reset() -> None:
+    config = settings(rollout={"max_action_tokens": 1000})
+    said = play(ScriptedPolicy(lambda _: "x'" * 200), config, env=Corridor(fail_at=1)).error
+    assert said == f"""the corridor fell at 1 (at the action "{"x'" * 100}")"""
+    assert play(ScriptedPolicy(right), env=Corridor(fail_at=0)).error == "the corridor fell at 0"
+
+
+def test_a_failing_environment_gives_an_error_trajectory_with_the_steps_so_far() -> None:
+    done = play(ScriptedPolicy(right), env=Corridor(fail_at=2))
+    assert (done.outcome, len(done.steps)) == ("error", 1)
+    assert done.error == "the corridor fell at 2 (at the action 'right')"
+    assert done.final_observation.text == "place 1"
+    at_reset = play(ScriptedPolicy(right), env=Corridor(fail_at=0))
+    assert (at_reset.outcome, at_reset.steps) == ("error", ())
+
+
+def test_a_policy_that_rewrites_history_works_too() -> None:
+    class Rewriting(ScriptedPolicy):
+        append_only = False
+
+        def encode(self, messages: Sequence[Message]) -> TokenIds:
+            return (len(messages), *super().encode(messages[-1:]))
+
+    policy = Rewriting(right)
+    done = play(policy, mode="off_policy", memory=ListMemory("go right"))
+    assert done.success
+    assert done.steps[0].completion.prompt_ids[0] == done.steps[0].plain_prompt_ids[0] == 1
+    assert done.steps[1].completion.prompt_ids == done.steps[1].plain_prompt_ids  # no tip in the last message
+
+
+def test_an_engine_without_ids_works_too() -> None:
+    class Server(ScriptedPolicy):
+        trainable = False
+
+        def encode(self, messages: Sequence[Message]) -> TokenIds:
+            return ()
+
+        async def generate(self, messages: Sequence[Message], sampling: Sampling, episode: str) -> Completion:
+            return Completion((), (), (), "right")
+
+    policy = Server(right)
+    done = play(policy, mode="on_policy_tips", memory=ListMemory("go right"))
+    assert done.success
+    assert all(step.completion.prompt_ids == step.plain_prompt_ids == () for step in done.steps)
+    full = play(policy, settings(rollout={"max_context_tokens": 40, "max_action_tokens": 20}))  # 18, 18 + 5 + 7 chars
+    assert (len(full.steps), full.context_full) == (1, True)
+
+
+# --- tips
+
+
+def test_tips_are_searched_before_every_action_without_tips_in_the_query() -> None:
+    memory = ListMemory("secret")
+    policy = SeededPolicy(right)
+    done = play(policy, settings(memory={"top_k": 3}), "on_policy_tips", memory)
+    assert memory.queries == [("t", "walk right\nplace 0", 3), ("t", "walk right\nplace 1", 3)]
+    assert [len(step.tips) for step in done.steps] == [1, 0]  # the second time the context holds it already
+    assert done.steps[0].tips == tuple(memory.tips)
+    assert policy.requests[0][1][0].content == 'walk right\nnotes :\n- " secret " 1 / 1\nplace 0'
+    assert done.mode == "on_policy_tips"
+
+
+def test_the_whole_conversation_may_be_the_query() -> None:
+    memory = ListMemory("secret")
+    play(ScriptedPolicy(right), settings(memory={"query": "conversation"}), "off_policy", memory)
+    assert [query for _, query, _ in memory.queries] == ["walk right\nplace 0", "walk right\nplace 0\nright\nplace 1"]
+
+
+def test_repeats_are_shown_when_asked_for() -> None:
+    done = play(ScriptedPolicy(right), settings(memory={"repeat_shown": True}), "off_policy", ListMemory("x"))
+    assert [len(step.tips) for step in done.steps] == [1, 1]
+
+
+def test_both_contexts_are_kept_and_the_plain_one_is_that_of_a_plain_episode() -> None:
+    policy = ScriptedPolicy(right)
+    plain = play(policy)
+    tipped = play(policy, mode="off_policy", memory=ListMemory("secret"))
+    assert [step.plain_prompt_ids for step in tipped.steps] == [step.completion.prompt_ids for step in plain.steps]
+    for step in tipped.steps:
+        assert "secret" in policy.decode(step.completion.prompt_ids)
+        assert "secret" not in policy.decode(step.plain_prompt_ids)
+
+
+@pytest.mark.parametrize("memory", [None, ListMemory()])
+def test_without_tips_to_show_every_mode_is_plain(memory: Memory | None) -> None:
+    policy = SeededPolicy()
+    assert play(policy, mode="off_policy", memory=memory).steps == play(SeededPolicy()).steps
+
+
+def test_plain_mode_and_top_k_zero_never_ask_the_memory() -> None:
+    memory = ListMemory("secret")
+    play(ScriptedPolicy(right), memory=memory)
+    play(ScriptedPolicy(right), settings(memory={"top_k": 0}), "off_policy", memory)
+    assert memory.queries == []
+
+
+# --- a full context: prompt "walk right\nplace 0" is 18 + 3 markers = 21 tokens; a turn adds "right" + end + 2 markers
+#     + 7 characters + end + marker = 5 + 1 + 10 = 16, so the second prompt has 37
+
+
+def test_an_episode_ends_where_the_next_turn_does_not_fit() -> None:
+    fits = settings(rollout={"max_context_tokens": 47, "max_action_tokens": 10})
+    assert play(ScriptedPolicy(right), fits).success
+    tight = settings(rollout={"max_context_tokens": 46, "max_action_tokens": 10})
+    done = play(ScriptedPolicy(right), tight)
+    assert (len(done.steps), done.outcome, done.context_full) == (1, "truncated", True)
+    assert done.final_observation.text == "place 1"
+
+
+def test_the_policys_own_context_counts_too() -> None:
+    config = settings(rollout={"max_action_tokens": 10})
+    assert play(ScriptedPolicy(right, context_length=47), config).success
+    assert play(ScriptedPolicy(right, context_length=46), config).context_full
+    nothing = play(ScriptedPolicy(right, context_length=30), config)
+    assert (nothing.steps, nothing.context_full, nothing.outcome) == ((), True, "truncated")
+
+
+def test_tips_that_do_not_fit_are_dropped_before_the_episode_is() -> None:
+    config = settings(rollout={"max_context_tokens": 47, "max_action_tokens": 10})
+    policy = SeededPolicy(right)
+    done = play(policy, config, "off_policy", ListMemory("secret"))
+    assert done.success
+    assert [step.tips for step in done.steps] == [(), ()]
+    assert all(step.completion.prompt_ids == step.plain_prompt_ids for step in done.steps)
+    roomy = settings(
+        rollout={"max_context_tokens": 61, "max_action_tokens": 10}
+    )  # tips fit, then the second turn does not
+    later = play(ScriptedPolicy(right), roomy, "off_policy", ListMemory("secret"))
+    assert [len(step.tips) for step in later.steps] == [1]
+    assert later.context_full
+
+
+# --- groups
+
+
+def shuffled_pauses() -> Callable[[], Corridor]:
+    """Corridors of which later ones are quicker, so that episodes end in another order than they begin."""
+    count = iter(range(1000))
+
+    def make() -> Corridor:
+        number = next(count)
+        return Corridor(pause=lambda: max(0.0, 0.01 - 0.001 * number))
+
+    return make
+
+
+def test_groups_come_back_in_task_and_member_order() -> None:
+    ended: list[tuple[str, int]] = []
+    pool = FakePool(shuffled_pauses())
+    modes = [["plain", "on_policy_tips", "off_policy"], ["off_policy", "plain", "plain"]]
+    groups = play_groups(
+        ScriptedPolicy(right), pool, modes=modes, progress=lambda t: ended.append((t.task.id, t.member))
+    )
+    assert [group.task.id for group in groups] == ["a", "b"]
+    assert [[t.member for t in group.trajectories] for group in groups] == [[0, 1, 2]] * 2
+    assert [[t.mode for t in group.trajectories] for group in groups] == modes
+    assert sorted(ended) == [("a", 0), ("a", 1), ("a", 2), ("b", 0), ("b", 1), ("b", 2)]
+    assert ended != sorted(ended)
+    assert pool.out == 0
+
+
+def test_groups_do_not_depend_on_who_is_quicker() -> None:
+    first = play_groups(SeededPolicy(), FakePool(shuffled_pauses()))
+    again = play_groups(SeededPolicy(), FakePool())
+    assert first == again
+    assert first != play_groups(SeededPolicy(), FakePool(), seed=1)
+    played = [tuple(step.action for step in t.steps) for group in first for t in group.trajectories]
+    assert len(set(played)) > 1  # members differ
+
+
+def test_all_episodes_are_announced_first_and_closed_as_they_end() -> None:
+    policy = SeededPolicy(right)
+    open_at_progress: list[int] = []
+    play_groups(
+        policy, FakePool(shuffled_pauses()), progress=lambda _: open_at_progress.append(len(policy.open_episodes))
+    )
+    assert len(policy.live_at_start) == 6
+    assert open_at_progress == [5, 4, 3, 2, 1, 0]
+
+
+def test_a_task_that_comes_twice_is_not_played_the_same_way_twice() -> None:
+    policy = SeededPolicy(lambda _: "left")
+    play_groups(policy, FakePool(), tasks=[TASK, TASK], modes=[["plain"]] * 2)
+    assert len({sampling.seed for _, _, sampling in policy.requests}) == len(policy.requests) == 12
+    assert len({episode for episode, _, _ in policy.requests}) == 2
+
+
+def failing(*attempts: int) -> Callable[[], Corridor]:
+    """Corridors of which these, by order of lease, fall down at the first step."""
+    count = iter(range(1000))
+    return lambda: Corridor(fail_at=1 if next(count) in attempts else None)
+
+
+def test_a_failed_episode_is_reported_and_played_again_with_the_same_seeds() -> None:
+    errors: list[Trajectory] = []
+    policy, pool = SeededPolicy(), FakePool(failing(1))
+    groups = play_groups(policy, pool, tasks=[TASK], on_error=errors.append)
+    assert groups == play_groups(SeededPolicy(), FakePool(), tasks=[TASK])
+    assert pool.lent == 4
+    ((failed,),) = (errors,)
+    assert (failed.member, failed.outcome, failed.steps) == (1, "error", ())
+    seeds: dict[str, list[int]] = {}
+    for episode, _, sampling in policy.requests:
+        seeds.setdefault(episode, []).append(sampling.seed)
+    assert seeds["0/t/1"] == seeds["0/t/1+1"][:1]  # a fresh episode for the policy, the same dice
+    assert not policy.open_episodes
+
+
+def test_the_number_of_announced_episodes_never_dips_while_one_is_replaced() -> None:
+    policy = SeededPolicy(right)
+    lives: list[int] = []
+    for name in ("open_episode", "close_episode"):
+        original = getattr(policy, name)
+
+        def watched(episode: str, original: Callable[[str], None] = original) -> None:
+            original(episode)
+            lives.append(len(policy.open_episodes))
+
+        setattr(policy, name, watched)
+    play_groups(policy, FakePool(failing(0)), tasks=[TASK], modes=[["plain"]])
+    assert lives[:3] == [1, 2, 1]
+    assert lives[-1] == 0
+
+
+def test_a_group_goes_on_without_a_member_that_keeps_failing(caplog: pytest.LogCaptureFixture) -> None:
+    errors: list[Trajectory] = []
+    config = settings(max_replacements=1)
+    with caplog.at_level(logging.WARNING):
+        (group,) = play_groups(
+            ScriptedPolicy(right), FakePool(failing(1, 3)), config, tasks=[TASK], on_error=errors.append
+        )
+    assert [t.member for t in group.trajectories] == [0, 2]
+    assert [error.member for error in errors] == [1, 1]
+    assert not caplog.records
+
+
+def test_a_group_of_fewer_than_two_is_dropped_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    config = settings(max_replacements=0)
+    groups = play_groups(ScriptedPolicy(right), FakePool(failing(0, 2)), config)
+    assert [group.task.id for group in groups] == ["b"]
+    assert "task a is left out: 2 of 3 episodes failed" in caplog.text
+
+
+def test_a_group_of_one_needs_only_its_one() -> None:
+    config = settings(max_replacements=0)
+    groups = play_groups(ScriptedPolicy(right), FakePool(failing(0)), config, modes=[["plain"]] * 2)
+    assert [group.task.id for group in groups] == ["b"]
+    assert len(groups[0].trajectories) == 1
+
+
+def test_a_policy_that_fails_ends_the_whole_batch_and_leaves_nothing_open() -> None:
+    def script(messages: Sequence[Message]) -> str:
+        if len(messages) > 2:
+            raise PolicyError("no more memory")
+        return "right"
+
+    policy, pool = ScriptedPolicy(script), FakePool(shuffled_pauses())
+
+    async def scenario() -> None:
+        with pytest.raises(PolicyError, match="no more memory"):
+            await run_groups(policy, pool, [TASK], [["plain"] * 5], None, SETTINGS, seed=0)
+        assert pool.out == 0  # the others have ended by now, not when the loop does
+        assert not policy.open_episodes
+
+    asyncio.run(scenario())
+
+
+def test_every_task_needs_its_modes() -> None:
+    with pytest.raises(ValueError, match="shorter"):
+        play_groups(ScriptedPolicy(right), FakePool(), modes=[["plain"]])
+
+
+# --- notes
+
+
+def author(note: Callable[[Sequence[Message]], str]) -> ScriptedPolicy:
+    """Walks right; asked for a note (the request ends so in terse style) it answers with `note`."""
+    policy = SeededPolicy(lambda messages: note(messages) if messages[-1].content.endswith("note ?") else "right")
+    policy.name, policy.version = "model", 3
+    return policy
+
+
+def played(policy: ScriptedPolicy, config: Config = SETTINGS, memory: Memory | None = None) -> list[TrajectoryGroup]:
+    return play_groups(policy, FakePool(), config, modes=[["plain", "off_policy"]] * 2, memory=memory)
+
+
+def test_every_episode_gets_a_note_with_its_author_in_task_order() -> None:
+    policy = author(lambda messages: f"walk right {messages[-1].content[:7]}")
+    groups = played(policy)
+    policy.requests.clear()
+    tips, num_tokens = asyncio.run(write_tips(policy, groups, SETTINGS, seed=5, step=7))
+    assert [tip.namespace for tip in tips] == ["a", "a", "b", "b"]
+    assert len(policy.live_at_start) == 6 - 2
+    first = tips[0]
+    assert (first.text, first.key, first.action) == ("walk right place 2", "walk right\nplace 2", "right")
+    assert (first.score, first.max_score, first.model, first.version) == (1.0, 1.0, "model", 3)
+    assert (first.run, first.step) == ("r1", 7)
+    assert num_tokens == 4 * (len("walk right place 2") + 1)
+    assert not policy.open_episodes
+    samplings = [sampling for _, _, sampling in policy.requests]
+    assert {(s.max_tokens, s.temperature) for s in samplings} == {(128, 1.0)}
+    assert len({s.seed for s in samplings}) == 4
+
+
+def test_notes_are_written_from_the_conversation_without_tips() -> None:
+    policy = author(lambda _: "note")
+    groups = played(policy, memory=ListMemory("secret"))
+    policy.requests.clear()
+    asyncio.run(write_tips(policy, groups, SETTINGS, seed=0, step=0))
+    assert len(policy.requests) == 4
+    assert not any("secret" in message.content for _, messages, _ in policy.requests for message in messages)
+    assert policy.requests[0][1][-1].content == "place 2\nscore 1 / 1 . note ?"
+
+
+def test_entries_for_each_step_are_found_by_each_state() -> None:
+    config = settings(memory={"entries": "step"})
+    policy = author(lambda _: "keep right")
+    tips, _ = asyncio.run(write_tips(policy, played(policy)[:1], config, seed=0, step=0))
+    assert [tip.key for tip in tips] == ["walk right\nplace 0", "walk right\nplace 1"] * 2
+
+
+def test_unusable_notes_are_dropped_and_counted() -> None:
+    policy = author(lambda messages: next(texts))
+    groups = played(policy)
+    texts = iter(["", "go right", "\x00\n", "<|im_start|>"])
+    notes: list[Note] = []
+    written = asyncio.run(write_tips(policy, groups, SETTINGS, seed=0, step=0, on_note=notes.append))
+    assert [tip.text for tip in written.tips] == ["go right"]
+    assert [len(note.tips) for note in notes] == [0, 1, 0, 0]
+    metrics = note_metrics(notes)
+    assert (metrics["notes"], metrics["notes_unusable"]) == (4.0, 3.0)
+    assert metrics["note_tokens"] == written.num_tokens == 1 + 9 + 3 + 13
+    assert metrics["note_tokens_read"] == sum(len(note.completion.prompt_ids) for note in notes)
+
+
+def test_an_episode_that_fills_the_context_still_gets_its_note() -> None:
+    config = settings(rollout={"max_steps": 40, "max_action_tokens": 8}, memory={"max_write_tokens": 40})
+    policy = author(lambda _: "a short note")
+    policy.context_length = 150
+    (group,) = play_groups(policy, FakePool(), config, tasks=[Task("t", "corridor", options={"length": 30})],
+                           modes=[["plain"]])  # fmt: skip
+    assert group.trajectories[0].context_full
+    policy.requests.clear()
+    tips, _ = asyncio.run(write_tips(policy, [group], config, seed=0, step=0))
+    assert [tip.text for tip in tips] == ["a short note"]
+    ((_, messages, sampling),) = policy.requests
+    assert messages[0].content.startswith("walk right\nplace 0\n[...]\nplace ")
+    assert len(policy.encode(messages)) + sampling.max_tokens <= 150
+    assert messages[-1].content == "place 8\nscore 0 / 1 . note ?"
+
+
+def test_no_room_at_all_is_an_unusable_note_not_a_crash() -> None:
+    policy = author(lambda _: "note")
+    groups = played(policy)
+    policy.context_length = 20
+    notes: list[Note] = []
+    written = asyncio.run(write_tips(policy, groups, SETTINGS, seed=0, step=0, on_note=notes.append))
+    assert written == ([], 0)
+    assert note_metrics(notes)["notes_unusable"] == 4.0
+
+
+def test_episodes_without_a_step_write_nothing() -> None:
+    empty = Trajectory(TASK, (), Observation("x"), "truncated", success=False, score=0.0, context_full=True)
+    written = asyncio.run(
+        write_tips(author(lambda _: "n"), [TrajectoryGroup(TASK, (empty,))], SETTINGS, seed=0, step=0)
+    )
+    assert written.tips == []
+
+
+# --- metrics
+
+
+def test_metrics_by_hand() -> None:
+    def step(action: str, reward: float, tips: int = 0, *, cut: bool = False, **info: Any) -> Step:
+        shown = tuple(Tip("t", f"tip {i}", "", 0.0) for i in range(tips))
+        done = Completion((1,), (2, 3), (0.0, 0.0), action, "length" if cut else "stop")
+        return Step(Observation("o", info=info), shown, done, (1,), action, reward)
+
+    changed = {"action_changed": True, "restarts": 1}
+
+    def ended(steps: tuple[Step, ...], **facts: Any) -> Trajectory:
+        last = Observation("o", info=changed if len(steps) == 2 else {})
+        return Trajectory(TASK, steps, last, **{"outcome": "truncated", "score": 0.0, **facts})
+
+    groups = [
+        TrajectoryGroup(TASK, (
+            ended((step("a", 0.0, restarts=2), step("", 1.0, restarts=0)), success=True, outcome="terminated"),
+            ended((step("a", 0.0, cut=True, restarts="many"),), success=False, context_full=True),
+        )),
+        TrajectoryGroup(TASK, (ended((step("a", 0.5, 3),), success=False, mode="off_policy"),)),
+    ]  # fmt: skip
+    failed = Trajectory(TASK, (), Observation(""), "error", success=False, score=0.0, error="x")
+    assert rollout_metrics(groups, [failed]) == pytest.approx({
+        "errors": 1, "return": 0.5, "success": 1 / 3, "return/plain": 0.5, "success/plain": 0.5,
+        "return/off_policy": 0.5, "success/off_policy": 0.0, "episode_length": 4 / 3, "env_steps": 4, "tokens": 8,
+        "truncated": 2 / 3, "context_full": 1 / 3, "unparsable": 0.25, "cut_actions": 0.25, "tips_per_step": 3.0,
+        "action_changed": 0.25, "restarts": 3,
+    })  # fmt: skip
+
+
+def test_metrics_of_nothing() -> None:
+    assert rollout_metrics([]) == {"errors": 0.0}
+    assert rollout_metrics([TrajectoryGroup(TASK, ())]) == {"errors": 0.0}
+    assert note_metrics([])["notes"] == 0.0

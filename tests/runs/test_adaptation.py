@@ -1,0 +1,384 @@
+"""Adaptation as a run of its own: what is kept, what is asked again, and what a killed process loses."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import trailnotes
+from adaptrun import NEVER, Gate, Guesser, adapt_by, gate_config, run_process, seeds_asked, seeds_on_disk
+from small import small_config
+from trailnotes.algorithms import ADAPTERS
+from trailnotes.commands import main
+from trailnotes.commands.adapting import adapt
+from trailnotes.commands.evaluation import evaluate
+from trailnotes.config.toml import load_config, to_toml
+from trailnotes.envs.workers.pool import EnvPool
+from trailnotes.errors import BudgetError, ConfigError, RunError
+from trailnotes.memory.store import TipStore
+from trailnotes.rollout import Request
+from trailnotes.runs.adaptation import Trials
+from trailnotes.runs.directory import RunDir
+from trailnotes.runs.panels import PanelResult, Subject
+from trailnotes.storage.jsonl import read_jsonl
+from trailnotes.storage.records import trajectory_from_json
+from trailnotes.types import MODES, Message, Sampling
+
+METHODS = ("naive", "reflexion", "empo2-tips")
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return list(read_jsonl(path))
+
+
+def without_clock(record: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in record.items() if name != "seconds"}
+
+
+def timeless(rows: Sequence[PanelResult]) -> list[PanelResult]:
+    return [replace(row, seconds=0.0) for row in rows]
+
+
+def story(out: Path) -> dict[str, Any]:
+    """All that a run says, but for what its clock and its process said."""
+    found: dict[str, Any] = {
+        name: (out / name).read_bytes()
+        for name in ("trajectories.jsonl", "eval/episodes.jsonl", "eval/panel.json", "eval/eval.toml", "table.md")
+    }
+    found["metrics"] = [without_clock(line) for line in lines(out / "metrics.jsonl")]
+    for name in ("table.json", "eval/table.json"):
+        found[name] = [without_clock(row) for row in json.loads((out / name).read_text())["rows"]]
+    if (out / "memory.db").exists():
+        with closing(TipStore(out / "memory.db")) as store:
+            found["tips"] = [replace(tip, created="") for tip in store.tips()]
+    return found
+
+
+# -- killed and resumed
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_run_killed_again_and_again_ends_as_if_left_alone_and_asks_nothing_twice(method: str, tmp_path: Path) -> None:
+    whole, cut, asked = tmp_path / "whole", tmp_path / "cut", tmp_path / "asked.jsonl"
+    assert run_process(method, whole, asked, 0) == 0
+    wanted = seeds_asked(asked)
+    assert len(set(wanted)) == len(wanted)
+    assert seeds_on_disk(whole) == set(wanted)
+    heard: set[int] = set()
+    for start in range(60):  # each is killed a little later than the one before
+        asked = tmp_path / f"asked-{start}.jsonl"
+        done = seeds_on_disk(cut)
+        code = run_process(method, cut, asked, 12 + 5 * start)
+        assert not done & set(seeds_asked(asked)), "what had ended is asked for again"
+        heard |= set(seeds_asked(asked))
+        if code == 0:
+            break
+        assert code == -9
+    assert start >= 2, "killed too seldom to show anything"
+    assert heard == set(wanted)
+    assert story(cut) == story(whole)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_finished_run_asks_nothing_and_changes_nothing(method: str, tmp_path: Path) -> None:
+    rows = adapt_by(Guesser(), method, tmp_path)
+    before, again = story(tmp_path), Guesser()
+    assert adapt_by(again, method, tmp_path) == rows
+    assert not again.prompts
+    assert story(tmp_path) == before
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_half_written_last_line_is_played_again(method: str, tmp_path: Path) -> None:
+    adapt_by(Guesser(), method, tmp_path / "whole")
+    adapt_by(Guesser(), method, tmp_path / "cut", eval={"trials": 0})
+    for name in ("phases/trial-0.episodes.jsonl", "metrics.jsonl", "trajectories.jsonl"):
+        file = tmp_path / "cut" / name
+        file.write_bytes(file.read_bytes()[:-20])
+    again = Guesser()
+    adapt_by(again, method, tmp_path / "cut", eval={"trials": 3})
+    torn = lines(next((tmp_path / "whole" / "phases").glob("trial-0.episodes.jsonl")))[-1]
+    assert torn["steps"][0]["completion"]["logprobs"][0] in {float(s) for s in seeds_on_disk(tmp_path / "cut")}
+    assert {k: v for k, v in story(tmp_path / "cut").items() if k != "eval/eval.toml"} == {
+        k: v for k, v in story(tmp_path / "whole").items() if k != "eval/eval.toml"
+    }
+
+
+def test_more_trials_go_on_after_the_last_one(tmp_path: Path) -> None:
+    whole = timeless(adapt_by(Guesser(), "empo2-tips", tmp_path / "whole"))
+    for trials in (0, 1, 3):
+        policy = Guesser()
+        rows = adapt_by(policy, "empo2-tips", tmp_path / "parts", eval={"trials": trials})
+        assert timeless(rows) == whole[: trials + 1]
+        assert len(policy.prompts) == {0: 8, 1: 8, 3: 16}[trials]  # four episodes and as many notes a trial
+    assert story(tmp_path / "parts") == story(tmp_path / "whole")
+
+
+def test_a_spending_limit_stops_a_run_cleanly_and_a_higher_one_lets_it_go_on(tmp_path: Path) -> None:
+    whole = adapt_by(Guesser(), "reflexion", tmp_path / "whole")
+    with pytest.raises(
+        BudgetError, match=r"limit is reached; every episode .* in .*cut: raise the limit, and the same"
+    ):
+        adapt_by(Guesser(allowed=9), "reflexion", tmp_path / "cut")
+    assert len(seeds_on_disk(tmp_path / "cut")) == 9
+    assert "| trial 0 |" in (tmp_path / "cut" / "table.md").read_text()
+    raised = Guesser()
+    rows = adapt_by(raised, "reflexion", tmp_path / "cut", endpoint={"max_cost": 5.0})
+    assert timeless(rows) == timeless(whole)
+    assert len(raised.prompts) == len(seeds_on_disk(tmp_path / "whole")) - 9
+    assert (tmp_path / "cut/trajectories.jsonl").read_bytes() == (tmp_path / "whole/trajectories.jsonl").read_bytes()
+
+
+def test_episodes_that_failed_for_good_are_remembered_and_not_played_again(tmp_path: Path) -> None:
+    options = {"env": {"options": {"broken": [1]}, "max_replacements": 1}}
+    adapt_by(Guesser(), "empo2-tips", tmp_path, **options, eval={"trials": 0})
+    failed = [record for record in lines(tmp_path / "trajectories.jsonl") if record["outcome"] == "error"]
+    assert [record["task"]["id"] for record in failed] == ["gate/test-1"] * 2
+    assert lines(tmp_path / "metrics.jsonl")[0]["rollout/errors"] == 2
+    Gate.played.clear()
+    adapt_by(Guesser(), "empo2-tips", tmp_path, **options, eval={"trials": 0})
+    assert not Gate.played
+    (tmp_path / "metrics.jsonl").unlink()  # as if killed before the line was written
+    journal = tmp_path / "phases/trial-0.episodes.jsonl"
+    journal.write_bytes(b"".join(line for line in journal.read_bytes().splitlines(True) if b"hinges" not in line))
+    before = (tmp_path / "trajectories.jsonl").read_bytes()
+    adapt_by(Guesser(), "empo2-tips", tmp_path, **options, eval={"trials": 0})
+    assert Gate.played == ["gate/test-1"] * 2
+    assert (tmp_path / "trajectories.jsonl").read_bytes() == before
+
+
+def test_a_first_attempt_that_failed_before_a_restart_counts(tmp_path: Path) -> None:
+    options = {"env": {"options": {"broken": [1]}, "max_replacements": 2}}
+    adapt_by(Guesser(), "naive", tmp_path, **options)
+    whole = (tmp_path / "trajectories.jsonl").read_bytes()
+    journal = tmp_path / "phases/trial-0.episodes.jsonl"
+    broken = [line for line in journal.read_bytes().splitlines(True) if b"hinges" in line]
+    assert len(broken) == 3
+    journal.write_bytes(b"".join(line for line in journal.read_bytes().splitlines(True) if b"hinges" not in line))
+    with journal.open("ab") as file:
+        file.write(broken[0])
+    (tmp_path / "metrics.jsonl").unlink()
+    Gate.played.clear()
+    adapt_by(Guesser(), "naive", tmp_path, **options)
+    assert Gate.played == ["gate/test-1"] * 2
+    assert (tmp_path / "trajectories.jsonl").read_bytes() == whole
+
+
+def test_where_nothing_can_be_played_the_run_says_why_and_tries_again(tmp_path: Path) -> None:
+    broken = {"env": {"options": {"broken": [0, 1, 2, NEVER]}}}
+    for _ in range(2):
+        Gate.played.clear()
+        with pytest.raises(ConfigError, match=r"no episode of trial-0 could be played; .*the hinges came off"):
+            adapt_by(Guesser(), "empo2-tips", tmp_path, **broken)
+        assert len(Gate.played) == 12
+    assert not (tmp_path / "eval").exists()
+
+
+# -- what a run directory says
+
+
+def test_a_run_of_trials_is_an_ordinary_run_directory(tmp_path: Path) -> None:
+    adapt_by(Guesser(), "empo2-tips", tmp_path)
+    config = load_config(tmp_path / "config.toml")
+    assert (config.algorithm.name, config.model.path) == ("empo2-tips", "guesser")
+    metrics, episodes = lines(tmp_path / "metrics.jsonl"), lines(tmp_path / "trajectories.jsonl")
+    assert [line["phase"] for line in metrics] == [f"trial-{trial}" for trial in range(4)]
+    assert [line["mode"] for line in metrics] == ["plain", *["on_policy_tips"] * 3]
+    assert [record["iteration"] for record in episodes] == [n for n in range(4) for _ in range(4)]
+    assert [record["task"]["id"][-1] for record in episodes[:4]] == ["0", "1", "2", str(NEVER)]
+    notes = [record for file in tmp_path.glob("phases/*.notes.jsonl") for record in read_jsonl(file)]
+    last = metrics[-1]
+    assert (last["env_steps"], last["episodes"], len(notes)) == (16, 16, 16)
+    steps = [step for record in episodes for step in record["steps"]]
+    assert last["tokens_generated"] == sum(held["tokens"] for held in [*steps, *notes])
+    assert last["tokens_read"] == sum(held["prompt_tokens"] for held in [*steps, *notes])
+    assert last["tokens_trained"] == 0
+    assert last["seconds"] > metrics[0]["seconds"] > 0
+
+
+def test_it_leaves_the_table_the_curve_and_an_evaluation_of_the_last_trial(tmp_path: Path) -> None:
+    rows = adapt_by(Guesser(), "empo2-tips", tmp_path, picture=True)
+    assert [row.mean for row in rows] == [0.25, 0.5, 0.75, 0.75]  # gate i opens in trial i
+    assert [row.memory for row in rows] == [False, True, True, True]
+    table = json.loads((tmp_path / "table.json").read_text())["rows"]
+    assert [row["figure"] for row in table] == [f"trial {trial}" for trial in range(4)]
+    assert [row["mean"] for row in table] == [row.mean for row in rows]
+    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+    episodes = [trajectory_from_json(record) for record in lines(tmp_path / "eval" / "episodes.jsonl")]
+    assert [episode.success for episode in episodes] == [True, True, True, False]
+    (row,) = json.loads((tmp_path / "eval" / "table.json").read_text())["rows"]
+    assert (row["algorithm"], row["memory"], row["mean"]) == ("empo2-tips", True, 0.75)
+    assert row["env_steps"] == 12, "sixteen episodes of one step were played; the four examined cost nothing"
+    assert (tmp_path / "eval" / "eval.toml").read_text() == (tmp_path / "config.toml").read_text()
+
+
+def test_naive_costs_nothing_and_has_no_curve(tmp_path: Path) -> None:
+    (row,) = adapt_by(Guesser(), "naive", tmp_path, eval={"num_samples": 2})
+    assert (row.mean, row.num_episodes, row.env_steps, row.tokens_generated) == (0.25, 8, 0, 0)
+    assert not (tmp_path / "curve.png").exists()
+    assert not (tmp_path / "memory.db").exists()
+
+
+def test_all_methods_play_trial_0_alike(tmp_path: Path) -> None:
+    for method in METHODS:
+        adapt_by(Guesser(), method, tmp_path / method, eval={"trials": 1})
+    first = [[r for r in lines(tmp_path / m / "trajectories.jsonl") if r["iteration"] == 0] for m in METHODS]
+    assert first[0] == first[1] == first[2]
+
+
+def test_notes_reach_the_prompt_of_the_trials_after_them(tmp_path: Path) -> None:
+    policy = Guesser()
+    adapt_by(policy, "empo2-tips", tmp_path, env={"options": {"gates": [2]}}, eval={"trials": 2})
+    first, _, second, _, third, _ = (prompt[-1].content for prompt in policy.prompts)
+    assert first == "open gate 2\na gate ?"
+    assert second == 'open gate 2\nnotes :\n- " next time say w1 " 0 / 1\na gate ?'
+    assert third == 'open gate 2\nnotes :\n- " next time say w2 " 0 / 1\n- " next time say w1 " 0 / 1\na gate ?'
+
+
+# -- trials by themselves
+
+
+def with_trials(path: Path, body: Any, **sections: dict[str, Any]) -> Any:
+    """Run `body(trials)`, a coroutine, in a run directory."""
+
+    async def run() -> Any:
+        config = gate_config(**sections)
+        with RunDir.open(path, config) as directory, EnvPool(config.env) as pool:
+            return await body(Trials(config, directory, Guesser(), pool, Subject("guesser", "start"), None))
+
+    return asyncio.run(run())
+
+
+def test_what_comes_back_is_the_same_before_and_after_a_restart(tmp_path: Path) -> None:
+    async def body(trials: Trials) -> Any:
+        groups = await trials.play("trial-0", trials.tasks, num_samples=2)
+        request = Request([Message("user", "next time say w7")], Sampling(max_tokens=8))
+        return groups, await trials.write("trial-0", [request, request]), trials.policy
+
+    first, written, policy = with_trials(tmp_path, body)
+    assert len(policy.prompts) == 8 + 2
+    assert [len(group.trajectories) for group in first] == [2, 2, 2, 2]
+    again, rewritten, policy = with_trials(tmp_path, body)
+    assert not policy.prompts
+    assert (again, rewritten) == (first, written)
+    step = first[0].trajectories[0].steps[0]
+    assert step.completion.num_prompt_tokens > step.completion.num_tokens > 0
+    assert [completion.text for completion in written] == ["w7", "w7"]
+
+
+def test_phases_and_purposes_have_seeds_of_their_own(tmp_path: Path) -> None:
+    async def body(trials: Trials) -> Any:
+        for phase in ("trial-0", "trial-1"):
+            await trials.play(phase, trials.tasks)
+        return trials.seed("a"), trials.seed("a", 1), trials.seed("b")
+
+    assert len({*with_trials(tmp_path / "a", body)}) == 3
+    assert with_trials(tmp_path / "a", body) == with_trials(tmp_path / "b", body)
+    assert with_trials(tmp_path / "a", body) != with_trials(tmp_path / "c", body, run={"seed": 1})
+    assert len(seeds_on_disk(tmp_path / "a")) == 8
+
+
+def test_a_line_is_written_once_with_the_methods_own_metrics(tmp_path: Path) -> None:
+    async def body(trials: Trials) -> Any:
+        groups = await trials.play("epoch-0", trials.tasks)
+        trials.log("epoch-0", groups, solved=1, memory={"tips": 3.0})
+        return trials.spent
+
+    first = with_trials(tmp_path, body)
+    assert with_trials(tmp_path, body) == first
+    (line,) = lines(tmp_path / "metrics.jsonl")
+    assert (line["iteration"], line["phase"], line["solved"], line["memory/tips"]) == (0, "epoch-0", 1, 3.0)
+    assert len(lines(tmp_path / "trajectories.jsonl")) == 4
+
+
+# -- commands and settings
+
+
+def test_adapt_on_the_command_line_with_a_model(start_model: Path, tmp_path: Path, capsys: Any) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text(to_toml(small_config(model={"path": str(start_model)}, eval={"num_tasks": 2})))
+    out = tmp_path / "out"
+    words = ["adapt", str(start_model), "--config", str(config), "--out", str(out), "--trials", "1"]
+    assert main([*words, "--method", "reflexion"]) == 0
+    shown = capsys.readouterr()
+    assert "| solved by trial 1 | with | test (2) | success |" in shown.out
+    assert shown.out.endswith(f"written to {out}\n")
+    assert "trial-1  2/2 episodes" in shown.err
+    assert "tokens read" in shown.err
+    assert main([*words, "--method", "naive"]) == 2
+    assert "algorithm.name" in capsys.readouterr().err
+    assert main([*words[:-1], "1", "--method", "magic"]) == 2
+    assert "magic cannot adapt: choose one of" in capsys.readouterr().err
+
+
+def test_the_method_is_that_of_the_settings_where_it_adapts(tmp_path: Path) -> None:
+    for name, wanted in (("reflexion", "reflexion"), ("grpo", "empo2-tips")):
+        adapt_by(Guesser(), None, tmp_path / name, algorithm={"name": name}, eval={"trials": 0})  # type: ignore[arg-type]
+        assert load_config(tmp_path / name / "config.toml").algorithm.name == wanted
+    assert set(METHODS) <= set(ADAPTERS)
+
+
+def test_another_panel_or_model_is_refused(start_model: Path, tmp_path: Path) -> None:
+    config = small_config(model={"path": str(start_model)}, eval={"trials": 0})
+    adapt(config, start_model, method="naive", out=tmp_path)
+    other = config.model_copy(update={"eval": config.eval.model_copy(update={"num_tasks": 2})})
+    with pytest.raises(RunError, match=r"another eval\.num_tasks"):
+        adapt(other, start_model, method="naive", out=tmp_path)
+    with pytest.raises(RunError, match=r"another model\.path"):
+        adapt(config, "random", method="naive", out=tmp_path)
+
+
+def test_naive_is_what_an_evaluation_shows_but_for_its_seeds(start_model: Path, tmp_path: Path) -> None:
+    config = small_config(model={"path": str(start_model)}, eval={"temperature": 0.0})  # greedy: seeds say nothing
+    (row,) = trailnotes.adapt(config, start_model, method="naive", out=tmp_path / "adapt")
+    shown = evaluate(config, start_model, out=tmp_path / "eval")
+    assert replace(row, algorithm="start", seconds=0.0) == shown
+    places = tmp_path / "adapt" / "eval", tmp_path / "eval"
+    played = [lines(place / "episodes.jsonl") for place in places]
+    for step in (step for record in played[0] + played[1] for step in record["steps"]):
+        del step["plain_prompt_tokens"]  # not known any more once an episode was read back
+    assert played[0] == played[1]
+
+
+def test_without_matplotlib_the_numbers_are_there_and_a_note(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("matplotlib", "matplotlib.pyplot"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with caplog.at_level(logging.WARNING):
+        adapt_by(Guesser(), "empo2-tips", tmp_path, picture=True, eval={"trials": 1})
+    assert "no curve.png: pictures need matplotlib" in caplog.text
+    assert (tmp_path / "table.json").exists()
+
+
+# -- what the pages say
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_pages_of_methods_quote_the_right_lines_and_explain_every_metric(method: str, tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    folder, own = Path(trailnotes.__file__).parent / "algorithms", method.replace("-", "_")
+    code = folder / own / "method.py" if (folder / own).is_dir() else folder / f"{own}.py"
+    source = code.read_text().splitlines()
+    rows = re.findall(r"^\| (\d+) \| `([^`]+)` \|", (root / f"docs/algorithms/{method}.md").read_text(), re.MULTILINE)
+    assert len(rows) >= 4
+    for number, quoted in rows:
+        assert quoted in source[int(number) - 1], f"line {number} is {source[int(number) - 1].strip()}"
+    adapt_by(Guesser(), method, tmp_path, eval={"trials": 1})
+    pages = "".join((root / "docs" / name).read_text() for name in ("metrics.md", "adapting.md"))
+    names = {
+        re.sub(rf"/(?:{'|'.join(MODES)})$", "/MODE", name)
+        for line in lines(tmp_path / "metrics.jsonl")
+        for name in line
+    }
+    assert not {name for name in names if f"| `{name}` |" not in pages}

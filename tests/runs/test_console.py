@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from trailnotes.config.schema import Config
+from trailnotes.config.toml import load_config
+from trailnotes.runs import console
+from trailnotes.runs.console import Bar, Progress, clock
+
+
+class Clock:
+    """Stands in for `time` in the module under test."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def fake_time(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    fake = Clock()
+    monkeypatch.setattr(console, "time", fake)
+    return fake
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (75, "1:15"), (3700, "1:01:40"), (59.6, "1:00")])
+def test_clock(seconds: float, text: str) -> None:
+    assert clock(seconds) == text
+
+
+def test_off_a_terminal_lines_are_few_and_the_last_is_there(fake_time: Clock) -> None:
+    stream = io.StringIO()
+    with Bar(100, "warmstart", stream=stream, interval=10) as bar:
+        for done in range(1, 41):
+            fake_time.now += 1
+            bar.update(done, {"loss": 0.5})
+    assert stream.getvalue().splitlines() == [
+        "warmstart  1/100  loss 0.5",
+        "warmstart  11/100  loss 0.5  1:29 left",
+        "warmstart  21/100  loss 0.5  1:19 left",
+        "warmstart  31/100  loss 0.5  1:09 left",
+        "warmstart  40/100  loss 0.5  1:00 left",
+    ]
+
+
+def test_time_left_of_a_resumed_run_counts_only_its_own_pace(fake_time: Clock) -> None:
+    stream = io.StringIO()
+    with Bar(100, "train", stream=stream, interval=0) as bar:
+        bar.update(90)
+        fake_time.now += 4
+        bar.update(92)
+    assert stream.getvalue().splitlines()[-1] == "train  92/100  0:16 left"
+
+
+def test_a_terminal_gets_a_bar_with_the_facts() -> None:
+    stream = Terminal()
+    with Bar(10, "train", stream=stream) as bar:
+        bar.update(5, {"return": 0.25, "mode": "plain"}, "iteration 5/10")
+        bar.note("a [bracket] stays")
+    shown = stream.getvalue()
+    for part in ("train", "50%", "iteration 5/10", "return 0.25", "mode plain", "a [bracket] stays"):
+        assert part in shown
+
+
+def lines_of(config: Config, lines: list[dict[str, object]], fake_time: Clock) -> list[str]:
+    stream = io.StringIO()
+    with Progress(config, SimpleNamespace(path=Path("runs/a")), stream=stream) as progress:
+        for line in lines:
+            fake_time.now += 20
+            progress.update(line)
+        progress.note("done")
+    return stream.getvalue().splitlines()
+
+
+def test_training_shows_return_success_rates_and_modes(fake_time: Clock) -> None:
+    line = {
+        "rollout/return": 0.125,
+        "rollout/success": 0.5,
+        "rollout/return/plain": 0.1,
+        "rollout/return/off_policy": 1,
+    }
+    lines = [
+        {"iteration": 0, "env_steps": 300, "tokens_generated": 1000, **line},
+        {"iteration": 1, "env_steps": 600, "tokens_generated": 4000, **line},
+    ]
+    assert lines_of(load_config(None, ["--train.iterations", "4", "--algorithm.name", "grpo"]), lines, fake_time) == [
+        "grpo a  iteration 1/4  return 0.125  success 0.5  mode plain+off_policy",
+        "grpo a  iteration 2/4  return 0.125  success 0.5  steps/s 15  tokens/s 150  mode plain+off_policy  0:40 left",
+        "done",
+    ]
+
+
+def test_environment_steps_end_a_run_too(fake_time: Clock) -> None:
+    config = load_config(None, ["--train.iterations", "1000", "--train.max_env_steps", "400"])
+    shown = lines_of(config, [{"iteration": i, "env_steps": 100 * (i + 1)} for i in range(2)], fake_time)
+    assert shown[1].endswith("0:40 left")

@@ -1,0 +1,209 @@
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from trailnotes.config.schema import Config
+from trailnotes.config.toml import load_config
+from trailnotes.errors import MissingExtraError, RunError
+from trailnotes.runs.directory import RunDir, RunLock, read_jsonl, run_config
+from trailnotes.types import Observation, Task, Trajectory
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from trailnotes.runs.directory import RunLock
+lock = RunLock(Path(sys.argv[1]))
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def episode(member: int = 0) -> Trajectory:
+    return Trajectory(Task("a", "b"), (), Observation("end"), "terminated", True, 1.0, member=member)
+
+
+def test_a_new_directory_explains_itself(tmp_path: Path) -> None:
+    config = load_config(None, ["--run.seed", "5", "--run.name", "first"])
+    with RunDir.open(tmp_path / "deep" / "run", config, command=["trailnotes", "train"]) as run:
+        assert not run.has_history
+        assert run.checkpoints.is_dir()
+        assert run.memory_path.parent == run.path
+    assert run_config(run.path) == config
+    about = json.loads((run.path / "run.json").read_text())
+    assert (about["name"], about["seed"]) == ("first", 5)
+    (start,) = about["starts"]
+    assert start["command"] == ["trailnotes", "train"]
+    assert start["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert start["packages"]["trailnotes"]
+    assert "git" in start
+
+
+def test_the_git_revision_is_noted_where_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(name: str) -> dict[str, object]:
+        RunDir.open(tmp_path / name, Config()).close()
+        return json.loads((tmp_path / name / "run.json").read_text())["starts"][0]
+
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
+    (tmp_path / "code").mkdir()
+    monkeypatch.chdir(tmp_path / "code")
+    assert start("outside")["git"] is None
+    for words in (
+        ["init", "-q"],
+        ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "--allow-empty", "-m1"],
+    ):
+        subprocess.run(["git", *words], check=True)
+    revision = subprocess.run(["git", "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    assert start("inside")["git"] == revision
+    monkeypatch.setenv("PATH", "")
+    assert start("without git")["git"] is None
+
+
+def test_lines_and_episodes_are_appended(tmp_path: Path) -> None:
+    with RunDir.open(tmp_path, Config()) as run:
+        run.append_metrics({"loss": 1.0, "iteration": 0})
+        run.append_trajectories(0, [episode(0), episode(1)])
+        run.append_trajectories(1, [episode(2)])
+        assert run.has_history
+        assert run.metrics() == [{"iteration": 0, "loss": 1.0}]
+        records = list(read_jsonl(run.trajectories_path))
+    assert [(r["iteration"], r["member"]) for r in records] == [(0, 0), (0, 1), (1, 2)]
+
+
+def test_going_on_sets_aside_what_came_after_the_checkpoint(tmp_path: Path) -> None:
+    with RunDir.open(tmp_path, Config()) as run:
+        for i in range(4):
+            run.append_metrics({"iteration": i})
+            run.append_trajectories(i, [episode()])
+    with run.trajectories_path.open("ab") as file:
+        file.write(b'{"iteration": 4, "ta')  # killed here
+    with RunDir.open(tmp_path, Config()) as run:
+        assert (tmp_path / "trajectories.half.1.jsonl").read_bytes() == b'{"iteration": 4, "ta'
+        moved = run.set_aside_after(2)
+        assert [file.name for file in moved] == ["metrics.after-000002.1.jsonl", "trajectories.after-000002.1.jsonl"]
+        assert [line["iteration"] for line in run.metrics()] == [0, 1]
+        run.append_metrics({"iteration": 2})
+        assert [line["iteration"] for line in run.metrics()] == [0, 1, 2]
+        assert run.set_aside_after(3) == []
+    assert len(json.loads((tmp_path / "run.json").read_text())["starts"]) == 2
+
+
+def test_a_changed_config_is_refused_unless_each_key_is_allowed(tmp_path: Path) -> None:
+    RunDir.open(tmp_path, Config()).close()
+    changed = load_config(None, ["--optim.lr", "1e-3", "--train.iterations", "7"])
+    with pytest.raises(RunError, match=r"--allow-change optim\.lr --allow-change train\.iterations"):
+        RunDir.open(tmp_path, changed)
+    with pytest.raises(RunError, match=r"another train\.iterations: go on"):
+        RunDir.open(tmp_path, changed, allow_change=["optim"])
+    assert run_config(tmp_path) == Config()
+    RunDir.open(tmp_path, changed, allow_change=["optim", "train.iterations"]).close()
+    assert run_config(tmp_path) == changed
+    starts = json.loads((tmp_path / "run.json").read_text())["starts"]
+    assert starts[-1]["changed"] == {"optim.lr": [1e-6, 1e-3], "train.iterations": [100, 7]}
+    RunDir.open(tmp_path, changed).close()
+
+
+def test_a_second_process_is_refused_and_a_killed_one_frees_the_lock(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", HOLDER, tmp_path / "lock"], stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        with pytest.raises(RunError, match=f"in use by process {holder.pid} on .*: wait for it or stop it"):
+            RunDir.open(tmp_path, Config())
+        assert not (tmp_path / "config.toml").exists()
+        holder.send_signal(signal.SIGKILL)
+    RunDir.open(tmp_path, Config()).close()
+
+
+def test_a_released_lock_is_free_even_if_a_forked_child_lives(tmp_path: Path) -> None:
+    lock = RunLock(tmp_path / "lock")
+    child = os.fork()
+    if child == 0:
+        time.sleep(60)
+        os._exit(0)
+    try:
+        lock.release()
+        RunLock(tmp_path / "lock").release()
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def test_a_failed_opening_frees_the_lock(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text("{")
+    for _ in range(2):
+        with pytest.raises(RunError, match=r"run\.json is damaged: move it away"):
+            RunDir.open(tmp_path, Config())
+
+
+def test_closing_twice_is_fine(tmp_path: Path) -> None:
+    run = RunDir.open(tmp_path, Config())
+    run.close()
+    run.close()
+
+
+def test_a_damaged_or_missing_config_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="holds no run"):
+        run_config(tmp_path)
+    (tmp_path / "config.toml").write_text("[rollout]\nold_key = 1\n")
+    with pytest.raises(RunError, match=r"own settings.*config\.toml.*'old_key'"):
+        RunDir.open(tmp_path, Config())
+
+
+def test_places_that_cannot_be_written_are_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match=r"cannot make the run directory .*/file/run"):
+        RunDir.open(tmp_path / "file" / "run", Config())
+    (tmp_path / "run" / "lock").mkdir(parents=True)
+    with pytest.raises(RunError, match=r"cannot write .*/lock"):
+        RunDir.open(tmp_path / "run", Config())
+    (tmp_path / "other" / "run.json").mkdir(parents=True)
+    with pytest.raises(RunError, match=r"run\.json"):
+        RunDir.open(tmp_path / "other", Config())
+
+
+def test_a_full_disk_at_the_start_is_named_and_frees_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("trailnotes.runs.directory.write_text_atomic", full)
+        with pytest.raises(RunError, match=r"config\.toml \(No space left on device\).*free space"):
+            RunDir.open(tmp_path, Config())
+    RunDir.open(tmp_path, Config()).close()
+
+
+def test_tensorboard_shows_exactly_the_lines(tmp_path: Path) -> None:
+    event_file_loader = pytest.importorskip("tensorboard.backend.event_processing.event_file_loader")
+    tensor_util = pytest.importorskip("tensorboard.util.tensor_util")
+    config = load_config(None, ["--run.tensorboard", "true"])
+    with RunDir.open(tmp_path, config) as run:
+        for i in range(3):
+            run.append_metrics({"iteration": i, "loss": float(i), "mode": "plain"})
+    with RunDir.open(tmp_path, config) as run:
+        run.set_aside_after(1)
+        run.append_metrics({"iteration": 1, "loss": 7.0})
+        run.append_metrics({"iteration": 2, "loss": 8.0})
+    (file,) = (tmp_path / "tensorboard").iterdir()
+    points = [
+        (value.tag, event.step, float(tensor_util.make_ndarray(value.tensor)))
+        for event in event_file_loader.EventFileLoader(str(file)).Load()
+        for value in event.summary.value
+    ]
+    assert points == [("loss", 0, 0.0), ("loss", 1, 7.0), ("loss", 2, 8.0)]
+
+
+def test_tensorboard_that_is_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboard.summary", None)
+    with (
+        RunDir.open(tmp_path, load_config(None, ["--run.tensorboard", "true"])) as run,
+        pytest.raises(MissingExtraError, match=r"trailnotes\[tensorboard\]"),
+    ):
+        run.append_metrics({"iteration": 0})

@@ -1,0 +1,98 @@
+"""Players without a model, and the lists that they draw from."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trailnotes.commands.evaluation import rollout
+from trailnotes.config.schema import Config, EnvConfig, MemoryConfig, ModelConfig, RolloutConfig
+from trailnotes.errors import ConfigError, PolicyError
+from trailnotes.prompts import Conversation, listed_actions
+from trailnotes.runs.players import RANDOM, random_player
+from trailnotes.types import Message, Observation, Sampling, Task
+
+ACTIONS = st.lists(st.text("abc xyz", min_size=1, max_size=8).map(str.strip).filter(bool), min_size=1, max_size=9)
+
+
+@given(ACTIONS, st.sampled_from(["full", "terse"]))
+def test_what_a_turn_lists_can_be_read_back(actions: list[str], style: str) -> None:
+    conversation = Conversation(RolloutConfig(style=style, show_actions=True), MemoryConfig(), len)  # type: ignore[arg-type]
+    turn = conversation.turn(Observation("a room\nwith a line", actions=tuple(actions)))
+    assert listed_actions(turn, style) == actions  # type: ignore[arg-type]
+
+
+def test_a_turn_without_a_list_gives_none_and_a_cut_action_is_left_out() -> None:
+    assert listed_actions("a room", "full") == []
+    assert listed_actions("a room\nAdmissible actions: go north; go so [...]", "full") == ["go north"]
+    assert listed_actions("a room\nactions : go north , go so [...]", "terse") == ["go north"]
+
+
+def said(config: Config, *turns: str) -> str:
+    policy = random_player(config)
+    policy.open_episode("e")
+    messages = [Message("user", turn) for turn in turns]
+    return asyncio.run(policy.generate(messages, Sampling(max_tokens=99), "e")).text
+
+
+def test_the_random_player_draws_evenly_and_repeats_itself() -> None:
+    config = Config()
+    draws = Counter(said(config, f"room {n}\nAdmissible actions: a; b; c; d") for n in range(400))
+    assert set(draws) == {"a", "b", "c", "d"}
+    assert min(draws.values()) > 60  # 100 each are expected
+    turn = "room\nAdmissible actions: a; b; c; d"
+    assert said(config, turn) == said(config, turn)
+    other = config.model_copy(update={"run": config.run.model_copy(update={"seed": 1})})
+    assert {said(other, f"{n}{turn}") == said(config, f"{n}{turn}") for n in range(30)} == {True, False}
+
+
+def test_without_a_list_it_says_what_to_set() -> None:
+    with pytest.raises(PolicyError, match=r"rollout\.show_actions = true"):
+        said(Config(), "a room")
+
+
+def test_it_cannot_be_trained() -> None:
+    with pytest.raises(ConfigError, match="is no model and learns nothing"):
+        Config(model=ModelConfig(path=RANDOM)).refuse_training()
+
+
+class Doors:
+    """Rooms with two doors."""
+
+    @staticmethod
+    def tasks(split: str) -> list[Task]:
+        return [Task(f"{split}/{n}", "test_players:Doors", n, split) for n in range(2)]
+
+    def reset(self, task: Task) -> Observation:
+        self._room = task.seed
+        return self._seen("leave")
+
+    def step(self, action: str) -> Observation:
+        self._room += 1
+        return self._seen(None)
+
+    def close(self) -> None:
+        pass
+
+    def _seen(self, instruction: str | None) -> Observation:
+        doors = tuple(f"door {self._room} {side}" for side in ("left", "right"))
+        return Observation(f"room {self._room}", actions=doors, instruction=instruction)
+
+
+def test_rollout_plays_with_it(tmp_path: Path) -> None:
+    config = Config(
+        model=ModelConfig(path=RANDOM),
+        env=EnvConfig(name="test_players:Doors", num_workers=0),
+        rollout=RolloutConfig(
+            num_tasks=2, max_steps=3, show_actions=True, max_action_tokens=64, max_context_tokens=9999
+        ),
+    )
+    episodes = rollout(config, out=tmp_path / "episodes.jsonl")
+    assert len(episodes) == 2
+    assert all(step.action in (step.observation.actions or ()) for t in episodes for step in t.steps)
+    assert len((tmp_path / "episodes.jsonl").read_text().splitlines()) == 2

@@ -1,0 +1,251 @@
+"""Checkpoints: whole or absent, whatever happens while they are written."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from trailnotes.errors import RunError
+from trailnotes.storage import checkpoint
+
+CONTENT = {"weights.bin": b"w" * 1000, "model/config.json": b"{}", "empty": b""}
+
+
+def writer(mark: str = "") -> Callable[[Path], None]:
+    def write(path: Path) -> None:
+        (path / "model").mkdir()
+        for name, data in CONTENT.items():
+            (path / name).write_bytes(data + mark.encode())
+
+    return write
+
+
+def names(root: Path) -> list[str]:
+    return sorted(p.name for p in root.iterdir())
+
+
+def test_what_is_saved_is_there(tmp_path: Path) -> None:
+    path = checkpoint.save(tmp_path, 10, writer(), meta={"iteration": 10, "best": None})
+    assert path == tmp_path / "step-000010" == checkpoint.latest(tmp_path)
+    assert {name: (path / name).read_bytes() for name in CONTENT} == CONTENT
+    assert checkpoint.load_meta(path) == {"iteration": 10, "best": None}
+    manifest = json.loads((path / "manifest.json").read_text())
+    assert manifest["step"] == 10
+    assert manifest["files"]["weights.bin"]["size"] == 1000
+    assert set(manifest["files"]) == {*CONTENT, "meta.json"}
+    assert names(tmp_path) == ["step-000010"]
+
+
+def test_the_newest_is_by_number_not_by_name_or_time(tmp_path: Path) -> None:
+    for step in (1_000_000, 999_999, 2):
+        checkpoint.save(tmp_path, step, writer())
+    assert [c.step for c in checkpoint.scan(tmp_path)] == [2, 999_999, 1_000_000]
+    assert checkpoint.latest(tmp_path) == tmp_path / "step-1000000"
+
+
+def test_there_may_be_none(tmp_path: Path) -> None:
+    assert checkpoint.latest(tmp_path / "nowhere") is None
+    (tmp_path / "step-abc").mkdir()
+    (tmp_path / "step-000001").write_text("a file")
+    assert checkpoint.latest(tmp_path) is None
+
+
+def test_the_same_step_again_replaces(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path, 1, writer("old"))
+    path = checkpoint.save(tmp_path, 1, writer("new"))
+    assert (path / "empty").read_text() == "new"
+    assert checkpoint.verify(path) == []
+    assert names(tmp_path) == ["step-000001"]
+
+
+def test_a_negative_step_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="step must be"):
+        checkpoint.save(tmp_path, -1, writer())
+
+
+def damage_truncate(path: Path) -> str:
+    (path / "weights.bin").write_bytes(b"w" * 400)
+    return "weights.bin has 400 bytes instead of 1000"
+
+
+def damage_flip(path: Path) -> str:
+    (path / "weights.bin").write_bytes(b"w" * 999 + b"v")
+    return "weights.bin differs"
+
+
+def damage_missing(path: Path) -> str:
+    (path / "model" / "config.json").unlink()
+    return "model/config.json is missing"
+
+
+def damage_manifest(path: Path) -> str:
+    (path / "manifest.json").write_text('{"format": 1, "fi')
+    return "manifest.json cannot be read"
+
+
+def damage_no_manifest(path: Path) -> str:
+    (path / "manifest.json").unlink()
+    return "manifest.json cannot be read"
+
+
+def damage_odd_manifest(path: Path) -> str:
+    (path / "manifest.json").write_text("[]")
+    return "manifest.json cannot be read"
+
+
+def damage_newer(path: Path) -> str:
+    (path / "manifest.json").write_text('{"format": 2, "files": {}}')
+    return "format 2, this version reads 1"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        damage_truncate,
+        damage_flip,
+        damage_missing,
+        damage_manifest,
+        damage_no_manifest,
+        damage_odd_manifest,
+        damage_newer,
+    ],
+)
+def test_a_damaged_one_is_named_and_the_last_good_one_offered(damage: Callable[[Path], str], tmp_path: Path) -> None:
+    good = checkpoint.save(tmp_path, 1, writer())
+    bad = checkpoint.save(tmp_path, 2, writer())
+    problem = damage(bad)
+    with pytest.raises(RunError) as caught:
+        checkpoint.latest(tmp_path)
+    assert all(text in str(caught.value) for text in (f"{bad} is damaged", problem, f"last good one is {good}"))
+    assert checkpoint.latest(tmp_path, skip_damaged=True) == good
+    checkpoint.save(tmp_path, 3, writer())
+    assert checkpoint.latest(tmp_path) == tmp_path / "step-000003"  # older damage is nobody's business
+
+
+def test_when_all_are_damaged_nothing_starts_afresh(tmp_path: Path) -> None:
+    damage_flip(checkpoint.save(tmp_path, 1, writer()))
+    with pytest.raises(RunError, match="No whole checkpoint is left"):
+        checkpoint.latest(tmp_path)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_an_error_while_writing_changes_nothing(again: bool, tmp_path: Path) -> None:
+    kept = checkpoint.save(tmp_path, 1, writer("old"))
+
+    def fails(path: Path) -> None:
+        writer()(path)
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"):
+        checkpoint.save(tmp_path, 1 if again else 2, fails)
+    assert names(tmp_path) == ["step-000001"]
+    assert checkpoint.latest(tmp_path) == kept
+    assert (kept / "empty").read_text() == "old"
+
+
+def test_meta_that_is_no_json_changes_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="JSON"):
+        checkpoint.save(tmp_path, 1, writer(), meta={"loss": float("nan")})
+    assert names(tmp_path) == []
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from trailnotes.storage import checkpoint
+
+root, step, die_at = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+calls = 0
+
+def mortal(function):
+    def called(*arguments, **options):
+        global calls
+        calls += 1
+        if calls == die_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*arguments, **options)
+    return called
+
+# Every way in which the module touches the disk
+for name in ("fsync", "mkdir", "rename", "replace", "unlink", "rmdir"):
+    setattr(os, name, mortal(getattr(os, name)))
+for name in ("write_bytes", "rename", "replace", "mkdir"):
+    setattr(Path, name, mortal(getattr(Path, name)))
+
+def write(path):
+    (path / "a").write_bytes(b"a" * 100)
+    (path / "b").mkdir()
+    (path / "b" / "c").write_bytes(b"c" * 100)
+
+checkpoint.save(root, step, write, {"step": step})
+checkpoint.prune(root, keep_last=1)
+print(calls)
+"""
+
+
+def run_until(root: Path, step: int, die_at: int) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", KILLED, str(root), str(step), str(die_at)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_killed_at_any_touch_of_the_disk_it_leaves_only_whole_ones(tmp_path: Path) -> None:
+    for step in (0, 1):
+        checkpoint.save(tmp_path, step, lambda p: (p / "old").write_text("old") and None)
+    died = 0
+    for die_at in range(1, 100):
+        finished = run_until(tmp_path, 2, die_at)
+        assert all(not c.problems for c in checkpoint.scan(tmp_path))
+        newest = checkpoint.latest(tmp_path)
+        assert newest is not None
+        assert newest.name in {"step-000001", "step-000002"}
+        if finished.returncode == 0:
+            break
+        assert finished.returncode == -signal.SIGKILL, finished.stderr
+        died += 1
+    assert died > 15
+    assert names(tmp_path) == ["step-000002"]  # what the killed ones left behind is gone
+
+
+def test_pruning_keeps_the_last_the_best_and_the_wanted(tmp_path: Path) -> None:
+    paths = [checkpoint.save(tmp_path, step, writer()) for step in range(7)]
+    checkpoint.mark_best(tmp_path, paths[1], 0.75)
+    damage_flip(paths[0])
+    gone = checkpoint.prune(tmp_path, keep_last=2, keep=[paths[3]])
+    assert gone == [paths[2], paths[4]]
+    assert [p for p in paths if p.exists()] == [paths[0], paths[1], paths[3], paths[5], paths[6]]  # 0 is evidence
+    assert checkpoint.prune(tmp_path, keep_last=2, keep=[paths[3]]) == []
+    with pytest.raises(ValueError, match="at least 1"):
+        checkpoint.prune(tmp_path, keep_last=0)
+
+
+def test_the_best_is_remembered(tmp_path: Path) -> None:
+    assert checkpoint.best(tmp_path) is None
+    path = checkpoint.save(tmp_path, 1, writer())
+    checkpoint.mark_best(tmp_path, path, 0.5)
+    assert checkpoint.best(tmp_path) == (path, 0.5)
+    assert checkpoint.latest(tmp_path) == path
+    (tmp_path / "best.json").write_text('{"checkpoint": "step-000009", "score": 1}')
+    assert checkpoint.best(tmp_path) is None
+    (tmp_path / "best.json").write_text("{")
+    with pytest.raises(RunError, match=r"best\.json cannot be read"):
+        checkpoint.best(tmp_path)
+
+
+def test_a_directory_without_permission_is_an_error_not_a_loss(tmp_path: Path) -> None:
+    if os.geteuid() == 0:
+        pytest.skip("root may write everywhere")
+    kept = checkpoint.save(tmp_path, 1, writer())
+    tmp_path.chmod(0o500)
+    try:
+        with pytest.raises(PermissionError):
+            checkpoint.save(tmp_path, 2, writer())
+    finally:
+        tmp_path.chmod(0o700)
+    assert checkpoint.latest(tmp_path) == kept

@@ -1,0 +1,413 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from small import small_config
+from trailnotes.algorithms.rememberer.advice import Example, Situation, Valued, parse_advice
+from trailnotes.config.schema import Config
+from trailnotes.config.toml import load_config
+from trailnotes.envs.waymarks import spec as ws
+from trailnotes.envs.waymarks.env import WaymarksSimulator, panel_rules, task_of
+from trailnotes.envs.waymarks.simulator import as_command
+from trailnotes.envs.workers.pool import EnvPool
+from trailnotes.errors import ConfigError
+from trailnotes.policies.chat import ChatFormat
+from trailnotes.policies.scripted import ScriptedPolicy
+from trailnotes.prompts import plan_messages
+from trailnotes.rollout import run_episode, write_tips
+from trailnotes.types import Message, Tip, Trajectory, TrajectoryGroup
+from trailnotes.warmstart.demonstrations import DEMONSTRATORS, Demonstration, from_jsonl
+from trailnotes.warmstart.demonstrations.waymarks import NOTHING_FOUND, WaymarksDemonstrator, note_after, rule_note
+from trailnotes.warmstart.training import encode
+
+Played = tuple[ws.GameSpec, tuple[Tip, ...], tuple[str, ...], Trajectory, list[Demonstration]]
+ALL_FAMILIES = [f"{kind}/{family}" for kind in ws.KINDS for family in ws.FAMILY_NAMES[kind]]
+COMPARED = {"route/birch": 3, "keys/hazel": 2}
+EVERY_RULE = {rule for seed in (0, 7) for sizes in ({}, COMPARED) for rule in panel_rules(ALL_FAMILIES, seed, sizes)}
+
+
+EVERYTHING = {"sizes": 0.5, "scores": 0.5, "plans": 0.4, "advice": 0.3}
+
+
+def words(text: str) -> int:
+    return len(text.split())
+
+
+def bytes_of(text: str) -> int:
+    return len(text.encode())
+
+
+def a_config(**warmstart: Any) -> Config:
+    options = {"dataset_seed": 7}
+    env = {"name": "waymarks-simulator", "num_workers": 0, "options": options}
+    rollout = {"style": "terse", "max_steps": 20, "max_observation_tokens": 4000, "max_context_tokens": 9000}
+    rollout["max_action_tokens"] = 99
+    memory = {"top_k": 4, "threshold": -1.0, "max_tip_tokens": 400}
+    return small_config(env=env, rollout=rollout, memory=memory, warmstart=warmstart)
+
+
+def episodes(config: Config, num: int, count: Callable[[str], int] = words, seed: int = 0) -> Iterator[Played]:
+    """Each episode's game, tips, intended actions and trajectory beside its demonstrations."""
+    demonstrator = WaymarksDemonstrator(config, count, seed)
+    seen: list[Any] = []
+    play = demonstrator.play
+
+    def watched(spec: ws.GameSpec, tips: tuple[Tip, ...], actions: tuple[str, ...]) -> Any:
+        result = play(spec, tips, actions)
+        seen.append((spec, tips, actions, result[0]))
+        return result
+
+    demonstrator.play = watched  # type: ignore[method-assign]
+    for _ in range(num):
+        demos = demonstrator.episode()
+        yield (*seen.pop(), demos)
+
+
+@pytest.mark.parametrize("shares", [{}, {"sizes": 1.0, "plans": 0.7, "scores": 0.5}])
+def test_no_rule_of_any_panel_is_ever_shown_played_or_told(shares: dict[str, float]) -> None:
+    drawn = set()
+    for spec, tips, actions, _, demos in episodes(a_config(**shares), 1500):
+        forbidden = [rule for kind, family, rule in EVERY_RULE if (kind, family) == (spec.kind, spec.family)]
+        assert len(forbidden) == (4 if f"{spec.kind}/{spec.family}" in COMPARED else 2)
+        said = "\n".join(message.content for demo in demos for message in demo.messages)
+        for rule in forbidden:
+            assert spec.rule != rule
+            assert all(tip.text != rule_note(spec.family, rule) for tip in tips)
+            assert actions != ws.gold_actions(ws.make_spec(spec.kind, spec.family, rule, 0))
+            # whole: a longer rule may begin like a short one, and is another game's
+            assert not re.search(rf"{rule_note(spec.family, rule)}( \"|$)", said, re.MULTILINE)
+        drawn.add((spec.kind, spec.family, spec.size))
+    sizes = ws.SIZES if shares else {kind: [size] for kind, size in ws.DEFAULT_SIZE.items()}
+    assert drawn == {
+        (kind, family, size) for kind in ws.KINDS for family in ws.FAMILY_NAMES[kind] for size in sizes[kind]
+    }
+
+
+@pytest.mark.parametrize(
+    "warmstart", [{"obey": 1.0, "sizes": 0.5}, {"obey": 0.0, "read": 0.0, "plans": 1.0}, {"obey": 0.0, "read": 1.0}]
+)
+def test_a_rule_of_a_panel_is_drawn_again(warmstart: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every first draw is the answer of some panel; with luck alone a test of many draws might miss it."""
+    rest = {kind: sorted(rule for k, _, rule in EVERY_RULE if k == kind) for kind in ws.KINDS}
+    fresh = {"route": ("east",) * 7, "keys": ws.GEMS[:4]}
+    draws = 0
+
+    def loaded(kind: ws.Kind, rng: Any, size: int) -> ws.Rule:
+        nonlocal draws
+        draws += 1
+        answers = [rule for rule in rest[kind] if len(rule) == size]
+        return fresh[kind][:size] if draws % 30 == 0 or not answers else rng.choice(answers)
+
+    monkeypatch.setattr(ws, "random_rule", loaded)
+    for spec, tips, actions, _, _ in episodes(a_config(num_tips=4, **warmstart), 200):
+        assert (spec.kind, spec.family, spec.rule) not in EVERY_RULE
+        told = {tip.text for tip in tips}
+        own = [rule for kind, family, rule in EVERY_RULE if (kind, family) == (spec.kind, spec.family)]
+        assert not told & {rule_note(spec.family, rule) for rule in own}
+        assert actions not in {ws.gold_actions(ws.make_spec(spec.kind, spec.family, rule, 0)) for rule in own}
+
+
+def test_the_view_without_tips_of_an_obedient_episode_teaches_the_note_alone() -> None:
+    for spec, tips, actions, trajectory, demos in episodes(a_config(obey=1.0), 200):
+        acted, written = demos
+        assert next(tip.text for tip in tips if tip.text != NOTHING_FOUND) == rule_note(spec.family, spec.rule)
+        assert trajectory.success
+        spoken = [i for i, message in enumerate(acted.messages) if message.role == "assistant"]
+        assert acted.taught == frozenset(spoken)
+        assert tuple(acted.messages[i].content for i in spoken) == actions
+        assert f'- " {rule_note(spec.family, spec.rule)} "' in acted.messages[0].content
+        assert written.taught == {len(written.messages) - 1}
+        assert "notes" not in written.messages[0].content
+
+
+@pytest.mark.parametrize("num_tips", [1, 2, 4])
+def test_the_right_tip_leads_the_rules_and_is_never_cut(num_tips: int) -> None:
+    firsts = set()
+    for spec, tips, *_ in episodes(a_config(obey=1.0, num_tips=num_tips), 200):
+        rules = [tip for tip in tips if tip.text != NOTHING_FOUND]
+        assert 1 <= len(tips) <= num_tips
+        assert rules[0].text == rule_note(spec.family, spec.rule)
+        assert [tip.score for tip in tips] == sorted((tip.score for tip in tips), reverse=True)
+        firsts.add(tips[0] is rules[0])
+    assert firsts == ({True} if num_tips == 1 else {True, False})
+
+
+def test_without_tips_every_action_and_the_note_are_taught() -> None:
+    without = [e for e in episodes(a_config(obey=0.0), 200) if not e[1]]
+    assert without
+    for *_, (demo,) in without:
+        assert demo.taught == {i for i, message in enumerate(demo.messages) if message.role == "assistant"}
+
+
+def test_empty_notes_are_read_but_never_obeyed() -> None:
+    tips_seen = 0
+    for _, tips, _, trajectory, demos in episodes(a_config(obey=0.0), 200):
+        assert {tip.text for tip in tips} <= {NOTHING_FOUND}
+        assert not trajectory.success or trajectory.steps
+        assert len(demos) == 1 + bool(tips)
+        tips_seen += len(tips)
+    assert tips_seen
+
+
+def test_every_taught_action_is_legal() -> None:
+    env = WaymarksSimulator(actions=True)
+    for spec, *_, trajectory, demos in episodes(a_config(), 300):
+        observation = env.reset_spec(spec)
+        taught = [demos[0].messages[i].content for i in sorted(demos[0].taught)][: len(trajectory.steps)]
+        for action in taught:
+            assert action in (observation.actions or ())
+            assert as_command(action) == (action, False)
+            observation = env.step(action)
+        assert observation.done
+
+
+def test_notes_are_right_exactly_when_the_episode_showed_the_rule() -> None:
+    right = wrong = 0
+    for spec, _, _, trajectory, demos in episodes(a_config(), 500):
+        note = demos[-1].messages[-1].content
+        showed = trajectory.success or ws.note_text(spec.rule) in trajectory.final_observation.text
+        assert note == (rule_note(spec.family, spec.rule) if showed else NOTHING_FOUND)
+        right, wrong = right + showed, wrong + (not showed)
+    assert right > 100
+    assert wrong > 100
+
+
+def test_readers_and_guessers_come_in_the_shares_asked_for() -> None:
+    played = list(episodes(a_config(obey=0.3, read=0.5), 800))
+    obedient = sum(any(tip.text != NOTHING_FOUND for tip in tips) for _, tips, *_ in played)
+    readers = sum(actions == (ws.ARCHIVE_DIRECTION,) for _, _, actions, *_ in played)
+    assert obedient / 800 == pytest.approx(0.3, abs=0.06)
+    assert readers / 800 == pytest.approx(0.35, abs=0.06)
+
+
+def test_demonstrations_repeat_with_the_seed() -> None:
+    config = a_config(**EVERYTHING)
+    first, again, other = (list(islice(WaymarksDemonstrator(config, words, seed), 50)) for seed in (1, 1, 2))
+    assert first == again
+    assert first != other
+
+
+def test_scores_are_shown_in_the_share_asked_for() -> None:
+    acted = [demos[0] for _, tips, *_, demos in episodes(a_config(obey=1.0, scores=0.7), 400) if tips]
+    scored = [re.search(r'^- " .* " [01] / 1$', demo.messages[0].content, re.MULTILINE) is not None for demo in acted]
+    assert sum(scored) / len(acted) == pytest.approx(0.7, abs=0.08)
+    bare = acted[scored.index(False)].messages[0].content
+    assert re.search(r'^- " .* "$', bare, re.MULTILINE)
+
+
+# -- plans
+
+
+def test_plans_are_asked_for_after_failures_alone_and_answered_like_notes() -> None:
+    quoted = set()
+    for spec, _, _, trajectory, demos in episodes(a_config(plans=1.0, sizes=0.5), 400):
+        *_, request, answer = demos[-1].messages
+        assert request.content.endswith("note ?" if trajectory.success else "plan ?")
+        assert answer.content == note_after(spec, trajectory)
+        if not trajectory.success:
+            quoted.add(request.content.partition("notes :")[2].count('- "'))
+    assert quoted == {0, 1, 2, 3}
+
+
+def test_a_request_for_a_plan_is_that_of_a_real_trial() -> None:
+    config = a_config(plans=1.0, obey=0.0)
+    for _, _, _, trajectory, demos in episodes(config, 60):
+        if not trajectory.success:
+            asked = plan_messages(trajectory, (), config.rollout, config.memory, words, 24)
+            said = [message.content for message in demos[-1].messages[:-1]]
+            assert said[:-1] == [message.content for message in asked[:-1]]
+            assert said[-1].partition("notes :")[0].startswith(asked[-1].content.rpartition("score")[0])
+
+
+def test_shown_plans_may_repeat_and_the_right_one_stands_anywhere() -> None:
+    places = set()
+    for spec, tips, _, trajectory, demos in episodes(a_config(plans=1.0, obey=1.0), 200):
+        texts = [tip.text for tip in tips]
+        places.add((texts.index(rule_note(spec.family, spec.rule)), len(texts)))
+        assert texts.count(NOTHING_FOUND) == len(texts) - 1
+        turns = [message.content for message in demos[0].messages if message.role == "user"]
+        assert [turn.count('- "') for turn in turns] == [len(tips)] + [0] * (len(turns) - 1)
+        assert trajectory.success
+    assert places == {(place, length) for length in (1, 2, 3) for place in range(length)}
+
+
+# -- advice
+
+Advised = tuple[tuple[Example, ...], Situation, Valued, ws.GameSpec, tuple[str, ...]]
+
+
+def advised(num: int, **shares: float) -> Iterator[Advised]:
+    """Examples, the situation and the answer of each demonstration, with the game and all that was done in it."""
+    demonstrator = WaymarksDemonstrator(a_config(advice=1.0, sizes=0.5, **shares), words, 3)
+    seen: list[Any] = []
+    decide = demonstrator.advice
+
+    def watched(spec: ws.GameSpec, done: tuple[str, ...], fitting: list[Example]) -> Valued:
+        answer = decide(spec, done, fitting)
+        seen[:] = [(fitting, demonstrator.situation(spec, done), answer, spec, done)]
+        return answer
+
+    demonstrator.advice = watched  # type: ignore[method-assign]
+    for _ in range(num):
+        (demo,) = demonstrator.episode()
+        assert demo.taught == {len(demo.messages) - 1}
+        assert parse_advice(demo.messages[-1].content) == [seen[0][2]]
+        assert demo.messages[-2].content.endswith(f"{seen[0][1].observation}\ndo :")
+        yield seen[0]
+
+
+def test_fitting_advice_is_followed_or_avoided_and_the_rest_explored() -> None:
+    followed = avoided = explored = read = starts = 0
+    env = WaymarksSimulator(actions=True)
+    for fitting, situation, answer, spec, done in advised(2000, read=0.5):
+        assert all((e.situation.task, e.situation.history) == (situation.task, done[-5:]) for e in fitting)
+        observation = env.reset_spec(spec)
+        for action in done:
+            observation = env.step(action)
+        assert answer.action in (observation.actions or ())
+        good = [valued for example in fitting for valued in example.encouraged]
+        bad = {valued.action for example in fitting for valued in example.discouraged}
+        if good:
+            assert answer in good
+            assert answer.value == max(valued.value for valued in good)
+            followed += 1
+            continue
+        assert answer.value == 0.0
+        assert answer.action not in bad
+        avoided, explored = avoided + bool(bad), explored + (not bad)
+        if not done and "west" not in bad:
+            starts, read = starts + 1, read + (answer.action == "west")
+    assert min(followed, avoided, explored) > 200
+    assert read / starts == pytest.approx(0.5, abs=0.08)
+
+
+def test_no_advice_completes_a_rule_of_a_panel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two boxes have 72 rules of which the panels hold three: luck finds them often."""
+    held = {rule for kind, family, rule in EVERY_RULE if (kind, family, len(rule)) == ("keys", "hazel", 2)}
+    assert len(held) == 2
+    monkeypatch.setattr(ws, "KINDS", ("keys",))
+    monkeypatch.setattr(ws, "FAMILY_NAMES", {"keys": ("hazel",)})
+    monkeypatch.setattr(ws, "SIZES", {"keys": range(2, 3)})
+    demonstrator = WaymarksDemonstrator(a_config(advice=1.0, sizes=1.0), words, 0)
+    demonstrator.forbidden = frozenset(EVERY_RULE)
+    shown = set()
+    for demo in islice(demonstrator, 1500):
+        said = f"{demo.messages[0].content} {demo.messages[1].content}"
+        for done, action in re.findall(
+            r"did : unlock chest with (\w+)\n[^\n]*\ndo : ?\n? ?unlock trunk with (\w+)", said
+        ):
+            shown.add((done, action))
+    assert len(shown) > 40
+    assert not shown & held
+
+
+def test_every_demonstration_fits_the_context_of_the_small_model() -> None:
+    config = load_config(Path("configs/compare/warmstart.toml"))
+    chat = ChatFormat(AutoTokenizer.from_pretrained("models/waymarks-start"))
+    lengths = [len(encode(demo, chat)[0]) for demo in islice(WaymarksDemonstrator(config, chat.count_tokens, 0), 1500)]
+    assert max(lengths) + config.rollout.max_action_tokens <= config.rollout.max_context_tokens
+
+
+class Shelf:
+    """A memory that always finds the same tips."""
+
+    def __init__(self, tips: Sequence[Tip]) -> None:
+        self.tips = list(tips)
+
+    def search(self, namespace: str, query: str, top_k: int) -> list[Tip]:
+        return self.tips[:top_k]
+
+
+def test_demonstrations_are_what_real_episodes_render_byte_for_byte() -> None:
+    asyncio.run(_compare(a_config(), 80))
+
+
+async def _compare(config: Config, num: int) -> None:
+    with EnvPool(config.env) as pool:
+        for spec, tips, actions, _, demos in episodes(config, num, bytes_of):
+            lines, heard = iter(actions), []
+
+            def script(messages: Sequence[Message], lines: Iterator[str] = lines, heard: Any = heard) -> str:
+                heard.append([(message.role, message.content) for message in messages])
+                return next(lines, "a note")
+
+            policy = ScriptedPolicy(script)
+            async with pool.lease() as env:
+                trajectory = await run_episode(
+                    policy, env, task_of(spec, "x"), "on_policy_tips" if tips else "plain", Shelf(tips), config,
+                    member=0, seed=0,
+                )  # fmt: skip
+            said = [(message.role, message.content) for message in demos[0].messages]
+            if tips:
+                assert said == [*heard[-1], ("assistant", trajectory.steps[-1].completion.text)]
+            else:
+                assert said[: len(heard[-1])] == heard[-1]
+            lines = iter(())
+            await write_tips(policy, [TrajectoryGroup(trajectory.task, (trajectory,))], config, seed=0, step=0)
+            assert [(message.role, message.content) for message in demos[-1].messages[:-1]] == heard[-1]
+
+
+def test_who_has_demonstrations() -> None:
+    assert set(DEMONSTRATORS) == {"scienceworld", "waymarks", "waymarks-simulator"}
+
+
+# -- conversations from a file
+
+
+def jsonl(path: Path, *lines: Any) -> Path:
+    path.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines) + "\n")
+    return path
+
+
+def turn(role: str, content: Any) -> dict[str, Any]:
+    return {"role": role, "content": content}
+
+
+GOOD = {"messages": [turn("system", "s"), turn("user", "u"), turn("assistant", "a"), turn("user", "v")]}
+
+
+def test_all_assistant_turns_of_a_file_teach(tmp_path: Path) -> None:
+    more = {"messages": [turn("user", "u"), turn("assistant", "a"), turn("user", "v"), turn("assistant", "b")], "x": 1}
+    first, second = from_jsonl(jsonl(tmp_path / "d.jsonl", GOOD, "", more))
+    assert first.messages[2] == Message("assistant", "a")
+    assert (first.taught, second.taught) == ({2}, {1, 3})
+
+
+@pytest.mark.parametrize(
+    ("line", "fault"),
+    [
+        ("{no json", "d.jsonl:2 "),
+        ([], "d.jsonl:2 "),
+        ({"turns": []}, "d.jsonl:2 .*messages"),
+        ({"messages": {"role": "user"}}, "d.jsonl:2 "),
+        ({"messages": [{"role": "user"}]}, "d.jsonl:2 .*content"),
+        ({"messages": [turn("user", "u"), turn("bot", "a")]}, "d.jsonl:2 .*bot"),
+        ({"messages": [turn("user", None), turn("assistant", "a")]}, "d.jsonl:2 .*content"),
+        ({"messages": [turn("user", "u"), turn("user", "a"), turn("assistant", "b")]}, "d.jsonl:2 .*turn"),
+        ({"messages": [turn("assistant", "a")]}, "d.jsonl:2 .*turn"),
+        ({"messages": [turn("user", "u")]}, "d.jsonl:2 has no assistant turn"),
+        ({"messages": []}, "d.jsonl:2 has no assistant turn"),
+    ],
+)
+def test_a_bad_line_is_named(line: Any, fault: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=fault):
+        from_jsonl(jsonl(tmp_path / "d.jsonl", GOOD, line))
+
+
+def test_a_file_that_is_empty_missing_or_no_text_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="holds no demonstration"):
+        from_jsonl(jsonl(tmp_path / "empty.jsonl"))
+    with pytest.raises(ConfigError, match=r"warmstart\.demonstrations.*gone\.jsonl"):
+        from_jsonl(tmp_path / "gone.jsonl")
+    (tmp_path / "bytes.jsonl").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match=r"bytes\.jsonl.*UTF-8"):
+        from_jsonl(tmp_path / "bytes.jsonl")

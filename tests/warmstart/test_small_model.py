@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import unicodedata
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from small import demonstration_texts, small_config
+from trailnotes.policies.chat import ChatFormat
+from trailnotes.types import Message
+from trailnotes.warmstart.small_model import END, PAD, ROLES, build_model, train_tokenizer
+
+TEXTS = demonstration_texts(200)
+TOKENIZER = train_tokenizer(TEXTS, 512)
+WORDS = ["north", "archive", "unlock", "ruby", "nothing", "exits"]
+
+
+def ids_of(text: str, tokenizer: Any = TOKENIZER) -> list[int]:
+    ids: list[int] = tokenizer(text)["input_ids"]
+    return ids
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_a_frequent_word_is_one_token_wherever_it_stands(word: str) -> None:
+    (alone,) = ids_of(word)
+    other = "east" if word != "east" else "west"
+    assert ids_of(f"{word} {other}")[0] == alone
+    assert ids_of(f"{other} {word}")[-1] == alone
+    assert ids_of(f"{other}\n{word}")[-1] == alone
+
+
+@given(st.text(st.characters(exclude_categories=("Cs",)), max_size=40))
+def test_any_text_is_encodable_and_comes_back_but_for_blanks(text: str) -> None:
+    ids = ids_of(text)
+    assert TOKENIZER.pad_token_id not in ids, "the pad stands for unknown text, of which there is none"
+    assert "".join(TOKENIZER.decode(ids).split()) == "".join(unicodedata.normalize("NFC", text).split())
+
+
+@pytest.mark.parametrize("text", ["unlock chest with ruby", "north", "nothing found"])
+def test_what_the_model_says_reads_back_as_it_was_taught(text: str) -> None:
+    said = TOKENIZER.decode(ids_of(text))
+    assert said.strip() == text
+    assert ids_of(said.strip()) == ids_of(text)
+
+
+def test_a_saved_tokenizer_gives_identical_ids_and_specials(tmp_path: Path) -> None:
+    TOKENIZER.save_pretrained(tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path, local_files_only=True)
+    assert len(loaded) == len(TOKENIZER)
+    for text in [*TEXTS[:200], "Ein Träumer 東京 \t x", "<|user|>north" + END]:
+        assert ids_of(text, loaded) == ids_of(text)
+    assert (loaded.eos_token, loaded.pad_token) == (END, PAD)
+    assert loaded.chat_template == TOKENIZER.chat_template
+    specials = [PAD, END, *(f"<|{role}|>" for role in ROLES)]
+    assert [loaded.convert_tokens_to_ids(name) for name in specials] == [0, 1, 2, 3, 4]
+
+
+def test_the_chat_template_keeps_the_append_only_property() -> None:
+    chat = ChatFormat(TOKENIZER)
+    assert chat.append_only
+    assert chat.end_ids == frozenset({TOKENIZER.eos_token_id})
+    ids = chat.encode([Message("user", "exits north"), Message("assistant", "north"), Message("user", "won")])
+    names = TOKENIZER.convert_ids_to_tokens(list(ids))
+    assert [n for n in names if n.startswith("<|")] == ["<|user|>", "<|assistant|>", END, "<|user|>", "<|assistant|>"]
+
+
+def test_the_directory_loads_anywhere_and_computes_the_same(start_model: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(start_model, local_files_only=True)
+    tokenizer = AutoTokenizer.from_pretrained(start_model, local_files_only=True)
+    again = AutoModelForCausalLM.from_pretrained(start_model, local_files_only=True)
+    ids = torch.tensor([ids_of("exits north east", tokenizer)])
+    with torch.no_grad():
+        assert torch.equal(model(ids).logits, again(ids).logits)
+    assert type(model).__name__ == "Qwen2ForCausalLM"
+    assert any(start_model.glob("*.safetensors"))
+
+
+def test_a_model_has_the_size_asked_for_and_ties_its_embeddings() -> None:
+    warm = small_config(warmstart={"hidden_size": 32, "num_layers": 2, "num_heads": 4}).warmstart
+    model = build_model(TOKENIZER, warm, 99)
+    config = model.config
+    assert (config.hidden_size, config.num_hidden_layers, config.num_attention_heads) == (32, 2, 4)
+    assert config.max_position_embeddings == 99
+    assert config.vocab_size == len(TOKENIZER)
+    assert model.get_input_embeddings().weight is model.get_output_embeddings().weight
