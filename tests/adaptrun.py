@@ -25,7 +25,7 @@ from trailnotes.config.schema import Config
 from trailnotes.errors import BudgetError, EnvError
 from trailnotes.policies.scripted import ScriptedPolicy
 from trailnotes.runs.panels import PanelResult
-from trailnotes.storage.jsonl import append_jsonl, read_jsonl
+from trailnotes.storage.files import append_jsonl, read_jsonl
 from trailnotes.types import Completion, Message, Observation, Sampling, Task
 
 NEVER = 9  # the gate that no word opens

@@ -34,7 +34,7 @@ from trailnotes.errors import EnvError
 from trailnotes.runs.console import Progress
 from trailnotes.runs.directory import RunDir
 from trailnotes.runs.training import Run
-from trailnotes.storage.jsonl import read_jsonl
+from trailnotes.storage.files import read_jsonl
 from trailnotes.types import Observation, Task
 
 TIMINGS = ("seconds", "update/seconds", "update/seconds_reference")

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from adaptrun import Gate, Guesser, adapt_by
-from trailnotes.storage.jsonl import read_jsonl
+from trailnotes.storage.files import read_jsonl
 from trailnotes.types import Observation, Task
 
 

@@ -16,7 +16,7 @@ from proxy import Proxy
 from served import MODEL
 from small import small_config
 from trailnotes.config.toml import to_toml
-from trailnotes.storage.jsonl import read_jsonl
+from trailnotes.storage.files import read_jsonl
 
 METHODS = ["empo2-tips", *(pytest.param(name, marks=pytest.mark.slow) for name in ("reflexion", "rememberer"))]
 COMMAND = """

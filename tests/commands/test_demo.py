@@ -16,7 +16,7 @@ from trailnotes.commands.demo_run import demo, unequal_steps
 from trailnotes.config.toml import to_toml
 from trailnotes.errors import ConfigError, RunError
 from trailnotes.runs.panels import PanelResult
-from trailnotes.storage.jsonl import read_jsonl
+from trailnotes.storage.files import read_jsonl
 
 SETTINGS = ["--eval.num_tasks", "2"]
 

@@ -29,7 +29,7 @@ from trailnotes.runs.panels import (
     write_episodes,
     write_table,
 )
-from trailnotes.storage.jsonl import read_jsonl
+from trailnotes.storage.files import read_jsonl
 from trailnotes.types import Observation, Task, Trajectory
 
 LORA = {"enabled": True, "rank": 2, "alpha": 4.0}

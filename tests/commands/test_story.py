@@ -18,7 +18,7 @@ from trailnotes.commands.demo_story import (
 )
 from trailnotes.config.schema import Config
 from trailnotes.runs.panels import PanelResult
-from trailnotes.storage.jsonl import append_jsonl
+from trailnotes.storage.files import append_jsonl
 from trailnotes.storage.records import trajectory_to_json
 from trailnotes.types import Completion, Mode, Observation, Step, Task, Tip, Trajectory
 

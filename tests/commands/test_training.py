@@ -36,7 +36,7 @@ from trailnotes.policies.hf.policy import load_model
 from trailnotes.runs import training as run_module
 from trailnotes.runs.directory import RunDir
 from trailnotes.storage import checkpoint
-from trailnotes.storage.jsonl import read_jsonl
+from trailnotes.storage.files import read_jsonl
 
 
 def long_config(start_model: Path) -> Config:

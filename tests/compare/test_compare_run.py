@@ -45,7 +45,7 @@ from trailnotes.config.toml import diff, load_config, to_toml
 from trailnotes.errors import ConfigError, RunError
 from trailnotes.reporting.intervals import Interval, bootstrap
 from trailnotes.runs.directory import run_config
-from trailnotes.storage.jsonl import read_jsonl
+from trailnotes.storage.files import read_jsonl
 
 ROOT = Path(__file__).parents[2]
 PLAN = """

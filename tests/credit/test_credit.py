@@ -18,7 +18,7 @@ from trailnotes.credit import (
     group_relative,
     leave_one_out_advantages,
 )
-from trailnotes.credit.scores import is_invalid, scores_of, valid_share
+from trailnotes.credit.episodes import is_invalid, scores_of, valid_share
 from trailnotes.types import Completion, Observation, Step, Task, Trajectory, TrajectoryGroup
 
 finite = st.floats(-100, 100, allow_nan=False)

@@ -20,8 +20,9 @@ from safetensors.numpy import load_file, save_file
 from tiny import step, trajectory
 from trailnotes.config.schema import AlgorithmConfig, MemoryConfig
 from trailnotes.credit import episode_return, group_relative
-from trailnotes.credit.novelty import Novelty, RandomNetworkDistillation, StateCounter, VisitCounter, state_hash
-from trailnotes.memory.embed import HashingEmbedder
+from trailnotes.credit.distillation import RandomNetworkDistillation
+from trailnotes.credit.novelty import Novelty, StateCounter, VisitCounter, state_hash
+from trailnotes.memory.retrieval import HashingEmbedder
 from trailnotes.types import Observation, Task, Trajectory, TrajectoryGroup
 
 KINDS = ("none", "tips", "states", "counts", "rnd")

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trailnotes.errors import ConfigError, MissingExtraError
-from trailnotes.memory.embed import CachedEmbedder, HashingEmbedder, make_embedder
+from trailnotes.memory.retrieval import CachedEmbedder, HashingEmbedder, make_embedder
 
 ROOM = "You are in a damp cellar. There is a rusty key here."
 
@@ -62,7 +62,7 @@ def test_texts_without_words_equal_each_other() -> None:
 
 def test_another_process_gives_the_same_bits() -> None:
     code = (
-        "import sys; from trailnotes.memory.embed import HashingEmbedder;"
+        "import sys; from trailnotes.memory.retrieval import HashingEmbedder;"
         f"sys.stdout.buffer.write(HashingEmbedder().embed([{ROOM!r}]).tobytes())"
     )
     other = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, env={"PYTHONHASHSEED": "7"})

@@ -16,7 +16,7 @@ from trailnotes.config.schema import MemoryConfig
 from trailnotes.errors import MemoryStoreError
 from trailnotes.memory import clean_tip, open_memory, reembed
 from trailnotes.memory import exchange as p
-from trailnotes.memory.embed import CachedEmbedder, HashingEmbedder
+from trailnotes.memory.retrieval import CachedEmbedder, HashingEmbedder
 from trailnotes.memory.tips import TipMemory
 from trailnotes.types import Tip
 

@@ -201,7 +201,7 @@ def test_a_full_disk_keeps_what_was_written(memory: TipMemory) -> None:
 
 
 def test_a_writer_that_holds_the_file_too_long_is_named(memory: TipMemory, path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("trailnotes.memory.opened.BUSY_TIMEOUT", 0.05)
+    monkeypatch.setattr("trailnotes.memory.schema.BUSY_TIMEOUT", 0.05)
     with (
         open_memory(path, ANY) as other,
         memory.store.transaction(),

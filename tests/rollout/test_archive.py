@@ -25,7 +25,7 @@ from trailnotes.rollout.archive import RETURN_TO, Archive, from_start
 from trailnotes.runs.directory import RunDir
 from trailnotes.runs.panels import derive_seed
 from trailnotes.runs.training import Run
-from trailnotes.storage.jsonl import read_jsonl
+from trailnotes.storage.files import read_jsonl
 from trailnotes.types import Mode, Observation, Sample, Task, Trajectory, TrajectoryGroup
 
 TASK = Task("corridor", "walk")

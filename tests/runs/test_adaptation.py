@@ -30,7 +30,7 @@ from trailnotes.rollout import Request
 from trailnotes.runs.adaptation import Trials
 from trailnotes.runs.directory import RunDir
 from trailnotes.runs.panels import PanelResult, Subject
-from trailnotes.storage.jsonl import read_jsonl
+from trailnotes.storage.files import read_jsonl
 from trailnotes.storage.records import trajectory_from_json
 from trailnotes.types import MODES, Message, Sampling
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trailnotes.errors import RunError
-from trailnotes.storage.jsonl import append_jsonl, encode_line, read_jsonl, set_aside
+from trailnotes.storage.files import append_jsonl, encode_line, read_jsonl, set_aside
 
 
 def lines(*iterations: int) -> list[dict[str, int]]:

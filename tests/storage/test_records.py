@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from trailnotes.storage.jsonl import encode_line
+from trailnotes.storage.files import encode_line
 from trailnotes.storage.records import trajectory_from_json, trajectory_to_json
 from trailnotes.types import Completion, Observation, Step, Task, Tip, Trajectory
 

@@ -23,8 +23,7 @@ from trailnotes.reporting.intervals import bootstrap
 from trailnotes.runs.console import Bar, clock
 from trailnotes.runs.directory import run_config
 from trailnotes.runs.panels import COUNTS, PanelResult, family_of, spending, value_of, write_episodes, write_table
-from trailnotes.storage.files import write_text_atomic
-from trailnotes.storage.jsonl import read_jsonl
+from trailnotes.storage.files import read_jsonl, write_text_atomic
 from trailnotes.storage.records import trajectory_from_json
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from trailnotes.reporting.intervals import Interval
 from trailnotes.reporting.plots import LABELS, Curve, learning_curves
-from trailnotes.storage.jsonl import read_jsonl
+from trailnotes.storage.files import read_jsonl
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

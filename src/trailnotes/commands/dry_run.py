@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from trailnotes.commands.training import train
 from trailnotes.runs.console import clock
-from trailnotes.storage.jsonl import read_jsonl
+from trailnotes.storage.files import read_jsonl
 
 if TYPE_CHECKING:
     from trailnotes.config.schema import Config

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trailnotes.compare.processes import Ended, tail
-from trailnotes.storage.files import write_text_atomic
-from trailnotes.storage.jsonl import read_jsonl
+from trailnotes.storage.files import read_jsonl, write_text_atomic
 
 FILE = "cost.json"
 COUNTED = ("env_steps", "tokens_read", "tokens_generated", "tokens_trained")

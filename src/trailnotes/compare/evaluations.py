@@ -18,7 +18,7 @@ from trailnotes.config.toml import load_config
 from trailnotes.envs.boundary import one_line
 from trailnotes.envs.tasks import tasks_of
 from trailnotes.errors import ConfigError, RunError
-from trailnotes.storage.jsonl import read_jsonl
+from trailnotes.storage.files import read_jsonl
 from trailnotes.types import Task
 
 PLACE = "eval"  # inside a run directory

@@ -15,7 +15,7 @@ from trailnotes.config.schema import TRAINED
 from trailnotes.errors import RunError
 from trailnotes.runs.directory import run_config
 from trailnotes.runs.panels import family_of
-from trailnotes.storage.jsonl import read_jsonl
+from trailnotes.storage.files import read_jsonl
 
 Games = Mapping[str, float]  # game -> value
 TRIAL = "trial-"  # begins the name of a phase that is an attempt at the panel

@@ -1,8 +1,8 @@
 """Memory: tips that outlive the episode, found again by what they are about."""
 
 from trailnotes.memory.base import Memory
-from trailnotes.memory.embed import Embedder, make_embedder
 from trailnotes.memory.exchange import reembed
+from trailnotes.memory.retrieval import Embedder, make_embedder
 from trailnotes.memory.tips import TipMemory, clean_tip, open_memory, tips_of
 
 __all__ = [

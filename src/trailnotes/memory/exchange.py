@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, get_type_hints
 
 from trailnotes.config.schema import MemoryConfig
 from trailnotes.errors import MemoryStoreError
-from trailnotes.memory.embed import Embedder, make_embedder
+from trailnotes.memory.retrieval import Embedder, make_embedder
 from trailnotes.memory.schema import Identity, opened_snapshot, read_sequence
 from trailnotes.memory.store import TipStore
 from trailnotes.memory.tips import TipMemory, clean_tip

@@ -1,15 +1,21 @@
-"""Tables of the memory file: made, checked, migrated, copied. SQLite's errors leave here with the file's name."""
+"""The memory file: its tables, made, checked, migrated and copied; and one that is open.
+
+An open file is one connection behind one lock, with whole transactions and whole copies. SQLite's errors leave here
+with the file's name.
+"""
 
 from __future__ import annotations
 
 import os
 import secrets
 import sqlite3
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from types import TracebackType
+from typing import NamedTuple, Self
 
 from trailnotes.errors import MemoryStoreError
 
@@ -267,3 +273,72 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+BUSY_TIMEOUT = 60.0  # seconds
+
+
+class Closes:
+    """``with`` closes it at the end."""
+
+    def close(self) -> None:
+        """Close it. Twice is fine."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class OpenFile(Closes):
+    """What all tables of a memory file have in common.
+
+    Args:
+        path: the file; None keeps everything in memory. A missing file is created if `identity` is given.
+        identity: the embedder of a new file; ignored if the file exists.
+
+    Raises:
+        MemoryStoreError: the file is missing, damaged, not ours, or of a newer version.
+    """
+
+    def __init__(self, path: Path | None, identity: Identity | None = None) -> None:
+        self.path = path
+        self._lock = threading.RLock()
+        self._connection = open_database(path, identity, BUSY_TIMEOUT)
+
+    def close(self) -> None:
+        """Close the file. Twice is fine."""
+        self._connection.close()
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """All writes within are one, or none. Other processes wait; readers see the state before."""
+        with self._lock, named_errors(self.path):
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._connection.execute("COMMIT")
+            except BaseException:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+                self._undone()
+                raise
+            finally:
+                self._ended()
+
+    def snapshot(self, path: Path) -> None:
+        """Write a consistent copy to `path`, atomically, while others may read and write."""
+        if self.path is not None and path.resolve() == self.path.resolve():
+            raise MemoryStoreError(f"a snapshot of {path} cannot be written over the file itself: name another path")
+        with self._lock, named_errors(path):
+            write_copy(self._connection, path)
+
+    def _undone(self) -> None:
+        """A transaction was rolled back."""
+
+    def _ended(self) -> None:
+        """A transaction is over, either way."""

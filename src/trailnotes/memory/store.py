@@ -17,9 +17,8 @@ import numpy as np
 
 from trailnotes.errors import MemoryStoreError
 from trailnotes.memory import schema
-from trailnotes.memory.index import ExactIndex, Floats, Index
-from trailnotes.memory.opened import Closes, OpenFile
-from trailnotes.memory.schema import Identity, named_errors
+from trailnotes.memory.retrieval import ExactIndex, Floats, Index
+from trailnotes.memory.schema import Closes, Identity, OpenFile, named_errors
 from trailnotes.types import Tip
 
 CACHED_PAGES = 128

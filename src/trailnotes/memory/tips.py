@@ -13,8 +13,7 @@ import numpy as np
 
 from trailnotes.config.schema import MemoryConfig
 from trailnotes.errors import MemoryStoreError
-from trailnotes.memory.embed import Embedder, make_embedder
-from trailnotes.memory.index import Floats, Ints
+from trailnotes.memory.retrieval import Embedder, Floats, Ints, make_embedder
 from trailnotes.memory.schema import Identity
 from trailnotes.memory.store import Kept, Page, TipStore
 from trailnotes.types import Tip, Trajectory

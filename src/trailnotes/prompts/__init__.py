@@ -6,12 +6,16 @@ from trailnotes.prompts.actions import MAX_ACTION_CHARS, NO_OP, ParsedAction, pa
 from trailnotes.prompts.conversation import (
     NOTES_HEADER,
     Conversation,
+    forget_turn,
     fresh_tips,
+    instruction_of,
     listed_actions,
+    memory_keys,
     memory_query,
+    reflection_messages,
+    replay,
     system_prompt,
 )
-from trailnotes.prompts.finished import forget_turn, instruction_of, memory_keys, reflection_messages, replay
 from trailnotes.prompts.plans import introduce_plans, plan_lines, plan_messages
 from trailnotes.prompts.quoting import CUT, CountTokens, quoted, truncate
 

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from trailnotes.config.schema import MemoryConfig, RolloutConfig
-from trailnotes.prompts.conversation import Introduce
-from trailnotes.prompts.finished import replay
+from trailnotes.prompts.conversation import Introduce, replay
 from trailnotes.prompts.quoting import CountTokens, quoted, truncate
 from trailnotes.types import Message, Tip, Trajectory
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from trailnotes.rollout.acting import (
+from trailnotes.rollout.episode import (
     Actor,
+    AsyncEnv,
     Decision,
     MakeActor,
     NotesActor,
+    Pool,
     Seating,
     action_sampling,
     completion_seed,
@@ -14,10 +16,10 @@ from trailnotes.rollout.acting import (
     find_tips,
     num_tokens,
     observe_within,
+    run_episode,
 )
-from trailnotes.rollout.episode import AsyncEnv, Pool, run_episode
 from trailnotes.rollout.groups import OnTrajectory, gather, run_groups
-from trailnotes.rollout.measures import note_metrics, rollout_metrics
+from trailnotes.rollout.metrics import note_metrics, rollout_metrics
 from trailnotes.rollout.notes import (
     Note,
     Request,

@@ -1,20 +1,172 @@
-"""One episode as a coroutine that reads like one agent's loop.
+"""One episode as a coroutine that reads like one agent's loop, and how the agent acts in it.
 
-Whatever fails in an environment ends its episode with outcome "error"; what fails in the policy is a fault of the
-whole run and is raised.
+A method that needs more than tips in the prompt (candidates that are rescored, examples with advice) brings an `Actor`
+of its own; the loop of the episode stays the same.
 """
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from typing import Protocol
 
 from trailnotes.config.schema import Config
 from trailnotes.errors import EnvError
 from trailnotes.memory.base import Memory
 from trailnotes.policies.base import Policy
-from trailnotes.rollout.acting import Actor, MakeActor, NotesActor, Seating
-from trailnotes.types import Mode, Observation, Outcome, Step, Task, Trajectory
+from trailnotes.prompts import Conversation, introduce_plans, memory_query, parse_action
+from trailnotes.types import (
+    Completion,
+    Message,
+    Mode,
+    Observation,
+    Outcome,
+    Sampling,
+    Step,
+    Task,
+    Tip,
+    TokenIds,
+    Trajectory,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Seating:
+    """All that an actor may know of its episode before it begins."""
+
+    policy: Policy
+    task: Task
+    mode: Mode
+    member: int  # index in the group, 0..N-1
+    seed: int  # with task, member and step it gives the seed of each completion
+    episode: str  # its name for the policy, which is open there
+    config: Config
+
+    def sampling(self, step: int) -> Sampling:
+        """How the action of `step` is drawn."""
+        return action_sampling(self.config, completion_seed(self.seed, self.task.id, self.member, step))
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What an actor answers to an observation."""
+
+    action: str  # as the environment will receive it
+    completion: Completion  # that the action was read from, under the prompt acted on
+    plain_prompt_ids: TokenIds = ()  # the same history without any tip; () from a server that returns no ids
+    tips: tuple[Tip, ...] = ()  # shown in this turn
+    other_tokens: int = 0  # sampled besides `completion`
+
+
+class Actor(Protocol):
+    """One agent in one episode. What it asks the policy goes under `Seating.episode`, one request at a time."""
+
+    def start(self, observation: Observation) -> None:
+        """The environment has been reset; its instruction and briefing are in this observation only."""
+        ...
+
+    async def act(self, observation: Observation) -> Decision | None:
+        """Answer the newest observation, the first one included; None if the next turn does not fit the context."""
+        ...
+
+
+MakeActor = Callable[[Seating], Actor]
+
+
+class NotesActor:
+    """The policy as it is, with the tips of a memory in its turns in all modes but "plain"; None shows no tips.
+
+    With `plans` the memory is one of plans (Reflexion): all that it gives for the task stand in the first turn.
+    """
+
+    def __init__(self, seating: Seating, memory: Memory | None, *, plans: bool = False) -> None:
+        self.seating, self.memory, self.plans = seating, memory, plans
+        config, count_tokens = seating.config, seating.policy.count_tokens
+        shown, introduce = config.memory, None
+        if plans:
+            cap = config.reflexion.max_shown_tokens
+            introduce = introduce_plans(config.rollout, count_tokens, cap)
+            # Two failures may have been followed by the same words; each trial is shown with its own.
+            shown = shown.model_copy(update={"max_tip_tokens": cap, "repeat_shown": True})
+        self.conversation = Conversation(config.rollout, shown, count_tokens, introduce)
+        self.num_turns = 0
+
+    def start(self, observation: Observation) -> None:
+        """Open the conversation."""
+        self.conversation.start(observation.instruction or "")
+
+    def find(self, observation: Observation) -> list[Tip]:
+        """The tips for this turn."""
+        seating = self.seating
+        if seating.mode == "plain" or self.memory is None:
+            return []
+        if not self.plans:
+            return find_tips(self.memory, seating.task, self.conversation, observation, seating.config)
+        return self.memory.search(seating.task.id, "", seating.config.reflexion.window) if not self.num_turns else []
+
+    async def act(self, observation: Observation) -> Decision | None:
+        """Find tips, show them, sample, read the action."""
+        seating, conversation = self.seating, self.conversation
+        policy, config = seating.policy, seating.config
+        limit = context_limit(policy, config)
+        tips = observe_within(limit, policy, conversation, observation, self.find(observation))
+        if tips is None:
+            return None
+        sampling = seating.sampling(self.num_turns)
+        self.num_turns += 1
+        completion = await policy.generate(tuple(conversation.acting), sampling, seating.episode)
+        plain_ids = policy.encode(conversation.plain) if conversation.shown else completion.prompt_ids
+        conversation.act(completion.text, completion.token_ids)
+        action = parse_action(completion.text, config.rollout.action_format).action
+        return Decision(action, completion, plain_ids, tips)
+
+
+def find_tips(
+    memory: Memory | None, task: Task, conversation: Conversation, observation: Observation, config: Config
+) -> list[Tip]:
+    """Tips of the task for the state that `observation` makes, by the tip-free conversation."""
+    if memory is None or not config.memory.top_k:
+        return []
+    query = memory_query(conversation, config.memory.query, observation)
+    return memory.search(task.id, query, config.memory.top_k)
+
+
+def observe_within(
+    limit: int, policy: Policy, conversation: Conversation, observation: Observation, found: Sequence[Tip]
+) -> tuple[Tip, ...] | None:
+    """Add the turn and return the tips it shows: none if they do not fit `limit` tokens; None if the turn does not."""
+    tips = conversation.observe(observation, found)
+    if tips and num_tokens(policy, conversation.acting) > limit:
+        conversation.drop_tips(tips)
+        tips = ()
+    return tips if tips or num_tokens(policy, conversation.acting) <= limit else None
+
+
+def context_limit(policy: Policy, config: Config) -> int:
+    """Tokens that a prompt may have, so that a whole action still fits behind it."""
+    return min(config.rollout.max_context_tokens, policy.context_length) - config.rollout.max_action_tokens
+
+
+def num_tokens(policy: Policy, messages: Sequence[Message]) -> int:
+    """Length of the prompt; the sum over its contents where an engine gives no ids."""
+    return len(policy.encode(messages)) or sum(policy.count_tokens(message.content) for message in messages)
+
+
+def action_sampling(config: Config, seed: int) -> Sampling:
+    """How actions are drawn."""
+    rollout = config.rollout
+    return Sampling(
+        rollout.temperature, rollout.top_p, rollout.top_k, rollout.max_action_tokens, rollout.stop, seed=seed
+    )
+
+
+def completion_seed(seed: int, task: str, member: int, step: int | str) -> int:
+    """A 63-bit seed for one completion: the same in every process and on every platform."""
+    text = "\x1f".join(map(str, (seed, task, member, step)))
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
 
 ACTION_SHOWN = 200  # characters of the action that an error names
 

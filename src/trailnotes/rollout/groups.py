@@ -16,8 +16,7 @@ from typing import Any, TypeVar
 from trailnotes.config.schema import Config
 from trailnotes.memory.base import Memory
 from trailnotes.policies.base import Policy
-from trailnotes.rollout.acting import MakeActor, completion_seed
-from trailnotes.rollout.episode import AsyncEnv, Pool, run_episode
+from trailnotes.rollout.episode import AsyncEnv, MakeActor, Pool, completion_seed, run_episode
 from trailnotes.types import Mode, Task, Trajectory, TrajectoryGroup
 
 logger = logging.getLogger(__name__)

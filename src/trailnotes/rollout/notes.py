@@ -10,7 +10,7 @@ from trailnotes.config.schema import Config
 from trailnotes.memory.tips import tips_of
 from trailnotes.policies.base import Policy
 from trailnotes.prompts import forget_turn, memory_keys, reflection_messages
-from trailnotes.rollout.acting import completion_seed, num_tokens
+from trailnotes.rollout.episode import completion_seed, num_tokens
 from trailnotes.rollout.groups import gather
 from trailnotes.types import Completion, Message, Sampling, Tip, Trajectory, TrajectoryGroup
 

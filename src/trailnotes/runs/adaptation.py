@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any
 from trailnotes.errors import ConfigError
 from trailnotes.rollout import rollout_metrics, run_groups, write_all
 from trailnotes.runs.panels import PanelResult, acting_config, derive_seed, panel_of, panel_result, write_evaluation
-from trailnotes.storage.files import free_name
-from trailnotes.storage.jsonl import append_jsonl, read_jsonl, set_aside
+from trailnotes.storage.files import append_jsonl, free_name, read_jsonl, set_aside
 from trailnotes.storage.records import (
     completion_from_json,
     completion_to_json,

@@ -33,8 +33,7 @@ from trailnotes.config.schema import Config
 from trailnotes.config.toml import diff, flatten, load_config, to_toml
 from trailnotes.errors import ConfigError, MissingExtraError, RunError
 from trailnotes.runs.console import Progress
-from trailnotes.storage.files import write_text_atomic
-from trailnotes.storage.jsonl import append_jsonl, read_jsonl, set_aside
+from trailnotes.storage.files import append_jsonl, read_jsonl, set_aside, write_text_atomic
 from trailnotes.storage.records import trajectory_to_json
 from trailnotes.types import Trajectory
 

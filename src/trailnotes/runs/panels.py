@@ -15,8 +15,7 @@ from trailnotes.envs.tasks import panel, tasks_of
 from trailnotes.errors import ConfigError
 from trailnotes.reporting.intervals import Interval, bootstrap, wilson
 from trailnotes.rollout import Pool, run_groups
-from trailnotes.storage.files import write_bytes_atomic, write_text_atomic
-from trailnotes.storage.jsonl import encode_line
+from trailnotes.storage.files import encode_line, write_bytes_atomic, write_text_atomic
 from trailnotes.storage.records import trajectory_to_json
 from trailnotes.types import Mode, Task, Trajectory
 

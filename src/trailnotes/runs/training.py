@@ -19,8 +19,8 @@ from safetensors.numpy import save_file as save_numpy
 from safetensors.torch import load_file as load_torch
 from safetensors.torch import save_file as save_torch
 
+from trailnotes.credit.episodes import scores_of, valid_share
 from trailnotes.credit.novelty import Novelty
-from trailnotes.credit.scores import scores_of, valid_share
 from trailnotes.envs.tasks import batch_of, panel, tasks_of
 from trailnotes.errors import RunError
 from trailnotes.learner.learner import Learner
@@ -195,7 +195,7 @@ class Run:
         with self._timed("write_tips"):
             tips, num_tokens = await write_tips(
                 self.policy,
-                from_start(groups),
+                self._from_start(groups),
                 self.config,
                 seed=derive_seed(self.config.run.seed, self.count.iteration, "tips"),
                 step=self.count.iteration,
@@ -205,6 +205,10 @@ class Run:
             self.memory.add(tips)
         self.count.tokens_generated += num_tokens
         self.add_metrics("notes", note_metrics(notes))
+
+    def _from_start(self, groups: Sequence[TrajectoryGroup]) -> Sequence[TrajectoryGroup]:
+        """Those of episodes that began as the game does, and did not return to a kept state."""
+        return groups if self.archive is None else from_start(groups)
 
     def add_novelty(self, groups: Sequence[TrajectoryGroup]) -> list[TrajectoryGroup]:
         """The groups with `reward_intrinsic` of every step filled in, by `algorithm.intrinsic`."""
@@ -243,7 +247,7 @@ class Run:
         count.tokens_trained += int(metrics.get("tokens_trained", 0))
         count.iteration += 1
         self.directory.append_trajectories(iteration, played)
-        self.add_metrics("rollout", rollout_metrics(from_start(groups) or groups, self._errors))
+        self.add_metrics("rollout", rollout_metrics(self._from_start(groups) or groups, self._errors))
         if self.archive is not None:
             count.env_steps += self.archive.replayed_steps
             self.add_metrics("archive", self.archive.learn(groups))

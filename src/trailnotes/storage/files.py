@@ -1,11 +1,22 @@
-"""Writing files so that nobody ever sees half of one."""
+"""Files that nobody ever sees half of: written aside and renamed, or appended line by line.
+
+Lines are JSON objects: appended whole, read with the line named where one is damaged, cut at an iteration.
+"""
 
 from __future__ import annotations
 
 import itertools
+import json
+import math
 import os
+import re
+import shutil
 import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
+
+from trailnotes.errors import RunError
 
 
 def write_bytes_atomic(path: Path, data: bytes) -> None:
@@ -33,3 +44,123 @@ def free_name(path: Path) -> Path:
     """`path` with the first number from 1 before its suffix that no file has yet: ``a.jsonl`` -> ``a.1.jsonl``."""
     candidates = (path.with_name(f"{path.stem}.{number}{path.suffix}") for number in itertools.count(1))
     return next(candidate for candidate in candidates if not candidate.exists())
+
+
+_FIX = "free space or fix the permissions, then run the same command again"
+_ITERATION = re.compile(rb'\{"iteration": (\d+)[,}]')
+
+
+def append_jsonl(path: Path, records: list[Mapping[str, Any]], *, sync: bool = False) -> None:
+    """Append `records`, all of them or none; with `sync` they are on the disk when this returns.
+
+    Raises:
+        RunError: the disk is full or the file not writable; says what the file still holds.
+    """
+    data = memoryview(b"".join(map(encode_line, records)))
+    try:
+        with path.open("ab", buffering=0) as file:
+            start = file.tell()
+            try:
+                while data:
+                    data = data[file.write(data) :]
+                if sync:
+                    os.fsync(file.fileno())
+            except OSError:
+                os.truncate(path, start)
+                raise
+    except OSError as error:
+        raise RunError(f"cannot write {path} ({error.strerror}): its earlier lines are whole; {_FIX}") from error
+
+
+def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
+    """The records of `path` in order; none if there is no such file.
+
+    Raises:
+        RunError: a damaged line, by number.
+    """
+    for number, line in enumerate(_whole_lines(path), 1):
+        try:
+            record = json.loads(line)
+        except ValueError:
+            record = None
+        if not isinstance(record, dict):
+            raise RunError(f"{path}: line {number} is damaged: take it out, or restore the file")
+        yield record
+
+
+def set_aside(path: Path, iterations: int | None = None) -> Path | None:
+    """Move what follows the first `iterations` iterations out of `path`; None moves only a half-written last line.
+
+    Lines are in the order of their "iteration", counted from 0; lines without one stay with what precedes them. The
+    lines go to ``<stem>.after-<iterations>.<n>.jsonl`` beside `path` before they leave it, so that a crash in
+    between loses none.
+
+    Returns:
+        The file that now holds the lines, or None if there were none.
+    """
+    if not path.exists():
+        return None
+    offset = _cut(path, iterations)
+    if offset == path.stat().st_size:
+        return None
+    name = "half" if iterations is None else f"after-{iterations:06d}"
+    candidates = (path.with_name(f"{path.stem}.{name}.{number}.jsonl") for number in itertools.count(1))
+    aside = next(candidate for candidate in candidates if not candidate.exists())
+    temporary = aside.with_name(f".{aside.name}")
+    try:
+        with path.open("rb") as file, temporary.open("wb") as copy:
+            file.seek(offset)
+            shutil.copyfileobj(file, copy)
+            copy.flush()
+            os.fsync(copy.fileno())
+        temporary.replace(aside)
+        os.truncate(path, offset)
+    except OSError as error:
+        raise RunError(
+            f"cannot move lines from {path} to {aside} ({error.strerror}): all are still there; {_FIX}"
+        ) from error
+    return aside
+
+
+def encode_line(record: Mapping[str, Any]) -> bytes:
+    """One line of strict JSON in UTF-8; numbers that are not finite become null, unknown objects their repr."""
+    try:
+        text = json.dumps(record, ensure_ascii=False, allow_nan=False, default=repr)
+    except ValueError:
+        text = json.dumps(_finite(record), ensure_ascii=False, default=repr)
+    try:
+        return text.encode() + b"\n"
+    except UnicodeEncodeError:  # half a surrogate pair from an environment: escaped, so that it comes back the same
+        return json.dumps(json.loads(text), ensure_ascii=True).encode() + b"\n"
+
+
+def _finite(value: Any) -> Any:
+    match value:
+        case float():
+            return value if math.isfinite(value) else None
+        case Mapping():
+            return {name: _finite(item) for name, item in value.items()}
+        case list() | tuple():
+            return [_finite(item) for item in value]
+        case _:
+            return value
+
+
+def _whole_lines(path: Path) -> Iterator[bytes]:
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        for line in file:
+            if line.endswith(b"\n"):
+                yield line
+
+
+def _cut(path: Path, iterations: int | None) -> int:
+    """Byte offset of the first line to move, or the end of the whole lines."""
+    offset = 0
+    for line in _whole_lines(path):
+        found = _ITERATION.match(line)
+        if iterations is not None and found and int(found[1]) >= iterations:
+            break
+        offset += len(line)
+    return offset

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trailnotes.errors import ConfigError
-from trailnotes.learner.export import export_model
+from trailnotes.learner.learner import export_model
 from trailnotes.learner.logprobs import TokenScorer
 from trailnotes.policies.chat import ChatFormat
 from trailnotes.policies.hf.policy import device_of, load_model

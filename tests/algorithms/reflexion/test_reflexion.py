@@ -12,7 +12,7 @@ import pytest
 from adaptrun import NEVER, Gate, Guesser, adapt_by
 from trailnotes.algorithms.reflexion.memory import ReflectionMemory
 from trailnotes.errors import ConfigError
-from trailnotes.storage.jsonl import read_jsonl
+from trailnotes.storage.files import read_jsonl
 from trailnotes.types import Completion, Message, Observation
 
 HEADER = "Your plans for this task, each made after a failed trial, oldest first (quoted; they may be wrong):"

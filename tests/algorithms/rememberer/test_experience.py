@@ -18,7 +18,7 @@ from trailnotes.algorithms.rememberer.situations import Situations
 from trailnotes.algorithms.rememberer.values import Record, Transition
 from trailnotes.config.schema import Config, RemembererConfig
 from trailnotes.errors import MemoryStoreError
-from trailnotes.memory.embed import CachedEmbedder, HashingEmbedder
+from trailnotes.memory.retrieval import CachedEmbedder, HashingEmbedder
 
 VECTOR = np.zeros((2, 4), np.float32)
 

@@ -32,9 +32,9 @@ from trailnotes.algorithms.retrospex.vocabulary import EMPTY, MAX_WORDS, Vocabul
 from trailnotes.commands import main
 from trailnotes.config.schema import Config, RetrospexConfig
 from trailnotes.errors import ConfigError
-from trailnotes.memory.embed import HashingEmbedder
+from trailnotes.memory.retrieval import HashingEmbedder
 from trailnotes.storage import checkpoint
-from trailnotes.storage.jsonl import append_jsonl
+from trailnotes.storage.files import append_jsonl
 from trailnotes.storage.records import trajectory_to_json
 from trailnotes.types import Completion, Observation, Outcome, Step, Task, Trajectory
 

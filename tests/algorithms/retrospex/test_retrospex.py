@@ -28,11 +28,10 @@ from trailnotes.algorithms.retrospex.rescoring import (
 from trailnotes.commands.adapting import adapt
 from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError
-from trailnotes.memory.embed import HashingEmbedder
-from trailnotes.memory.index import Floats
+from trailnotes.memory.retrieval import Floats, HashingEmbedder
 from trailnotes.policies.scripted import END, ScriptedPolicy
 from trailnotes.rollout import run_groups
-from trailnotes.storage.jsonl import read_jsonl
+from trailnotes.storage.files import read_jsonl
 from trailnotes.storage.records import trajectory_from_json
 from trailnotes.types import Completion, Message, Observation, Sampling, Task, TokenIds, Trajectory
 

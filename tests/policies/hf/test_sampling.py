@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trailnotes.errors import PolicyError
-from trailnotes.policies.hf.sampling import draw_uniforms, sample, truncate
+from trailnotes.policies.hf.engine import draw_uniforms, sample, truncate
 from trailnotes.types import Sampling
 
 PROBS = torch.tensor([[0.1, 0.4, 0.2, 0.3]])

@@ -534,7 +534,7 @@ from small import small_config
 from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.policies.openai.policy import OpenAIPolicy
 from trailnotes.storage.records import trajectory_to_json
-from trailnotes.storage.jsonl import encode_line
+from trailnotes.storage.files import encode_line
 from trailnotes.rollout import run_groups
 from trailnotes.envs.tasks import tasks_of
 

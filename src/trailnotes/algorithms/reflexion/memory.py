@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from trailnotes.memory.embed import HashingEmbedder
+from trailnotes.memory.retrieval import HashingEmbedder
 from trailnotes.memory.schema import Identity
 from trailnotes.memory.store import Kept, TipStore
 from trailnotes.memory.tips import clean_tip, encodable, utc_now

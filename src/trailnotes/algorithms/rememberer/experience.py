@@ -26,10 +26,8 @@ from trailnotes.algorithms.rememberer.values import (
 )
 from trailnotes.errors import MemoryStoreError
 from trailnotes.memory import schema
-from trailnotes.memory.embed import Embedder, make_embedder
-from trailnotes.memory.index import Floats
-from trailnotes.memory.opened import OpenFile
-from trailnotes.memory.schema import Identity, named_errors
+from trailnotes.memory.retrieval import Embedder, Floats, make_embedder
+from trailnotes.memory.schema import Identity, OpenFile, named_errors
 from trailnotes.memory.tips import MAX_KEY_CHARS, encodable
 
 if TYPE_CHECKING:

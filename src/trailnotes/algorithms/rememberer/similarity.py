@@ -13,8 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trailnotes.config.schema import RemembererConfig
-from trailnotes.memory.embed import WORD
-from trailnotes.memory.index import DECIMALS, Floats
+from trailnotes.memory.retrieval import DECIMALS, WORD, Floats
 
 
 class Part(Protocol):

@@ -31,7 +31,7 @@ from trailnotes.algorithms.retrospex.transitions import Transition, fingerprint,
 from trailnotes.algorithms.retrospex.vocabulary import Vocabulary
 from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError, RunError
-from trailnotes.memory.embed import make_embedder
+from trailnotes.memory.retrieval import make_embedder
 from trailnotes.runs.console import Bar
 from trailnotes.runs.panels import derive_seed
 from trailnotes.storage import checkpoint

@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 from trailnotes.algorithms.retrospex.rescoring import best_candidate, by_heuristics, policy_weight, to_admissible
 from trailnotes.errors import ConfigError
-from trailnotes.memory.embed import make_embedder
+from trailnotes.memory.retrieval import make_embedder
 from trailnotes.prompts import NO_OP, Conversation, parse_action
 from trailnotes.rollout import Decision, NotesActor, completion_seed, context_limit, observe_within
-from trailnotes.storage.jsonl import append_jsonl, read_jsonl, set_aside
+from trailnotes.storage.files import append_jsonl, read_jsonl, set_aside
 from trailnotes.types import Completion
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from trailnotes.algorithms.retrospex.critic import Critic
-    from trailnotes.memory.embed import Embedder
+    from trailnotes.memory.retrieval import Embedder
     from trailnotes.rollout import Seating
     from trailnotes.runs.adaptation import Trials
     from trailnotes.types import Observation, TrajectoryGroup

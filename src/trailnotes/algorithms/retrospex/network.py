@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from trailnotes.algorithms.retrospex.vocabulary import Vocabulary
-from trailnotes.memory.embed import Embedder
+from trailnotes.memory.retrieval import Embedder
 
 STATE_FIELDS = 2  # task, observation
 ACTION_FIELDS = 3  # task, observation, action

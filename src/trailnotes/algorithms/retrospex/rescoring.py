@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from trailnotes.memory.embed import Embedder
+from trailnotes.memory.retrieval import Embedder
 
 RECENT = 3  # actions that the rule `recent_actions` leaves out
 FOCUS = "focus on "

@@ -16,7 +16,7 @@ from typing import Literal
 
 from trailnotes.errors import ConfigError
 from trailnotes.runs.panels import derive_seed
-from trailnotes.storage.jsonl import read_jsonl
+from trailnotes.storage.files import read_jsonl
 from trailnotes.storage.records import trajectory_from_json
 from trailnotes.types import Trajectory
 

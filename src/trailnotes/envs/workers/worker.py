@@ -15,8 +15,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from trailnotes.envs.workers.hosts import Host
-from trailnotes.envs.workers.slots import Operation
+from trailnotes.envs.workers.hosts import Host, Operation
 from trailnotes.envs.workers.wire import Frames, encode, pack, unpack_error, unpack_observation
 from trailnotes.errors import ConfigError, EnvError
 from trailnotes.types import Observation, Task

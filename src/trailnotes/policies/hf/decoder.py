@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trailnotes.policies.hf.cache import Plan, SlotCache
-from trailnotes.policies.hf.network import Ints, Network, agree
+from trailnotes.policies.hf.network import Ints, Network, Plan, SlotCache, agree
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from trailnotes.config.schema import EndpointConfig
 from trailnotes.errors import RunError
-from trailnotes.storage.jsonl import append_jsonl, read_jsonl, set_aside
+from trailnotes.storage.files import append_jsonl, read_jsonl, set_aside
 from trailnotes.types import FinishReason, Message, Sampling
 
 

@@ -1,4 +1,10 @@
-"""Novelty by counting: 1/n, n the tips retrieved, the similar states remembered, or the visits of this very state."""
+"""How new a state is: the intrinsic reward of every step. The state of a step is the observation acted on, s_t.
+
+`Novelty` is the service: a batch of groups goes in, the same groups come out with `reward_intrinsic` of every step
+filled in, by 1/n with n the tips retrieved, the similar states remembered or the visits of this very state, or by the
+error of a network (distillation.py). What an estimator remembers is arrays and JSON values, so a checkpoint holds it
+without pickle.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +12,16 @@ import hashlib
 import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from trailnotes.config.schema import MemoryConfig
-from trailnotes.memory import Embedder
-from trailnotes.memory.index import ExactIndex, Floats
-from trailnotes.types import Trajectory
+from trailnotes.config.schema import AlgorithmConfig, MemoryConfig
+from trailnotes.memory import Embedder, make_embedder
+from trailnotes.memory.retrieval import ExactIndex, Floats
+from trailnotes.types import Trajectory, TrajectoryGroup
 
 Arrays = Mapping[str, npt.NDArray[Any]]  # for a safetensors file
 State = tuple[Arrays, dict[str, Any]]  # the rest is for JSON
@@ -143,3 +150,71 @@ def _split(array: npt.NDArray[Any], sizes: Sequence[int]) -> list[npt.NDArray[An
     if len(array) != sum(sizes):
         raise ValueError(f"{len(array)} states do not fit the sizes {list(sizes)}")
     return np.split(array, np.cumsum(sizes)[:-1]) if sizes else []
+
+
+class Estimator(Protocol):
+    """One way to tell how new a state is."""
+
+    def rate(self, trajectories: Sequence[Trajectory]) -> list[list[float]]:
+        """A bonus for each step of each trajectory; afterwards these states have been seen."""
+        ...
+
+    def state_dict(self) -> State:
+        """All that the next bonus depends on."""
+        ...
+
+    def load_state_dict(self, arrays: Arrays, rest: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` gave. Raises ValueError or RuntimeError where it does not fit."""
+        ...
+
+
+class Novelty:
+    """The service that `algorithm.intrinsic` names.
+
+    Args:
+        algorithm: `intrinsic`, `novelty_threshold`.
+        memory: `embedder` for "states" and "rnd"; `top_k` and `repeat_shown` for "tips".
+        seed: of the networks of "rnd".
+    """
+
+    def __init__(self, algorithm: AlgorithmConfig, memory: MemoryConfig, seed: int) -> None:
+        self.kind = algorithm.intrinsic
+        self._estimator: Estimator | None = None
+        if self.kind == "tips":
+            self._estimator = RetrievedTips(memory)
+        elif self.kind == "states":
+            self._estimator = StateCounter(make_embedder(memory.embedder), algorithm.novelty_threshold)
+        elif self.kind == "counts":
+            self._estimator = VisitCounter()
+        elif self.kind == "rnd":
+            from trailnotes.credit.distillation import RandomNetworkDistillation
+
+            self._estimator = RandomNetworkDistillation(make_embedder(memory.embedder), seed)
+
+    def rate(self, groups: Sequence[TrajectoryGroup]) -> list[TrajectoryGroup]:
+        """The groups with `reward_intrinsic` of every step filled in, before the coefficient beta."""
+        if self._estimator is None:
+            return list(groups)
+        bonuses = iter(self._estimator.rate([t for group in groups for t in group.trajectories]))
+        return [replace(g, trajectories=tuple(_with_bonuses(t, next(bonuses)) for t in g.trajectories)) for g in groups]
+
+    def state_dict(self) -> State:
+        """Arrays for a safetensors file, and JSON values."""
+        arrays, rest = self._estimator.state_dict() if self._estimator else ({}, {})
+        return arrays, {"kind": self.kind, **rest}
+
+    def load_state_dict(self, arrays: Arrays, rest: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` gave; bonuses go on bit for bit.
+
+        The state of another kind is left alone: whoever lets `algorithm.intrinsic` change begins anew.
+
+        Raises:
+            ValueError: it belongs to another embedder, or its parts do not fit each other.
+        """
+        if self._estimator is not None and rest.get("kind", "states") == self.kind:
+            self._estimator.load_state_dict(arrays, rest)
+
+
+def _with_bonuses(trajectory: Trajectory, bonuses: Sequence[float]) -> Trajectory:
+    pairs = zip(trajectory.steps, bonuses, strict=True)
+    return replace(trajectory, steps=tuple(replace(step, reward_intrinsic=bonus) for step, bonus in pairs))

@@ -1,4 +1,7 @@
-"""Text to unit vectors, behind one protocol. The default needs no model and gives the same bits everywhere."""
+"""Retrieval: text to unit vectors, and the nearest of them.
+
+The default embedder needs no model and gives the same bits everywhere.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,40 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from trailnotes.errors import ConfigError, MissingExtraError
-from trailnotes.memory.index import Floats
+
+Floats = npt.NDArray[np.float32]
+Ints = npt.NDArray[np.intp]
+
+DECIMALS = 6  # equal vectors must tie, whatever the matrix product does to the last bits
+
+
+class Index(Protocol):
+    """Finds rows by cosine similarity."""
+
+    def within(self, query: Floats, threshold: float) -> tuple[Ints, Floats]:
+        """Row numbers (n,), ascending, whose similarity is at least `threshold`, and these similarities (n,)."""
+        ...
+
+
+class ExactIndex:
+    """One matrix-vector product over all rows: exact, and fast enough for some ten thousand of them.
+
+    Args:
+        vectors: float32 (rows, dim) of unit length.
+    """
+
+    def __init__(self, vectors: Floats) -> None:
+        self.vectors = vectors
+
+    def within(self, query: Floats, threshold: float) -> tuple[Ints, Floats]:
+        """See `Index.within`. `query` is a unit vector (dim,)."""
+        similarities = np.round(self.vectors @ query, DECIMALS)
+        rows = np.flatnonzero(similarities >= np.float32(threshold))
+        return rows, similarities[rows]
+
 
 CACHED_TEXTS = 2048
 WORD = re.compile(r"\w+")

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from trailnotes.credit.novelty.counting import Arrays, State
+from trailnotes.credit.novelty import Arrays, State
 from trailnotes.memory import Embedder
 from trailnotes.types import Trajectory
 
