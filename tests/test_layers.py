@@ -27,7 +27,7 @@ credit
 prompts envs policies memory
 reporting storage
 config
-types errors moved
+types errors seeds moved
 """
 RANKS = {name: rank for rank, line in enumerate(LAYERS.split("\n")) for name in line.split()}
 

@@ -23,8 +23,8 @@ from trailnotes.learner.learner import Learner
 from trailnotes.rollout import Pool, run_groups
 from trailnotes.rollout.archive import RETURN_TO, Archive, from_start
 from trailnotes.runs.directory import RunDir
-from trailnotes.runs.panels import derive_seed
 from trailnotes.runs.training import Run
+from trailnotes.seeds import derive_seed
 from trailnotes.storage.files import read_jsonl
 from trailnotes.types import Mode, Observation, Sample, Task, Trajectory, TrajectoryGroup
 

@@ -13,15 +13,8 @@ from trailnotes.config.schema import Config
 from trailnotes.errors import EnvError, PolicyError
 from trailnotes.memory.base import Memory
 from trailnotes.policies.scripted import ScriptedPolicy
-from trailnotes.rollout import (
-    Note,
-    completion_seed,
-    note_metrics,
-    rollout_metrics,
-    run_episode,
-    run_groups,
-    write_tips,
-)
+from trailnotes.rollout import Note, note_metrics, rollout_metrics, run_episode, run_groups, write_tips
+from trailnotes.seeds import completion_seed
 from trailnotes.types import (
     Completion,
     Message,

@@ -15,7 +15,7 @@ from typing import Any
 
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config
-from trailnotes.envs.boundary import one_line
+from trailnotes.envs.base import one_line
 from trailnotes.envs.tasks import tasks_of
 from trailnotes.errors import ConfigError, RunError
 from trailnotes.storage.files import read_jsonl

@@ -16,8 +16,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
-from trailnotes.envs.base import Env
-from trailnotes.envs.boundary import boundary, one_line
+from trailnotes.envs.base import Env, boundary, one_line
 from trailnotes.envs.check import check_env
 from trailnotes.errors import ConfigError, MissingExtraError
 from trailnotes.types import Task

@@ -11,8 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from trailnotes.envs.base import Env
-from trailnotes.envs.boundary import one_line
+from trailnotes.envs.base import Env, one_line
 from trailnotes.errors import ConfigError, EnvError
 from trailnotes.types import Observation, Task
 

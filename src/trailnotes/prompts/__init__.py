@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from trailnotes.prompts.actions import MAX_ACTION_CHARS, NO_OP, ParsedAction, parse_action
 from trailnotes.prompts.conversation import (
     NOTES_HEADER,
     Conversation,
@@ -17,7 +16,16 @@ from trailnotes.prompts.conversation import (
     system_prompt,
 )
 from trailnotes.prompts.plans import introduce_plans, plan_lines, plan_messages
-from trailnotes.prompts.quoting import CUT, CountTokens, quoted, truncate
+from trailnotes.prompts.text import (
+    CUT,
+    MAX_ACTION_CHARS,
+    NO_OP,
+    CountTokens,
+    ParsedAction,
+    parse_action,
+    quoted,
+    truncate,
+)
 
 __all__ = [
     "CUT",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
 from trailnotes.config.schema import MemoryConfig, RolloutConfig
-from trailnotes.prompts.quoting import CUT, CountTokens, quoted, truncate
+from trailnotes.prompts.text import CUT, CountTokens, quoted, truncate
 from trailnotes.types import Message, Observation, Tip, TokenIds, Trajectory
 
 Introduce = Callable[[Sequence[Tip]], list[str]]  # from tips to the lines of the turn that shows them

@@ -11,7 +11,7 @@ from typing import Final
 
 from trailnotes.config.schema import MemoryConfig, RolloutConfig
 from trailnotes.prompts.conversation import Introduce, replay
-from trailnotes.prompts.quoting import CountTokens, quoted, truncate
+from trailnotes.prompts.text import CountTokens, quoted, truncate
 from trailnotes.types import Message, Tip, Trajectory
 
 _REQUEST: Final = (

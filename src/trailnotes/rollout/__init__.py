@@ -11,19 +11,18 @@ from trailnotes.rollout.episode import (
     Pool,
     Seating,
     action_sampling,
-    completion_seed,
     context_limit,
     find_tips,
     num_tokens,
     observe_within,
     run_episode,
 )
-from trailnotes.rollout.groups import OnTrajectory, gather, run_groups
-from trailnotes.rollout.metrics import note_metrics, rollout_metrics
+from trailnotes.rollout.groups import OnTrajectory, gather, rollout_metrics, run_groups
 from trailnotes.rollout.notes import (
     Note,
     Request,
     Written,
+    note_metrics,
     note_requests,
     notes_of,
     write_all,
@@ -44,7 +43,6 @@ __all__ = [
     "Seating",
     "Written",
     "action_sampling",
-    "completion_seed",
     "context_limit",
     "find_tips",
     "gather",

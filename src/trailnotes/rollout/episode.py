@@ -6,7 +6,6 @@ of its own; the loop of the episode stays the same.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from trailnotes.errors import EnvError
 from trailnotes.memory.base import Memory
 from trailnotes.policies.base import Policy
 from trailnotes.prompts import Conversation, introduce_plans, memory_query, parse_action
+from trailnotes.seeds import completion_seed
 from trailnotes.types import (
     Completion,
     Message,
@@ -160,12 +160,6 @@ def action_sampling(config: Config, seed: int) -> Sampling:
     return Sampling(
         rollout.temperature, rollout.top_p, rollout.top_k, rollout.max_action_tokens, rollout.stop, seed=seed
     )
-
-
-def completion_seed(seed: int, task: str, member: int, step: int | str) -> int:
-    """A 63-bit seed for one completion: the same in every process and on every platform."""
-    text = "\x1f".join(map(str, (seed, task, member, step)))
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
 ACTION_SHOWN = 200  # characters of the action that an error names

@@ -10,8 +10,9 @@ from trailnotes.config.schema import Config
 from trailnotes.memory.tips import tips_of
 from trailnotes.policies.base import Policy
 from trailnotes.prompts import forget_turn, memory_keys, reflection_messages
-from trailnotes.rollout.episode import completion_seed, num_tokens
+from trailnotes.rollout.episode import num_tokens
 from trailnotes.rollout.groups import gather
+from trailnotes.seeds import completion_seed
 from trailnotes.types import Completion, Message, Sampling, Tip, Trajectory, TrajectoryGroup
 
 
@@ -107,6 +108,16 @@ async def write_tips(
         if on_note is not None:
             on_note(note)
     return Written([tip for note in notes for tip in note.tips], sum(note.completion.num_tokens for note in notes))
+
+
+def note_metrics(notes: Sequence[Note]) -> dict[str, float]:
+    """What writing tips cost: notes written, notes without anything usable, tokens read and generated."""
+    return {
+        "notes": float(len(notes)),
+        "notes_unusable": float(sum(not note.tips for note in notes)),
+        "note_tokens_read": float(sum(note.completion.num_prompt_tokens for note in notes)),
+        "note_tokens": float(sum(note.completion.num_tokens for note in notes)),
+    }
 
 
 def written_about(trajectories: Sequence[Trajectory]) -> list[Trajectory]:

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from trailnotes.errors import ConfigError
 from trailnotes.rollout import rollout_metrics, run_groups, write_all
-from trailnotes.runs.panels import PanelResult, acting_config, derive_seed, panel_of, panel_result, write_evaluation
+from trailnotes.runs.panels import PanelResult, acting_config, panel_of, panel_result, write_evaluation
+from trailnotes.seeds import derive_seed
 from trailnotes.storage.files import append_jsonl, free_name, read_jsonl, set_aside
 from trailnotes.storage.records import (
     completion_from_json,

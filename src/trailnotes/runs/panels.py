@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -15,6 +14,7 @@ from trailnotes.envs.tasks import panel, tasks_of
 from trailnotes.errors import ConfigError
 from trailnotes.reporting.intervals import Interval, bootstrap, wilson
 from trailnotes.rollout import Pool, run_groups
+from trailnotes.seeds import derive_seed
 from trailnotes.storage.files import encode_line, write_bytes_atomic, write_text_atomic
 from trailnotes.storage.records import trajectory_to_json
 from trailnotes.types import Mode, Task, Trajectory
@@ -110,12 +110,6 @@ def spending(spent: Mapping[str, float]) -> dict[str, Any]:
 
 
 # -- playing
-
-
-def derive_seed(*parts: object) -> int:
-    """A 63-bit seed from anything printable: the same in every process, unlike `hash`."""
-    digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 1
 
 
 def acting_config(config: Config) -> Config:

@@ -29,7 +29,8 @@ from trailnotes.policies.hf.policy import HFPolicy, load_model
 from trailnotes.rollout import Note, note_metrics, rollout_metrics, run_groups, write_tips
 from trailnotes.rollout.archive import Archive, from_start
 from trailnotes.rollout.dynamic import further_tasks, replace_equal
-from trailnotes.runs.panels import derive_seed, play_panel
+from trailnotes.runs.panels import play_panel
+from trailnotes.seeds import derive_seed
 from trailnotes.storage import checkpoint
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from trailnotes.algorithms.reflexion.memory import MAX_WORDS, ReflectionMemory
 from trailnotes.errors import ConfigError
 from trailnotes.memory import clean_tip
 from trailnotes.prompts import plan_messages
-from trailnotes.rollout import Note, NotesActor, Request, completion_seed, note_metrics, written_about
+from trailnotes.rollout import Note, NotesActor, Request, note_metrics, written_about
+from trailnotes.seeds import completion_seed
 from trailnotes.types import Sampling, Tip
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from trailnotes.prompts.actions import parse_action
-from trailnotes.prompts.quoting import quoted
+from trailnotes.prompts.text import parse_action, quoted
 from trailnotes.types import Message
 
 Style = Literal["full", "terse"]

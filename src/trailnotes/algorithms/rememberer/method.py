@@ -24,7 +24,8 @@ from trailnotes.algorithms.rememberer.experience import open_experience
 from trailnotes.algorithms.rememberer.values import Transition
 from trailnotes.envs.tasks import panel, tasks_of
 from trailnotes.prompts import NO_OP, Conversation, instruction_of, quoted
-from trailnotes.rollout import Decision, completion_seed, num_tokens
+from trailnotes.rollout import Decision, num_tokens
+from trailnotes.seeds import completion_seed
 from trailnotes.types import Sampling
 
 if TYPE_CHECKING:

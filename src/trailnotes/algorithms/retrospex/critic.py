@@ -33,7 +33,7 @@ from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError, RunError
 from trailnotes.memory.retrieval import make_embedder
 from trailnotes.runs.console import Bar
-from trailnotes.runs.panels import derive_seed
+from trailnotes.seeds import derive_seed
 from trailnotes.storage import checkpoint
 
 LEARNED = (

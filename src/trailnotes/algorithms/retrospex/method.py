@@ -16,7 +16,8 @@ from trailnotes.algorithms.retrospex.rescoring import best_candidate, by_heurist
 from trailnotes.errors import ConfigError
 from trailnotes.memory.retrieval import make_embedder
 from trailnotes.prompts import NO_OP, Conversation, parse_action
-from trailnotes.rollout import Decision, NotesActor, completion_seed, context_limit, observe_within
+from trailnotes.rollout import Decision, NotesActor, context_limit, observe_within
+from trailnotes.seeds import completion_seed
 from trailnotes.storage.files import append_jsonl, read_jsonl, set_aside
 from trailnotes.types import Completion
 

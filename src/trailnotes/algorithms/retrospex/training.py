@@ -15,7 +15,7 @@ from trailnotes.algorithms.retrospex.network import CriticNetworks
 from trailnotes.algorithms.retrospex.transitions import Transition
 from trailnotes.config.schema import OptimConfig, RetrospexConfig
 from trailnotes.learner.optimizer import MasterAdamW
-from trailnotes.runs.panels import derive_seed
+from trailnotes.seeds import derive_seed
 
 Report = Callable[[float, dict[str, float]], None]
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from trailnotes.errors import ConfigError
-from trailnotes.runs.panels import derive_seed
+from trailnotes.seeds import derive_seed
 from trailnotes.storage.files import read_jsonl
 from trailnotes.storage.records import trajectory_from_json
 from trailnotes.types import Trajectory

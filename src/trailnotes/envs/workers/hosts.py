@@ -8,8 +8,7 @@ from contextlib import suppress
 from typing import Any, Literal
 
 from trailnotes.envs import env_class, make_env
-from trailnotes.envs.base import Env
-from trailnotes.envs.boundary import boundary
+from trailnotes.envs.base import Env, boundary
 from trailnotes.errors import EnvError, TrailnotesError
 from trailnotes.types import Observation, Task
 
