@@ -12,8 +12,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from trailnotes.credit.novelty import Arrays, State
 from trailnotes.memory import Embedder
+from trailnotes.storage.checkpoint import Arrays, State
 from trailnotes.types import Trajectory
 
 WIDTHS = (64, 32)  # hidden layers, and the random features that are predicted

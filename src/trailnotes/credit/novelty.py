@@ -21,10 +21,8 @@ import numpy.typing as npt
 from trailnotes.config.schema import AlgorithmConfig, MemoryConfig
 from trailnotes.memory import Embedder, make_embedder
 from trailnotes.memory.retrieval import ExactIndex, Floats
+from trailnotes.storage.checkpoint import Arrays, State
 from trailnotes.types import Trajectory, TrajectoryGroup
-
-Arrays = Mapping[str, npt.NDArray[Any]]  # for a safetensors file
-State = tuple[Arrays, dict[str, Any]]  # the rest is for JSON
 
 
 def state_hash(text: str) -> int:

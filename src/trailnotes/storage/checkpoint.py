@@ -16,10 +16,16 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trailnotes.errors import RunError
 from trailnotes.storage.files import write_text_atomic
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+Arrays = Mapping[str, "npt.NDArray[Any]"]  # for a safetensors file
+State = tuple[Arrays, dict[str, Any]]  # of one part of a run; what is no array is for a JSON file
 
 FORMAT = 1
 MANIFEST = "manifest.json"
