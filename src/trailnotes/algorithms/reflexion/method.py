@@ -78,8 +78,8 @@ async def write_plans(
 
 
 def plan_of(trajectory: Trajectory, text: str, *, author: Policy, run: str, trial: int) -> list[Tip]:
-    """The entry for one written plan; none if nothing of it can be used."""
-    if not (text := clean_tip(text, MAX_WORDS)):
+    """The entry for one written plan, in its own words; none if cleaning would leave nothing of it."""
+    if not clean_tip(text, MAX_WORDS):
         return []
     return [
         Tip(
