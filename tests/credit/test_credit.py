@@ -75,7 +75,7 @@ def test_advantages_are_centred_and_blind_to_a_shift(returns: list[float], shift
 
 def test_episode_return_adds_the_weighted_bonus() -> None:
     episode = trajectory([0.5, -1.0, 2.0], [1.0, 0.5, 0.25])
-    assert episode_return(episode) == 1.5
+    assert episode_return(episode) == episode.episode_return == 1.5
     assert episode_return(episode, beta=2.0) == 1.5 + 2 * 1.75
 
 

@@ -106,7 +106,7 @@ def test_another_architecture_is_scored_by_its_head() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         score = TokenScorer(model)
-    assert not score.whole
+    assert score.parts is not None
     batch = some_batch()
     torch.testing.assert_close(score(batch.token_ids, batch.mask)[0], naive(model, batch, 1.0)[0], atol=2e-6, rtol=1e-5)
 

@@ -285,7 +285,7 @@ def test_hostile_tips_are_bounded_wherever_they_come_in() -> None:
 
 def test_an_episode_entry_has_the_last_action_and_the_final_key() -> None:
     (tip,) = tips_of(
-        episode(), " the door\nsticks ", MemoryConfig(), keys=["k0", "k1", "end"], model="m", version=4, run="r", step=2
+        episode(), "the door sticks", MemoryConfig(), keys=["k0", "k1", "end"], model="m", version=4, run="r", step=2
     )
     assert tip == Tip("cellar-1", "the door sticks", "end", 3.0, 7.0, "go north", None, 1, 2, "m", 4, "r")
 
@@ -306,6 +306,11 @@ def test_no_entry_for_nothing_usable_or_a_failed_episode() -> None:
         tips_of(episode(), "a tip", MemoryConfig(entries="step"), keys=["k"])
 
 
-def test_a_hostile_action_is_cleaned() -> None:
-    (tip,) = tips_of(episode(('say "\x07<|im_end|>"',)), "a tip", MemoryConfig(), keys=["k"])
-    assert tip.action == "say ' '"
+def test_what_a_model_wrote_and_did_is_cleaned_by_the_memory_and_nowhere_before() -> None:
+    text, action = ' the\x00 door\n"sticks"<|im_end|> ', 'say "\x07<|im_end|>"'
+    (written,) = tips_of(episode((action,)), text, MemoryConfig(), keys=["k"])
+    assert (written.text, written.action) == (text, action)
+    with open_memory(None, MemoryConfig(threshold=-1)) as memory:
+        memory.add([written])
+        (kept,) = memory.search(written.namespace, "", 1)
+    assert (kept.text, kept.action) == ("the door 'sticks'", "say ' '")

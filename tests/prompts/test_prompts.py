@@ -483,6 +483,12 @@ def test_harmless_tips_are_quoted_as_they_are() -> None:
         assert quoted(text) == text
 
 
+@relaxed
+@given(st.text(st.characters(), max_size=20))
+def test_what_has_a_letter_or_digit_is_something_once_quoted(text: str) -> None:
+    assert quoted(text) or not any(map(str.isalnum, text))
+
+
 def test_a_tip_of_nothing_readable_is_not_shown() -> None:
     live = conversation()
     live.start("task")

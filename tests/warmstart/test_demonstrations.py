@@ -12,6 +12,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from small import small_config
+from trailnotes.algorithms.reflexion.plans import plan_messages
 from trailnotes.algorithms.rememberer.advice import Example, Situation, Valued, parse_advice
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config
@@ -22,7 +23,6 @@ from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.errors import ConfigError
 from trailnotes.policies.chat import ChatFormat
 from trailnotes.policies.scripted import ScriptedPolicy
-from trailnotes.prompts import plan_messages
 from trailnotes.rollout import run_episode, write_tips
 from trailnotes.types import Message, Tip, Trajectory, TrajectoryGroup
 from trailnotes.warmstart.demonstrations import DEMONSTRATORS, Demonstration, from_jsonl

@@ -41,7 +41,7 @@ class Scores:
 
 
 def episode_return(trajectory: Trajectory, beta: float = 0.0) -> float:
-    """R = sum_t r_t + beta * sum_t r_int_t, undiscounted (EMPO2, section 4.3).
+    """`Trajectory.episode_return` with novelty: R = sum_t r_t + beta * sum_t r_int_t, undiscounted (EMPO2, 4.3).
 
     Args:
         trajectory: a whole episode; extrinsic and intrinsic rewards are read from its steps.
@@ -50,9 +50,9 @@ def episode_return(trajectory: Trajectory, beta: float = 0.0) -> float:
     Returns:
         The return in the environment's own unit. Summed exactly, so equal rewards give equal returns in any order.
     """
-    rewards = [step.reward for step in trajectory.steps]
-    bonuses = [beta * step.reward_intrinsic for step in trajectory.steps] if beta else []
-    return math.fsum(rewards + bonuses)
+    if not beta:
+        return trajectory.episode_return
+    return math.fsum(part for step in trajectory.steps for part in (step.reward, beta * step.reward_intrinsic))
 
 
 def group_relative(

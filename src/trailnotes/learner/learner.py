@@ -18,10 +18,11 @@ from torch import Tensor, nn
 from trailnotes.config.schema import LossConfig, OptimConfig
 from trailnotes.errors import ConfigError, NonFiniteError
 from trailnotes.learner import losses
-from trailnotes.learner.logprobs import Batch, TokenScorer, evaluating
+from trailnotes.learner.logprobs import Batch, TokenScorer
 from trailnotes.learner.metrics import UpdateMetrics, advantage_metrics
 from trailnotes.learner.optimizer import MasterAdamW
 from trailnotes.learner.samples import has_advantage, microbatches, minibatches
+from trailnotes.policies.hf.parts import evaluating
 from trailnotes.storage.checkpoint import atomic_directory, write_json
 from trailnotes.types import Sample
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,9 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from trailnotes.policies.hf.parts import parts_of
 from trailnotes.types import Sample
-
-PROBE_SCALE = 100.0  # makes a soft cap or scale on the logits show, however small the weights of a fresh model are
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +61,9 @@ class TokenScorer:
         if temperature <= 0:
             raise ValueError(f"training needs a temperature above 0, got {temperature}: set rollout.temperature")
         self.model, self.temperature, self.chunk = model, temperature, chunk
-        base: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
-        self.decoder: nn.Module = base.get_decoder()
-        self.head: nn.Module = base.get_output_embeddings()
-        self.whole = not self._head_is_enough()
-        if self.whole:
+        self.parts = parts_of(model)
+        if self.parts is None:
+            base = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
             warnings.warn(
                 f"{type(base).__name__} does more to its logits than its output embedding: they are computed whole, "
                 "which takes tokens x vocabulary of memory",
@@ -98,10 +94,10 @@ class TokenScorer:
 
     def _states(self, token_ids: Tensor) -> Tensor:
         """(B, T) -> (B, T, H) hidden states, or (B, T, V) logits where the head alone does not give them."""
-        if self.whole:
+        if self.parts is None:
             logits: Tensor = self.model(input_ids=token_ids, use_cache=False).logits
             return logits
-        states: Tensor = self.decoder(input_ids=token_ids, use_cache=False).last_hidden_state
+        states: Tensor = self.parts.body(input_ids=token_ids, use_cache=False).last_hidden_state
         return states
 
     def _chunks(self, states: Tensor, targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
@@ -119,25 +115,11 @@ class TokenScorer:
         states: Tensor,  # (K, H), or (K, V) logits
         targets: Tensor,  # (K,)
     ) -> tuple[Tensor, Tensor]:  # (K,), (K,)
-        logits = (states if self.whole else self.head(states)).float()
+        logits = (states if self.parts is None else self.parts.head(states)).float()
         if self.temperature != 1.0:
             logits = logits / self.temperature
         logprobs, entropies = _LogSoftmaxAt.apply(logits, targets)  # type: ignore[no-untyped-call]
         return logprobs, entropies
-
-    @torch.no_grad()
-    def _head_is_enough(self) -> bool:
-        """Whether hidden states times output embedding are the model's logits, on a few random tokens."""
-        weight: Any = self.head.weight
-        token_ids = torch.randint(len(weight), (2, 8), generator=torch.Generator().manual_seed(0)).to(weight.device)
-        scale = self.head.register_forward_hook(lambda _module, _inputs, output: output * PROBE_SCALE)
-        with scale, evaluating(self.model):
-            expected = self.model(input_ids=token_ids, use_cache=False).logits.float()
-            found = self.head(self.decoder(input_ids=token_ids, use_cache=False).last_hidden_state).float()
-        tolerance = 1e-4 if weight.dtype == torch.float32 else 2e-2
-        return expected.shape == found.shape and bool(
-            (expected - found).abs().max() <= tolerance * expected.abs().max().clamp(min=1.0)
-        )
 
 
 class _LogSoftmaxAt(torch.autograd.Function):
@@ -165,14 +147,3 @@ class _LogSoftmaxAt(torch.autograd.Function):
         outer = gradients[0][:, None]
         inner = (logits - normaliser).exp_().mul_(-outer)
         return inner.scatter_add_(-1, targets[:, None], outer), None
-
-
-@contextmanager
-def evaluating(model: nn.Module, training: bool = False) -> Iterator[None]:
-    """Put `model` into evaluation (or training) mode for a while."""
-    before = model.training
-    model.train(training)
-    try:
-        yield
-    finally:
-        model.train(before)

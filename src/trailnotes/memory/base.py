@@ -1,4 +1,4 @@
-"""What a memory is: four methods, shared by all episodes, part of every checkpoint."""
+"""What a memory is: five methods, shared by all episodes, part of every checkpoint."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ class Memory(Protocol):
         ...
 
     def add(self, tips: Sequence[Tip]) -> int:
-        """Store `tips` in the order given, in one transaction; returns how many rows are new or changed."""
+        """Store `tips` in the order given, in one transaction; returns how many rows are new or changed.
+
+        Their texts are as somebody wrote them: clean what is kept (`clean_tip`).
+        """
         ...
 
     def snapshot(self, path: Path) -> None:

@@ -1,4 +1,9 @@
-"""EMPO2's memory: which tips are kept, which are found, in which order (arXiv 2602.23008, section 4.1)."""
+"""EMPO2's memory: which tips are kept, which are found, in which order (arXiv 2602.23008, section 4.1).
+
+Every tip is cleaned once, by whatever writes it into a store: `storable`, for a memory's `add` and so for imports, and
+`exchange.edit_tip`. A file that somebody else made may hold anything: prompts quote whatever they show
+(`prompts.quoted`), stored where and how it may be.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +86,7 @@ class TipMemory(Kept):
         when the row becomes the newest, moves to the new key and action, and keeps its highest score and its first
         author. Beyond `config.capacity` enabled tips the oldest go.
         """
-        usable = [clean for tip in tips if (clean := _bounded(tip, self._clock))]
+        usable = [clean for tip in tips if (clean := storable(tip, self._clock))]
         vectors = self._embed([tip.key for tip in usable])
         with self.store.transaction():
             if once and not self.store.once(once):
@@ -152,11 +157,11 @@ def tips_of(  # noqa: PLR0913 (an author is four words)
     run: str = "",
     step: int = 0,
 ) -> list[Tip]:
-    """The entries for one written note: none if nothing of it is usable or the episode failed by error.
+    """The entries for one written tip, in its own words: none if cleaning would leave nothing, or the episode failed.
 
     Args:
         trajectory: the episode; gives namespace, score and actions.
-        text: what the model wrote, not yet cleaned.
+        text: what the model wrote; the memory cleans what is added.
         config: `entries`: "episode" is one entry with the last action; "step" one for each step.
         keys: what finds each state again: one for each step, then that of the final observation (it may be left
             out). "episode" takes the last of them, "step" each step's own.
@@ -165,8 +170,7 @@ def tips_of(  # noqa: PLR0913 (an author is four words)
         run: name of the run.
         step: iteration or trial.
     """
-    text = clean_tip(text)
-    if not text or not trajectory.steps or trajectory.outcome == "error":
+    if not clean_tip(text) or not trajectory.steps or trajectory.outcome == "error":
         return []
     actions = [played.action for played in trajectory.steps]
     if config.entries == "episode":
@@ -175,11 +179,28 @@ def tips_of(  # noqa: PLR0913 (an author is four words)
         raise ValueError(f"{len(actions)} entries need as many keys, got {len(keys)}")
     return [
         Tip(
-            namespace=trajectory.task.id, text=text, key=key, action=clean_tip(action, MAX_ACTION_WORDS),
+            namespace=trajectory.task.id, text=text, key=key, action=action,
             score=trajectory.score, max_score=trajectory.max_score, model=model, version=version, run=run, step=step,
         )
         for key, action in zip(keys, actions, strict=False)
     ]  # fmt: skip
+
+
+def storable(tip: Tip, clock: Callable[[], str], max_words: int = MAX_TIP_WORDS) -> Tip | None:
+    """`tip` as it may be stored, its text and action cleaned, or None if its text has nothing usable."""
+    text = clean_tip(tip.text, max_words)
+    if not text:
+        return None
+    return replace(
+        tip,
+        namespace=encodable(tip.namespace),
+        text=text,
+        key=encodable(tip.key[:MAX_KEY_CHARS]),
+        action=clean_tip(tip.action, MAX_ACTION_WORDS),
+        model=encodable(tip.model),
+        run=encodable(tip.run),
+        created=encodable(tip.created) or clock(),
+    )
 
 
 def utc_now() -> str:
@@ -204,23 +225,6 @@ def _cleaned_once(text: str, max_words: int) -> str:
 
 def _is_control(char: str) -> bool:
     return unicodedata.category(char)[0] == "C"  # control, format (bidi overrides), surrogates, unassigned
-
-
-def _bounded(tip: Tip, clock: Callable[[], str]) -> Tip | None:
-    """`tip` as it may be stored, or None if its text has nothing usable."""
-    text = clean_tip(tip.text)
-    if not text:
-        return None
-    return replace(
-        tip,
-        namespace=encodable(tip.namespace),
-        text=text,
-        key=encodable(tip.key[:MAX_KEY_CHARS]),
-        action=clean_tip(tip.action, MAX_ACTION_WORDS),
-        model=encodable(tip.model),
-        run=encodable(tip.run),
-        created=encodable(tip.created) or clock(),
-    )
 
 
 def encodable(text: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from trailnotes.prompts.conversation import (
     NOTES_HEADER,
     Conversation,
+    Introduce,
     forget_turn,
     fresh_tips,
     instruction_of,
@@ -15,7 +16,6 @@ from trailnotes.prompts.conversation import (
     replay,
     system_prompt,
 )
-from trailnotes.prompts.plans import introduce_plans, plan_lines, plan_messages
 from trailnotes.prompts.text import (
     CUT,
     MAX_ACTION_CHARS,
@@ -34,17 +34,15 @@ __all__ = [
     "NO_OP",
     "Conversation",
     "CountTokens",
+    "Introduce",
     "ParsedAction",
     "forget_turn",
     "fresh_tips",
     "instruction_of",
-    "introduce_plans",
     "listed_actions",
     "memory_keys",
     "memory_query",
     "parse_action",
-    "plan_lines",
-    "plan_messages",
     "quoted",
     "reflection_messages",
     "replay",

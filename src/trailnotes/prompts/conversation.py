@@ -99,10 +99,10 @@ class Conversation:
     def observe(self, observation: Observation, tips: Sequence[Tip] = ()) -> tuple[Tip, ...]:
         """Add a user turn, and to `acting` the tips before its observation. Returns the tips that are shown.
 
-        Left out are tips without a readable character, and tips that the context holds already
+        Left out are tips without a letter or digit, and tips that the context holds already
         (unless `memory.repeat_shown`).
         """
-        readable = tuple(tip for tip in tips if quoted(tip.text))
+        readable = tuple(tip for tip in tips if any(map(str.isalnum, tip.text)))
         fresh = readable if self._memory.repeat_shown else fresh_tips(readable, self.shown)
         turns = self.turn(observation, fresh), self.turn(observation)
         self.acting.append(Message("user", turns[0]))
@@ -168,7 +168,7 @@ class Conversation:
         return ["notes :", *lines] if self._rollout.style == "terse" else [f"{NOTES_HEADER}:", *lines, ""]
 
     def tip_line(self, tip: Tip) -> str:
-        """One tip as quoted data, cut to its cap."""
+        """One tip as quoted data, cut to its cap: whatever the memory holds, nothing of it leaves its line."""
         cap = self._memory.max_tip_tokens
         text = truncate(quoted(tip.text), cap, self._count_tokens)
         if self._rollout.style == "terse":

@@ -15,7 +15,7 @@ from trailnotes.config.schema import Config
 from trailnotes.errors import EnvError
 from trailnotes.memory.base import Memory
 from trailnotes.policies.base import Policy
-from trailnotes.prompts import Conversation, introduce_plans, memory_query, parse_action
+from trailnotes.prompts import Conversation, memory_query, parse_action
 from trailnotes.seeds import completion_seed
 from trailnotes.types import (
     Completion,
@@ -75,22 +75,16 @@ class Actor(Protocol):
 MakeActor = Callable[[Seating], Actor]
 
 
-class NotesActor:
+class TipsActor:
     """The policy as it is, with the tips of a memory in its turns in all modes but "plain"; None shows no tips.
 
-    With `plans` the memory is one of plans (Reflexion): all that it gives for the task stand in the first turn.
+    A method that words its tips otherwise brings the `conversation`.
     """
 
-    def __init__(self, seating: Seating, memory: Memory | None, *, plans: bool = False) -> None:
-        self.seating, self.memory, self.plans = seating, memory, plans
-        config, count_tokens = seating.config, seating.policy.count_tokens
-        shown, introduce = config.memory, None
-        if plans:
-            cap = config.reflexion.max_shown_tokens
-            introduce = introduce_plans(config.rollout, count_tokens, cap)
-            # Two failures may have been followed by the same words; each trial is shown with its own.
-            shown = shown.model_copy(update={"max_tip_tokens": cap, "repeat_shown": True})
-        self.conversation = Conversation(config.rollout, shown, count_tokens, introduce)
+    def __init__(self, seating: Seating, memory: Memory | None, conversation: Conversation | None = None) -> None:
+        self.seating, self.memory = seating, memory
+        config = seating.config
+        self.conversation = conversation or Conversation(config.rollout, config.memory, seating.policy.count_tokens)
         self.num_turns = 0
 
     def start(self, observation: Observation) -> None:
@@ -100,11 +94,9 @@ class NotesActor:
     def find(self, observation: Observation) -> list[Tip]:
         """The tips for this turn."""
         seating = self.seating
-        if seating.mode == "plain" or self.memory is None:
+        if seating.mode == "plain":
             return []
-        if not self.plans:
-            return find_tips(self.memory, seating.task, self.conversation, observation, seating.config)
-        return self.memory.search(seating.task.id, "", seating.config.reflexion.window) if not self.num_turns else []
+        return find_tips(self.memory, seating.task, self.conversation, observation, seating.config)
 
     async def act(self, observation: Observation) -> Decision | None:
         """Find tips, show them, sample, read the action."""
@@ -210,13 +202,13 @@ async def run_episode(  # noqa: PLR0913 (what meets here is what an episode is m
         member: index in the group, 0..N-1.
         seed: with task, member and step it gives the seed of each completion.
         episode: name for the policy; default "task/member".
-        make_actor: who acts instead of `NotesActor`; `memory` is then the actor's own business.
+        make_actor: who acts instead of `TipsActor`; `memory` is then the actor's own business.
 
     Raises:
         PolicyError: the policy cannot answer.
     """
     seating = Seating(policy, task, mode, member, seed, episode or f"{task.id}/{member}", config)
-    actor: Actor = make_actor(seating) if make_actor else NotesActor(seating, memory)
+    actor: Actor = make_actor(seating) if make_actor else TipsActor(seating, memory)
     steps: list[Step] = []
     observation, context_full, error = Observation(""), False, ""
     attempted = None

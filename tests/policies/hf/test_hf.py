@@ -78,7 +78,7 @@ def test_cached_logprobs_equal_a_fresh_forward(model_of, tokenizer, kind, determ
     model = model_of(kind)
     policy = HFPolicy(model, tokenizer, deterministic=deterministic)
     assert isinstance(policy.engine.decoder, SlotDecoder)
-    assert policy.engine.decoder.network.split
+    assert policy.engine.decoder.network.parts
     for completions in play_all(policy, 9):
         for completion in completions:
             assert list(completion.logprobs) == pytest.approx(forward(model, completion), abs=1e-5)
@@ -396,7 +396,8 @@ def test_sliding_windows(model_of, tokenizer, kind, window):
     model = model_of(kind, sliding_window=window)
     policy = HFPolicy(model, tokenizer)
     assert isinstance(policy.engine.decoder, SlotDecoder)
-    assert policy.engine.decoder.network.split == (kind == "mistral")  # Gemma 2 caps its logits after the head
+    capped = policy.engine.decoder.network.parts is None
+    assert capped == (kind == "gemma2")
     for completions in play_all(policy, 5):
         for completion in completions:
             assert list(completion.logprobs) == pytest.approx(forward(model, completion), abs=2e-5)
@@ -424,7 +425,7 @@ def test_a_model_that_scales_its_logits_is_called_as_a_whole(model_of, tokenizer
 
     model.forward = scaled
     policy = HFPolicy(model, tokenizer)
-    assert not policy.engine.decoder.network.split
+    assert policy.engine.decoder.network.parts is None
     completion = one(policy, max_tokens=5)
     assert list(completion.logprobs) == pytest.approx(forward(model, completion), abs=1e-5)
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from trailnotes.memory.retrieval import HashingEmbedder
 from trailnotes.memory.schema import Identity
 from trailnotes.memory.store import Kept, TipStore
-from trailnotes.memory.tips import clean_tip, encodable, utc_now
+from trailnotes.memory.tips import encodable, storable, utc_now
 from trailnotes.types import Tip
 
 MAX_WORDS: Final = 300  # of a plan: the released run's longest has 231
@@ -41,22 +40,11 @@ class ReflectionMemory(Kept):
 
         Texts are cleaned, and plans of which nothing is left are skipped. `once` as in `TipMemory.add`.
         """
-        texts = [clean_tip(tip.text, MAX_WORDS) for tip in tips]
-        usable = [
-            replace(
-                tip,
-                text=text,
-                namespace=encodable(tip.namespace),
-                model=encodable(tip.model),
-                run=encodable(tip.run),
-            )
-            for tip, text in zip(tips, texts, strict=True)
-            if text
-        ]
+        usable = [plan for tip in tips if (plan := storable(tip, self._clock, MAX_WORDS))]
         vectors = self.embedder.embed([tip.text for tip in usable])
         with self.store.transaction():
             if once and not self.store.once(once):
                 return 0
             for tip, vector in zip(usable, vectors, strict=True):
-                self.store.insert(replace(tip, created=tip.created or self._clock()), vector)
+                self.store.insert(tip, vector)
         return len(usable)

@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trailnotes.algorithms.reflexion.memory import MAX_WORDS, ReflectionMemory
+from trailnotes.algorithms.reflexion.plans import PlansActor, plan_messages
 from trailnotes.errors import ConfigError
 from trailnotes.memory import clean_tip
-from trailnotes.prompts import plan_messages
-from trailnotes.rollout import Note, NotesActor, Request, note_metrics, written_about
+from trailnotes.rollout import Note, Request, note_metrics, written_about
 from trailnotes.seeds import completion_seed
 from trailnotes.types import Sampling, Tip
 
@@ -35,7 +35,7 @@ async def reflexion(trials: Trials) -> None:
         for trial in range(config.eval.trials + 1):
             phase, again = f"trial-{trial}", config.reflexion.replay_last and trial == config.eval.trials
             tasks = [task for task in trials.tasks if again or task.id not in solved]
-            act = (lambda seating: NotesActor(seating, memory, plans=True)) if trial else None
+            act = (lambda seating: PlansActor(seating, memory)) if trial else None
             groups = await trials.play(phase, tasks, make_actor=act)
 
             latest |= {group.task.id: group for group in groups if group.task.id not in solved}
@@ -78,8 +78,8 @@ async def write_plans(
 
 
 def plan_of(trajectory: Trajectory, text: str, *, author: Policy, run: str, trial: int) -> list[Tip]:
-    """The entry for one written plan; none if nothing of it can be used."""
-    if not (text := clean_tip(text, MAX_WORDS)):
+    """The entry for one written plan, in its own words; none if cleaning would leave nothing of it."""
+    if not clean_tip(text, MAX_WORDS):
         return []
     return [
         Tip(

@@ -16,7 +16,7 @@ from trailnotes.algorithms.retrospex.rescoring import best_candidate, by_heurist
 from trailnotes.errors import ConfigError
 from trailnotes.memory.retrieval import make_embedder
 from trailnotes.prompts import NO_OP, Conversation, parse_action
-from trailnotes.rollout import Decision, NotesActor, context_limit, observe_within
+from trailnotes.rollout import Decision, TipsActor, context_limit, observe_within
 from trailnotes.seeds import completion_seed
 from trailnotes.storage.files import append_jsonl, read_jsonl, set_aside
 from trailnotes.types import Completion
@@ -43,8 +43,8 @@ async def retrospex(trials: Trials) -> None:
     decisions = trials.path / "decisions.jsonl"
     set_aside(decisions)
 
-    def plain(seating: Seating) -> NotesActor:
-        return NotesActor(proposing(seating), None)
+    def plain(seating: Seating) -> TipsActor:
+        return TipsActor(proposing(seating), None)
 
     def rescored(seating: Seating) -> Rescorer:
         return Rescorer(proposing(seating), critic, embedder, lambda record: append_jsonl(decisions, [record]))

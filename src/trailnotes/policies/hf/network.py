@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from trailnotes.policies.hf.parts import parts_of
+
 MIN_CAPACITY = 64  # columns of a new cache
 MIN_SLOTS = 8
 
@@ -124,17 +126,12 @@ Ints = npt.NDArray[np.int64]
 class Network:
     """A causal LM that gives logits at one position of each row.
 
-    The head runs at these positions only, if that gives what the model itself gives: some models scale their logits
-    after the head, and these are called as a whole.
+    The head runs at these positions only, where `parts_of` the model are all of it; other models are called as a whole.
     """
 
     def __init__(self, model: Any) -> None:
-        inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-        self.model = inner
-        self.body = inner.get_decoder() if hasattr(inner, "get_decoder") else None
-        self.head = inner.get_output_embeddings()
-        self.split = False
-        self.split = self.body not in (None, inner) and self.head is not None and self._splits()
+        self.model = model.get_base_model() if hasattr(model, "get_base_model") else model
+        self.parts = parts_of(model)
 
     @property
     def device(self) -> torch.device:
@@ -155,12 +152,11 @@ class Network:
             self.model.eval()
         rows = torch.arange(len(last), device=self.device)
         columns = torch.from_numpy(last).to(self.device)
-        if not self.split:
+        if self.parts is None:
             logits: Tensor = self.model(**inputs).logits[rows, columns]
             return logits
-        assert self.body is not None
-        hidden = self.body(**inputs).last_hidden_state
-        picked: Tensor = self.head(hidden[:, 0] if hidden.shape[1] == 1 else hidden[rows, columns])
+        hidden = self.parts.body(**inputs).last_hidden_state
+        picked: Tensor = self.parts.head(hidden[:, 0] if hidden.shape[1] == 1 else hidden[rows, columns])
         return picked
 
     @torch.inference_mode()
@@ -175,9 +171,8 @@ class Network:
             mask[row, : start + len(reply)] = 1
         inputs = {"input_ids": ids, "attention_mask": mask}
         given = {name: torch.from_numpy(array).to(self.device) for name, array in inputs.items()}
-        if self.split:
-            assert self.body is not None
-            logits = self.head(self.body(**given, use_cache=False).last_hidden_state[:, start:])
+        if self.parts is not None:
+            logits = self.parts.head(self.parts.body(**given, use_cache=False).last_hidden_state[:, start:])
         else:
             logits = self.model(**given, use_cache=False).logits[:, start:]
         found = torch.log_softmax(logits.float(), dim=-1)
@@ -193,15 +188,6 @@ class Network:
     def probe_ids(self, num: int) -> list[int]:
         """Some token ids of the vocabulary."""
         return [(7 * index + 3) % self.model.get_input_embeddings().num_embeddings for index in range(num)]
-
-    def _splits(self) -> bool:
-        ids = self.probe_ids(5)
-        self.split = True
-        try:
-            split = self(np.array([4]), input_ids=torch.tensor([ids], device=self.device), use_cache=False)[0]
-        except (AttributeError, TypeError, ValueError, RuntimeError, IndexError):
-            return False
-        return agree(split, self.reference(ids))
 
 
 def agree(got: Tensor, want: Tensor) -> bool:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
+from trailnotes.algorithms.reflexion.plans import plan_messages
 from trailnotes.algorithms.rememberer.advice import Example, Situation, Valued, advice_messages, advice_text
 from trailnotes.envs.waymarks import spec as ws
 from trailnotes.envs.waymarks.env import COMPARE_SIZES, NO_SIZES, WaymarksSimulator, panel_rules, task_of
-from trailnotes.prompts import Conversation, plan_messages, reflection_messages, truncate
+from trailnotes.prompts import Conversation, reflection_messages, truncate
 from trailnotes.types import Completion, Message, Observation, Step, Tip, Trajectory
 from trailnotes.warmstart.demonstrations.base import Demonstration
 

@@ -1,4 +1,4 @@
-"""Reflexion in words: the request for a new plan after a failure (arXiv 2303.11366, section 3).
+"""Reflexion in words: the request for a new plan after a failure, and plans shown (arXiv 2303.11366, section 3).
 
 The request comes after the failed episode and holds two worked examples of failure and plan: without them a model of
 moderate size goes on acting instead of reflecting. Earlier plans are quoted, oldest first.
@@ -7,12 +7,16 @@ moderate size goes on acting instead of reflecting. Earlier plans are quoted, ol
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from trailnotes.config.schema import MemoryConfig, RolloutConfig
-from trailnotes.prompts.conversation import Introduce, replay
-from trailnotes.prompts.text import CountTokens, quoted, truncate
-from trailnotes.types import Message, Tip, Trajectory
+from trailnotes.prompts import Conversation, quoted, replay, truncate
+from trailnotes.rollout import Seating, TipsActor
+from trailnotes.types import Message, Observation, Tip, Trajectory
+
+if TYPE_CHECKING:
+    from trailnotes.config.schema import MemoryConfig, RolloutConfig
+    from trailnotes.memory import Memory
+    from trailnotes.prompts import CountTokens, Introduce
 
 _REQUEST: Final = (
     "The episode has ended without success, with a score of {score:g} of {max_score:g}. Do not act any more, and do "
@@ -53,6 +57,26 @@ _WORDS: Final = {
         "plan": '- " {1} "',
     },
 }
+
+
+class PlansActor(TipsActor):
+    """The policy with the newest plans for its task in the first turn, and with nothing in later ones."""
+
+    def __init__(self, seating: Seating, memory: Memory) -> None:
+        config, count_tokens = seating.config, seating.policy.count_tokens
+        cap = config.reflexion.max_shown_tokens
+        # Two failures may have been followed by the same words; each trial is shown with its own.
+        shown = config.memory.model_copy(update={"max_tip_tokens": cap, "repeat_shown": True})
+        introduce = introduce_plans(config.rollout, count_tokens, cap)
+        super().__init__(seating, memory, Conversation(config.rollout, shown, count_tokens, introduce))
+        self.plans = memory
+
+    def find(self, observation: Observation) -> list[Tip]:  # noqa: ARG002 (a task has one window)
+        """The plans for this turn."""
+        seating = self.seating
+        if seating.mode == "plain" or self.num_turns:
+            return []
+        return self.plans.search(seating.task.id, "", seating.config.reflexion.window)
 
 
 def plan_messages(
