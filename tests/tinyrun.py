@@ -24,9 +24,9 @@ import torch
 from safetensors.torch import load_file
 
 from small import small_config
-from trailnotes.algorithms import ALGORITHMS
 from trailnotes.commands import main
 from trailnotes.commands.training import open_run
+from trailnotes.config.methods import method_of
 from trailnotes.config.schema import Config
 from trailnotes.envs.waymarks.env import WaymarksSimulator
 from trailnotes.envs.workers.pool import EnvPool
@@ -69,7 +69,7 @@ def train_in_process(config: Config, directory: Path, method: str = "") -> Run:
         with RunDir.open(directory, config) as opened, EnvPool(config.env) as pool, Progress(config, opened) as bar:
             run = open_run(config, opened, pool, bar)
             try:
-                await ALGORITHMS[method or config.algorithm.name](run)
+                await method_of(method or config.algorithm.name).load()(run)
             finally:
                 run.close()
             return run

@@ -31,8 +31,8 @@ from trailnotes.compare.cost import cost_of, last_line, note_process
 from trailnotes.compare.estimate import estimate
 from trailnotes.compare.evaluations import read
 from trailnotes.compare.live import Board
-from trailnotes.compare.picture import OWN, Marks, colours_of, draw_methods, spread
-from trailnotes.compare.plan import NAMES, load_plan, runs_of, slug
+from trailnotes.compare.picture import Marks, colours_of, draw_methods, spread
+from trailnotes.compare.plan import load_plan, runs_of, slug
 from trailnotes.compare.processes import Ended
 from trailnotes.compare.published.comparability import comparability
 from trailnotes.compare.report import summary_json, summary_markdown
@@ -40,6 +40,7 @@ from trailnotes.compare.results import Result, attempts_at, read_result
 from trailnotes.compare.running import Stage, left_of, refuse_changed, stages_of
 from trailnotes.compare.statistics import Values, interquartile_mean, iqm, paired, pooled, steps_to
 from trailnotes.compare.summary import Line, Question, Summary, summarise
+from trailnotes.config.methods import METHODS
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import diff, load_config, to_toml
 from trailnotes.errors import ConfigError, RunError
@@ -141,7 +142,7 @@ def test_retrospex_learns_from_the_run_of_the_same_seed_wherever_out_is_said_to_
         (PLAN + '"rollout.top_k" = 9', "training needs the log-probabilities"),
         (PLAN + '"eval.num_tasks" = 9', r"half of them has another eval\.num_tasks than naive: all methods play one"),
         (PLAN + 'label = "GRPO"', "two methods are called 'GRPO': give one another label"),
-        (PLAN + "[methods.ppo]", r"algorithm\.name"),
+        (PLAN + "[methods.ppo]", r"plan\.toml: no method is called .ppo.: choose one of naive"),
         ("[compare", "is no valid TOML"),
         ("[compare]", "methods"),
     ],
@@ -165,7 +166,7 @@ def test_the_comparisons_of_the_repository_can_be_read(name: str) -> None:
     runs = runs_of(load_plan(path), path, Path("out"))
     assert len({run.name for run in runs}) == len(runs)
     if name == "textworld":
-        assert {run.method for run in runs} == set(NAMES)
+        assert {run.method for run in runs} == set(METHODS)
         assert len({run.seed for run in runs}) == 3
     if name == "textworld-ablations":
         settings = {run.method: run.config for run in runs if run.seed == 0}
@@ -639,10 +640,10 @@ def test_labels_far_apart_stay_where_they_are() -> None:
 
 
 def test_every_method_has_a_colour_of_its_own() -> None:
-    assert set(OWN) == set(NAMES.values())
-    assert len(set(OWN.values())) == len(OWN)
+    assert len({method.colour for method in METHODS.values()}) == len(METHODS)
+    assert len({method.label for method in METHODS.values()}) == len(METHODS)
     colours = colours_of(["EMPO²", "p = 1/8", "p = 1/2"])
-    assert colours["EMPO²"] == OWN["EMPO²"]
+    assert colours["EMPO²"] == METHODS["empo2"].colour
     assert len(set(colours.values())) == 3
 
 

@@ -8,8 +8,8 @@ import logging
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from trailnotes.algorithms import ADAPTERS
 from trailnotes.commands.evaluation import load_policy, resolve
+from trailnotes.config.methods import method_of, names
 from trailnotes.config.toml import SURROUNDINGS
 from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.errors import BudgetError, ConfigError, MissingExtraError
@@ -54,7 +54,7 @@ def adapt(
         config: the whole configuration.
         model_or_run: run directory, checkpoint, model directory, hub name, "random" or "openai:NAME".
         out: directory of the run; made if it does not exist.
-        method: of `ADAPTERS`; by default `algorithm.name` where it is one of them, else "empo2-tips".
+        method: one that changes no weights; by default `algorithm.name` where it is such a one, else "empo2-tips".
         trials: overrides `eval.trials`.
         allow_change: further keys that may differ from those of the run that goes on.
         progress: shows how far the phase is, and a line when it ends.
@@ -80,9 +80,9 @@ def adapt(
 def settled(config: Config, subject: Subject, method: str | None, trials: int | None) -> Config:
     """The settings of the run: its method, its model and its number of trials are in its config.toml, too."""
     own = config.algorithm.name
-    name = method or (own if own in ADAPTERS else DEFAULT_METHOD)
-    if name not in ADAPTERS:
-        raise ConfigError(f"{name} cannot adapt: choose one of {', '.join(sorted(ADAPTERS))}")
+    name = method or (DEFAULT_METHOD if method_of(own).trains else own)
+    if method_of(name).trains:
+        raise ConfigError(f"{name} changes weights, so it cannot adapt: choose one of {', '.join(names(trains=False))}")
     num_trials = config.eval.trials if trials is None else trials
     sections = {
         "algorithm": config.algorithm.model_copy(update={"name": name}),
@@ -97,7 +97,7 @@ async def _adapt(config: Config, directory: RunDir, subject: Subject, progress: 
     with EnvPool(config.env) as pool:
         trials = Trials(config, directory, policy, pool, subject, progress)
         try:
-            await ADAPTERS[config.algorithm.name](trials)
+            await method_of(config.algorithm.name).load()(trials)
         except BudgetError as error:
             write_figures(trials.figures, directory.path)
             raise BudgetError(

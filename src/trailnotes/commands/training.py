@@ -8,7 +8,7 @@ import signal
 import threading
 from typing import TYPE_CHECKING
 
-from trailnotes.algorithms import ALGORITHMS
+from trailnotes.config.methods import method_of
 from trailnotes.envs.tasks import tasks_of
 from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.errors import ConfigError
@@ -57,7 +57,7 @@ async def _train(config: Config, directory: RunDir) -> Path:
         run = open_run(config, directory, pool, progress)
         try:
             with _stop_on_signal(run):
-                await ALGORITHMS[config.algorithm.name](run)
+                await method_of(config.algorithm.name).load()(run)
                 if run.saved is None or checkpoint.load_meta(run.saved)["iteration"] != run.count.iteration:
                     run.save()
         except BaseException:

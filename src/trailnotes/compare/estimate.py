@@ -14,12 +14,12 @@ from trailnotes.compare.cost import cost_of, last_line
 from trailnotes.compare.plan import PlannedRun, load_plan, runs_of
 from trailnotes.compare.processes import compile_games, ended_by_signals
 from trailnotes.compare.running import go_through, left_of
+from trailnotes.config.methods import method_of
 from trailnotes.config.schema import Config
 from trailnotes.envs.tasks import panel, tasks_of
 from trailnotes.runs.console import clock
 
 GAMES = 4  # of the panel that are played for it
-TRIALS = ("reflexion", "empo2-tips")  # methods that play the panel eval.trials + 1 times
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ def _episodes(config: Config, small: Config) -> Share:
 
 def _num_episodes(config: Config) -> float:
     played = len(panel(tasks_of(config, config.eval.split), config.eval.num_tasks)) * config.eval.num_samples
-    if config.algorithm.name in TRIALS:
+    if method_of(config.algorithm.name).repeats:
         return played * (config.eval.trials + 1)
     if config.algorithm.name == "rememberer":
         return played + len(_training(config)) * config.rememberer.epochs * config.rememberer.group_size

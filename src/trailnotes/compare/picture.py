@@ -1,7 +1,6 @@
 """The picture of a comparison: learning curves with bands over seeds, and what each method is judged by.
 
-Colours are those of Okabe and Ito, which readers of every colour vision tell apart; each curve also has its own dashes,
-and its name at its end.
+Each method has its own colour (config/methods.py); each curve also has its own dashes, and its name at its end.
 """
 
 from __future__ import annotations
@@ -13,21 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trailnotes.config.methods import METHODS
 from trailnotes.reporting.intervals import Interval
 from trailnotes.reporting.plots import Curve, band, pyplot
 
 INK, FAINT, RULE = "#222222", "#8a8a8a", "#e4e4e4"
-OWN = {
-    "EMPO²": "#009e73",
-    "GRPO": "#d55e00",
-    "GiGPO": "#0072b2",
-    "RLOO": "#cc79a7",
-    "naive": "#6f6f6f",
-    "Reflexion": "#56b4e9",
-    "REMEMBERER": "#e69f00",
-    "Retrospex": "#a08a00",
-    "EMPO², notes only": "#5fbf9f",
-}
 SPARE = ("#0072b2", "#e69f00", "#cc79a7", "#56b4e9", "#a08a00", "#d55e00", "#009e73")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (5, 1.5, 1, 1.5)), (0, (2, 1.2)), (0, (8, 2)), (0, (1, 1)))
 COLUMNS = 4  # of small pictures
@@ -82,10 +71,11 @@ def draw_methods(methods: Sequence[Marks], path: Path, *, metric: str, title: st
 
 def colours_of(labels: Sequence[str]) -> dict[str, str]:
     """A method keeps its colour in every picture; others take the spare ones in turn."""
-    free = [colour for colour in SPARE if colour not in {OWN.get(label) for label in labels}] or list(SPARE)
-    others = [label for label in labels if label not in OWN]
+    own = {method.label: method.colour for method in METHODS.values() if method.colour}
+    free = [colour for colour in SPARE if colour not in {own.get(label) for label in labels}] or list(SPARE)
+    others = [label for label in labels if label not in own]
     spare = {label: free[index % len(free)] for index, label in enumerate(others)}
-    return {label: OWN.get(label) or spare[label] for label in labels}
+    return {label: own.get(label) or spare[label] for label in labels}
 
 
 def _curves_together(

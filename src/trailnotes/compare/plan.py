@@ -33,21 +33,11 @@ from typing import Any, Self
 
 from pydantic import ValidationError, model_validator
 
-from trailnotes.config.schema import TRAINED, Config, Section, key
+from trailnotes.config.methods import method_of
+from trailnotes.config.schema import Config, Section, key
 from trailnotes.config.toml import config_fields, flatten, load_config
 from trailnotes.errors import ConfigError
 
-NAMES = {
-    "naive": "naive",
-    "reflexion": "Reflexion",
-    "rememberer": "REMEMBERER",
-    "retrospex": "Retrospex",
-    "grpo": "GRPO",
-    "rloo": "RLOO",
-    "gigpo": "GiGPO",
-    "empo2": "EMPO²",
-    "empo2-tips": "EMPO², notes only",
-}
 _OURS = ("run.name", "run.seed", "algorithm.name")  # what the comparison itself sets in each run
 _PANEL = ("env.name", "eval.split", "eval.num_tasks", "eval.metric")  # must be the same in all of them
 
@@ -105,23 +95,27 @@ class Plan(Section):
             raise ValueError(f"compare.baseline = {self.compare.baseline!r} is none of the methods")
         if len(set(self.compare.seeds)) < len(self.compare.seeds):
             raise ValueError("compare.seeds names a seed twice")
-        labels = list(self.labels().values())
-        if repeated := [label for label in labels if labels.count(label) > 1]:
-            raise ValueError(f"two methods are called {repeated[0]!r}: give one another label")
         slugs: dict[str, str] = {}
         for name, method in self.methods.items():
             if slug(name) in slugs:
                 raise ValueError(f"methods {slugs[slug(name)]!r} and {name!r} would share the directory {slug(name)!r}")
             slugs[slug(name)] = name
+            method_of(method.algorithm or name)
             if method.after and method.after not in self.methods:
                 raise ValueError(f"methods.{name}: after = {method.after!r} is none of the methods")
             if method.after and (method.algorithm or name) != "retrospex":
                 raise ValueError(f"methods.{name}: only retrospex learns from the run of another method: drop after")
+        labels = list(self.labels().values())
+        if repeated := [label for label in labels if labels.count(label) > 1]:
+            raise ValueError(f"two methods are called {repeated[0]!r}: give one another label")
         return self
 
     def labels(self) -> dict[str, str]:
         """Method -> what table and picture call it."""
-        return {name: method.label or NAMES.get(name, name) for name, method in self.methods.items()}
+        return {
+            name: method.label or (method_of(name).label if method.algorithm in {"", name} else name)
+            for name, method in self.methods.items()
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +136,7 @@ class PlannedRun:
     @property
     def trains(self) -> bool:
         """Whether it changes weights."""
-        return self.config.algorithm.name in TRAINED
+        return method_of(self.config.algorithm.name).trains
 
 
 def load_plan(path: Path) -> Plan:
@@ -198,8 +192,8 @@ def _run(plan: Plan, name: str, seed: int, base: Path | None, path: Path, out: P
     after = f"{slug(method.after)}-{seed}" if method.after else ""
     algorithm = method.algorithm or name
     own = dotted(method.settings)
-    budget = _budget(plan.budget, algorithm)
-    taken = [k for k in own if k in (*_OURS, *(budget if algorithm in TRAINED else ()))]
+    trains, budget = method_of(algorithm).trains, _budget(plan.budget, algorithm)
+    taken = [k for k in own if k in (*_OURS, *(budget if trains else ()))]
     if taken:
         raise ConfigError(f"{path}: methods.{name} sets {taken[0]}, which is the comparison's to set: leave it out")
     directory = out / "runs" / f"{slug(name)}-{seed}"
@@ -209,7 +203,7 @@ def _run(plan: Plan, name: str, seed: int, base: Path | None, path: Path, out: P
     words = [word for settings in (dotted(plan.settings), budget, own, ours) for word in _words(settings)]
     try:
         config = load_config(base, words)  # the last word on a key counts
-        if algorithm in TRAINED:
+        if trains:
             config.refuse_training()
     except ConfigError as error:
         said = str(error).replace("command line", f"{path}", 1)
@@ -221,7 +215,7 @@ def _run(plan: Plan, name: str, seed: int, base: Path | None, path: Path, out: P
 
 def _budget(budget: Budget, algorithm: str) -> dict[str, Any]:
     """The budget as settings of one method."""
-    if algorithm not in TRAINED:
+    if not method_of(algorithm).trains:
         return {"eval.trials": budget.trials} if budget.trials else {}
     named = {"train.max_env_steps": budget.env_steps, "train.max_tokens": budget.tokens}
     return {name: value for name, value in named.items() if value}
@@ -232,7 +226,7 @@ def _refuse_shared(plan: Plan, path: Path) -> None:
     for name in dotted(plan.settings):
         if name in _OURS:
             raise ConfigError(f"{path}: settings sets {name}, which is the comparison's to set: leave it out")
-    trained = [n for n, m in plan.methods.items() if (m.algorithm or n) in TRAINED]
+    trained = [n for n, m in plan.methods.items() if method_of(m.algorithm or n).trains]
     if trained and not (plan.budget.env_steps or plan.budget.tokens):
         raise ConfigError(f"{path}: {', '.join(trained)} train without a budget: set budget.env_steps or budget.tokens")
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from trailnotes.config.methods import method_of, names
 from trailnotes.errors import ConfigError
 
 PAPER = "EMPO2, arXiv 2602.23008"
 RELEASE = "EMPO2 release 0b40cb72"
 OPENAI = "openai:"  # before a model's name, as `model.path`: the model of that name at the endpoint
-TRAINED = ("grpo", "rloo", "gigpo", "empo2")  # methods that change weights; the others adapt without
 
 
 def key(default: Any, doc: str, source: str = "", **limits: Any) -> Any:
@@ -153,9 +153,7 @@ class MemoryConfig(Section):
 class AlgorithmConfig(Section):
     """Which method, and its named options."""
 
-    name: Literal["naive", "reflexion", "rememberer", "retrospex", "empo2-tips", "grpo", "rloo", "gigpo", "empo2"] = (
-        key("empo2", "the method; one file each in algorithms/")
-    )
+    name: str = key("empo2", "the method, as its page in docs/algorithms is called; or module:NAME of your own")
     normalize_std: bool = key(True, "divide group-relative advantages by the group's standard deviation")
     p_memory: float = key(0.25, "p, share of rollouts that act with tips", PAPER, ge=0, le=1)
     q_off_policy: float = key(
@@ -191,6 +189,13 @@ class AlgorithmConfig(Section):
     penalty_stage: Literal["before", "after"] = key(
         "before", "the penalty is part of what advantages are made of (release of GiGPO), or taken off them"
     )
+
+    @field_validator("name")
+    @classmethod
+    def refuse_unknown(cls, name: str) -> str:
+        """Refuse a name that no method has."""
+        method_of(name)
+        return name
 
 
 GIGPO = "GiGPO, arXiv 2505.10978"
@@ -424,6 +429,7 @@ class Config(Section):
     def refuse_impossible(self) -> Self:
         """Refuse combinations that would only fail, or mislead, later."""
         algorithm, rollout = self.algorithm, self.rollout
+        method = method_of(algorithm.name)
         if rollout.group_size < 2 and algorithm.normalize_std:
             raise ValueError("rollout.group_size = 1 has no group to be relative to: set rollout.group_size >= 2")
         if algorithm.intrinsic == "tips" and algorithm.mode_unit == "trajectory":
@@ -439,7 +445,7 @@ class Config(Section):
             )
         if 0 < self.loss.dual_clip <= 1:
             raise ValueError("loss.dual_clip up to 1 flattens every negative advantage: set it above 1, or 0 for none")
-        if algorithm.name in {"grpo", "rloo", "gigpo"} and algorithm.intrinsic == "tips":
+        if method.trains and not method.memory and algorithm.intrinsic == "tips":
             raise ValueError(f'{algorithm.name} retrieves no tips: set algorithm.intrinsic = "states" or "none"')
         if algorithm.dynamic_sampling and algorithm.intrinsic != "none":
             raise ValueError(
@@ -456,7 +462,7 @@ class Config(Section):
 
     def _refuse_archive(self, num_plain: int) -> None:
         """Refuse an archive that nobody would use, or that would leave a member without any to be compared with."""
-        if self.algorithm.name not in TRAINED:
+        if not method_of(self.algorithm.name).trains:
             raise ValueError(f"{self.algorithm.name} trains nothing from kept states: set archive.share = 0")
         if self.algorithm.dynamic_sampling:
             raise ValueError("archive.share splits groups that algorithm.dynamic_sampling would replace: set one to 0")
@@ -469,10 +475,10 @@ class Config(Section):
 
     def refuse_training(self) -> Self:
         """Refuse what is fine for acting but wrong for training. Called by `train` before anything is built."""
-        if self.algorithm.name not in TRAINED:
+        if not method_of(self.algorithm.name).trains:
             raise ConfigError(
                 f"{self.algorithm.name} changes no weights: use `trailnotes adapt --method {self.algorithm.name}`, or "
-                f"train one of {', '.join(TRAINED)}"
+                f"train one of {', '.join(names(trains=True))}"
             )
         if self.model.path == "random":
             raise ConfigError('model.path = "random" is no model and learns nothing: name a model')

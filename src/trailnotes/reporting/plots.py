@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from trailnotes.config.methods import METHODS
 from trailnotes.errors import MissingExtraError
 from trailnotes.reporting.intervals import Interval
 
@@ -14,10 +15,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 Curve = list[tuple[float, float]]  # (x, y) of one run, x ascending
-COLOURS = {"grpo": "#b5651d", "empo2": "#1b6e5a", "start": "#777777"}
-OTHERS = {"Reflexion": "#4a6fa5", "Retrospex": "#8a3b6b", "naive": "#777777"}
+COLOURS = {method.name: method.colour for method in METHODS.values() if method.colour} | {"start": "#777777"}
+LABELS = {method.name: method.label for method in METHODS.values()} | {"start": "start model"}
 SPARE = ("#4a6fa5", "#8a3b6b", "#c2a033", "#3a9bb0", "#444444")  # for labels that name no method of ours
-LABELS = {"grpo": "GRPO", "empo2": "EMPO²", "start": "start model"}
 
 
 def learning_curves(
@@ -135,7 +135,7 @@ def _draw_dots(axes: Any, rows: Sequence[str], series: Mapping[str, Mapping[str,
 
 def _colours(labels: Iterable[str]) -> list[str]:
     """A method has its colour wherever it appears; a second label of the same method gets a spare one."""
-    known = {LABELS[name]: colour for name, colour in COLOURS.items()} | OTHERS
+    known = {LABELS[name]: colour for name, colour in COLOURS.items()}
     taken: list[str] = []
     for label in labels:
         own = [colour for name, colour in known.items() if name in label]

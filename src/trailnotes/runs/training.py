@@ -19,6 +19,7 @@ from safetensors.numpy import save_file as save_numpy
 from safetensors.torch import load_file as load_torch
 from safetensors.torch import save_file as save_torch
 
+from trailnotes.config.methods import method_of
 from trailnotes.credit.episodes import scores_of, valid_share
 from trailnotes.credit.novelty import Novelty
 from trailnotes.envs.tasks import batch_of, panel, tasks_of
@@ -90,7 +91,7 @@ class Run:
             reference=reference,
             dump_dir=directory.path / "dumps",
         )
-        uses_memory = config.algorithm.name == "empo2"
+        uses_memory = method_of(config.algorithm.name).memory
         self.memory = open_memory(directory.memory_path, config.memory) if uses_memory else None
         self.novelty = Novelty(config.algorithm, config.memory, derive_seed(config.run.seed, "novelty"))
         self.archive = Archive(config.archive) if config.archive.share else None

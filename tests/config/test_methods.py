@@ -1,0 +1,125 @@
+"""Methods by name: the registry, what follows from it, and methods that are somebody's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import trailnotes
+from adaptrun import Guesser, adapt_by
+from small import small_config
+from tinyrun import episodes, equal_weights, metrics, tiny_config
+from trailnotes.algorithms.grpo import grpo
+from trailnotes.algorithms.naive import naive
+from trailnotes.compare import compare_run
+from trailnotes.compare.picture import colours_of
+from trailnotes.config.methods import METHODS, Method, method_of, names, register
+from trailnotes.config.toml import load_config, to_toml
+from trailnotes.errors import ConfigError
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    """What a test registers is forgotten after it."""
+    before = dict(METHODS)
+    yield
+    METHODS.clear()
+    METHODS.update(before)
+
+
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+def test_every_method_is_at_home_and_has_its_page(method: Method) -> None:
+    assert method.load().__name__ == method.name.replace("-", "_")
+    assert (ROOT / "docs/algorithms" / f"{method.name}.md").is_file()
+
+
+def test_names_are_those_that_train_and_those_that_do_not() -> None:
+    assert names(trains=True) == ["grpo", "rloo", "gigpo", "empo2"]
+    assert sorted(names(trains=False) + names(trains=True)) == sorted(METHODS)
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        ("grop", "no method is called 'grop': did you mean grpo"),
+        ("magic", "no method is called 'magic': choose one of naive, .*, or module:NAME of your own"),
+        ("no_such_module:OWN", "no_such_module:OWN cannot be imported as a method: No module named"),
+        ("test_methods:NONE", "test_methods:NONE cannot be imported as a method: .* has no attribute 'NONE'"),
+        ("test_methods:ROOT", "test_methods:ROOT is no Method"),
+    ],
+)
+def test_an_unknown_name_is_refused_with_the_nearest(name: str, answer: str) -> None:
+    with pytest.raises(ConfigError, match=answer):
+        method_of(name)
+    with pytest.raises(ConfigError, match=f"command line: algorithm.name = .*{answer}"):
+        load_config(None, ["--algorithm.name", name])
+
+
+def test_a_name_is_given_once() -> None:
+    assert register(METHODS["grpo"]) is METHODS["grpo"]
+    with pytest.raises(ConfigError, match="a method is called 'grpo' already"):
+        register(Method("grpo", "another", naive, trains=False))
+
+
+def test_a_registered_method_trains_like_any_other(start_model: Path, tmp_path: Path) -> None:
+    register(Method("own", "our own", grpo, trains=True, colour="#123456"))
+    for name in ("own", "grpo"):
+        trailnotes.train(tiny_config(start_model, algorithm={"name": name}), tmp_path / name)
+    own, known = tmp_path / "own", tmp_path / "grpo"
+    assert equal_weights(own, known)
+    assert (metrics(own), episodes(own)) == (metrics(known), episodes(known))
+    assert not (own / "memory.db").exists()
+    assert colours_of(["our own"]) == {"our own": "#123456"}
+
+
+def test_a_training_has_a_memory_where_its_method_says_so(start_model: Path, tmp_path: Path) -> None:
+    register(Method("own", "our own", "trailnotes.algorithms.empo2:empo2", trains=True, memory=True))
+    trailnotes.train(tiny_config(start_model, algorithm={"name": "own"}, train={"iterations": 1}), tmp_path)
+    assert metrics(tmp_path)[0]["memory/tips"] > 0
+
+
+def test_a_registered_method_adapts_like_any_other(tmp_path: Path) -> None:
+    register(Method("own", "our own", naive, trains=False))
+    (row,) = adapt_by(Guesser(), "own", tmp_path)
+    assert (row.algorithm, row.mean) == ("own", 0.25)
+    with pytest.raises(ConfigError, match=r"grpo changes weights, so it cannot adapt: choose one of naive, .*, own"):
+        adapt_by(Guesser(), "grpo", tmp_path)
+
+
+OWN_METHODS = """
+from trailnotes.algorithms.grpo import grpo
+from trailnotes.algorithms.naive import naive
+from trailnotes.config.methods import Method
+
+OURS = Method("ours", "our GRPO", grpo, trains=True)
+PANEL = Method("panel", "our panel", naive, trains=False)
+"""
+PLAN = """
+[compare]
+name = "own"
+config = "base.toml"
+seeds = [0]
+
+[budget]
+env_steps = 16
+
+[methods."own_methods:OURS"]
+
+[methods."own_methods:PANEL"]
+"""
+
+
+def test_methods_named_by_module_are_compared_with_no_other_edit(
+    start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each run is a process of its own, in the working directory that holds the module."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_methods.py").write_text(OWN_METHODS)
+    (tmp_path / "base.toml").write_text(to_toml(small_config(model={"path": str(start_model)})))
+    (tmp_path / "plan.toml").write_text(PLAN)
+    summary = compare_run(tmp_path / "plan.toml", out=tmp_path / "out")
+    assert [(line.label, line.missing) for line in summary.lines] == [("our GRPO", {}), ("our panel", {})]
