@@ -28,8 +28,8 @@ def scores_by_hand(*walks: list[tuple[str, float, float]]) -> Scores:
         returns=np.array([row.sum() for row in rewards]),
         rewards=rewards,
         states=tuple(tuple(state for state, _, _ in walk) for walk in walks),
-        penalties=tuple(np.array([penalty for _, _, penalty in walk]) for walk in walks),
-        deductions=tuple(np.zeros(len(walk)) for walk in walks),
+        penalties_before=tuple(np.array([penalty for _, _, penalty in walk]) for walk in walks),
+        penalties_after=tuple(np.zeros(len(walk)) for walk in walks),
     )
 
 
@@ -50,7 +50,7 @@ VECTOR = scores_by_hand(
 )
 
 
-def test_a_fine_is_taken_off_after_discounting() -> None:
+def test_a_penalty_is_taken_off_after_discounting() -> None:
     assert visits_of(VECTOR, 0.95).step_scores.tolist() == [9.025, 9.5, 10, 0, -0.1, 0, 0]
 
 
@@ -73,11 +73,11 @@ def test_the_published_arithmetic(norm: str, statistics: str, expected: list[flo
     assert advantages(VECTOR, norm=norm, statistics=statistics) == pytest.approx(expected, abs=5.1e-5)
 
 
-def test_a_fine_after_normalisation_is_what_it_says() -> None:
-    fines = VECTOR.penalties
-    unfined = replace(VECTOR, penalties=VECTOR.deductions)
-    after = replace(unfined, deductions=fines)
-    difference = np.subtract(advantages(unfined, norm="mean_std"), advantages(after, norm="mean_std"))
+def test_a_penalty_after_normalisation_is_what_it_says() -> None:
+    penalties = VECTOR.penalties_before
+    free = replace(VECTOR, penalties_before=VECTOR.penalties_after)
+    after = replace(free, penalties_after=penalties)
+    difference = np.subtract(advantages(free, norm="mean_std"), advantages(after, norm="mean_std"))
     np.testing.assert_allclose(difference, [0, 0, 0, 0, INVALID, 0, 0], atol=1e-12)
 
 
@@ -304,7 +304,7 @@ def test_a_resumed_run_goes_on_as_it_would_have(start_model: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", ["grpo", "rloo", "gigpo", "empo2"])
-def test_a_fine_for_invalid_actions_teaches_where_nothing_is_paid(start_model: Path, tmp_path: Path, name: str) -> None:
+def test_a_penalty_for_invalid_actions_teaches_where_nothing_pays(start_model: Path, tmp_path: Path, name: str) -> None:
     """A random model rarely says what is admitted; whoever does is better off, though no game ends or pays."""
     env = {"name": "tinyrun:Echo", "options": {"families": ["keys/granite"], "max_steps": 3, "actions": True}}
     for penalty in (0.0, 0.5):

@@ -19,8 +19,8 @@ def line(iteration: int, **values: float) -> dict[str, Any]:
     """An iteration in which everything is well, but for `values`."""
     well = {
         "env_steps": 100 * (iteration + 1),
-        "notes/notes": 10.0,
-        "notes/notes_unusable": 1.0,
+        "tips/written": 10.0,
+        "tips/unusable": 1.0,
         "rollout/return/plain": 0.1 * iteration,
         "rollout/return/off_policy": 0.5,
         "rollout/tips_per_step": 1.5,
@@ -58,7 +58,7 @@ def test_a_chain_that_holds() -> None:
 @pytest.mark.parametrize(
     ("link", "values"),
     [
-        ("written", {"notes__notes_unusable": 3.0}),
+        ("written", {"tips__unusable": 3.0}),
         ("shown", {"rollout__tips_per_step": 0.0}),
         ("advantage", {"update__zero_advantage_rows": 20.0}),
         ("mask", {"update__masked_fraction": 0.6}),
@@ -70,6 +70,12 @@ def test_each_link_is_weak_alone(link: str, values: dict[str, float]) -> None:
     links = verdicts([line(i, **values) for i in range(5)], EPISODES)
     assert [name for name, found in links.items() if found.holds is False] == [link]
     assert links[link].advice in " ".join(str(links[link]).split())
+
+
+def test_runs_of_before_have_other_names_for_the_same() -> None:
+    names = {"tips/written": "notes/notes", "tips/unusable": "notes/notes_unusable"}
+    before = [{names.get(name, name): value for name, value in line(i).items()} for i in range(5)]
+    assert links_of(before, EPISODES) == links_of([line(i) for i in range(5)], EPISODES)
 
 
 def test_notes_that_help_nobody_are_weak() -> None:
@@ -122,7 +128,7 @@ def a_run(path: Path, lines: list[dict[str, Any]], episodes: list[dict[str, Any]
 
 
 def test_a_run_without_memory_has_no_data_where_notes_would_be(tmp_path: Path) -> None:
-    about_notes = ("notes/", "rollout/return/off_policy", "rollout/tips", "update/tokens_off")
+    about_notes = ("tips/", "rollout/return/off_policy", "rollout/tips", "update/tokens_off")
     lines = [{k: v for k, v in line(i).items() if not k.startswith(about_notes)} for i in range(5)]
     lines = [{**entry, "rollout/tips_per_step": 0.0, "update/tokens_off_policy": 0.0} for entry in lines]
     report = diagnose(a_run(tmp_path / "run", lines, [episode(0, "plain", 0.0)], "grpo"))
@@ -134,7 +140,7 @@ def test_a_run_without_memory_has_no_data_where_notes_would_be(tmp_path: Path) -
 
 
 def test_the_first_weak_link_is_named_and_all_fits_the_terminal(tmp_path: Path, capsys: Any) -> None:
-    weak = {"notes__notes_unusable": 9.0, "update__zero_advantage_rows": 20.0, "update__kl_to_behavior_off_policy": 2.0}
+    weak = {"tips__unusable": 9.0, "update__zero_advantage_rows": 20.0, "update__kl_to_behavior_off_policy": 2.0}
     run = a_run(tmp_path / "run", [line(i, **weak) for i in range(5)], EPISODES)
     assert main(["diagnose", str(run)]) == 0
     rows = capsys.readouterr().out.splitlines()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -103,7 +104,7 @@ def test_values_may_be_compared_with_a_group_they_are_not_of() -> None:
     np.testing.assert_allclose(group_relative([3.0, 1.0], ddof=0), [1.0, -1.0], rtol=1e-5)
 
 
-# --- what episodes earned, and fines
+# --- what episodes earned, and penalties
 
 
 def acted(action: str, offered: tuple[str, ...] | None = None, reward: float = 0.0) -> Step:
@@ -148,7 +149,7 @@ def test_scores_hold_what_was_earned_where() -> None:
     assert scores.returns.tolist() == [4.0, 0.0]
     assert [row.tolist() for row in scores.rewards] == [[1.0, 3.0], [0.0, 0.0]]
     assert scores.states == (("at go", "at "), ("at go", "at go"))
-    assert [row.tolist() for row in scores.penalties] == [[0.0, 0.5], [0.0, 0.0]]
+    assert [row.tolist() for row in scores.penalties_before] == [[0.0, 0.5], [0.0, 0.0]]
     assert valid_share([PAIR], "format") == 0.75
     assert valid_share([], "format") == 0.0
 
@@ -159,14 +160,14 @@ def test_novelty_is_part_of_what_was_earned() -> None:
     assert (scores.returns.tolist(), scores.rewards[0].tolist()) == ([4.0], [2.5, 1.5])
 
 
-def test_a_fine_before_normalisation_is_divided_with_the_rest() -> None:
+def test_a_penalty_before_normalisation_is_divided_with_the_rest() -> None:
     # returns 4 0: mean 2, std 2.8284
     first, second = group_advantages(scored("before"))
     np.testing.assert_allclose(first, [2 / 8**0.5, 1.5 / 8**0.5], rtol=1e-6)
     np.testing.assert_allclose(second, [-2 / 8**0.5] * 2, rtol=1e-6)
 
 
-def test_a_fine_after_normalisation_is_taken_off_as_it_is() -> None:
+def test_a_penalty_after_normalisation_is_taken_off_as_it_is() -> None:
     np.testing.assert_allclose(group_advantages(scored("after"))[0], [2 / 8**0.5, 2 / 8**0.5 - 0.5], rtol=1e-5)
 
 
@@ -176,7 +177,7 @@ def test_where_nothing_is_divided_the_stage_does_not_matter(stage: str) -> None:
     assert [row.tolist() for row in leave_one_out_advantages(scored(stage))] == [[4.0, 3.5], [-4.0, -4.0]]
 
 
-def test_without_a_fine_all_steps_have_the_advantage_of_their_episode() -> None:
+def test_without_a_penalty_all_steps_have_the_advantage_of_their_episode() -> None:
     scores = scored("before", penalty=0.0)
     expected = group_relative(scores.returns).tolist()
     assert [row.tolist() for row in group_advantages(scores)] == [[a, a] for a in expected]
@@ -185,4 +186,4 @@ def test_without_a_fine_all_steps_have_the_advantage_of_their_episode() -> None:
 def test_numbers_of_other_lengths_are_refused() -> None:
     scores = scored("before")
     with pytest.raises(ValueError, match="differ in length"):
-        Scores(scores.returns, scores.rewards[:1], scores.states, scores.penalties, scores.deductions)
+        replace(scores, rewards=scores.rewards[:1])

@@ -369,7 +369,7 @@ def test_only_sampled_tokens_are_trained_on(returning: tuple[Path, list[list[Sam
 
 def test_notes_are_written_about_whole_games_only(returning: tuple[Path, list[list[Sample]]]) -> None:
     for line in metrics(returning[0]):
-        assert line["notes/notes"] == 20 - line["archive/returned"]
+        assert line["tips/written"] == 20 - line["archive/returned"]
 
 
 def test_returning_members_are_compared_among_themselves(

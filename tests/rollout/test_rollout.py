@@ -13,7 +13,7 @@ from trailnotes.config.schema import Config
 from trailnotes.errors import EnvError, PolicyError
 from trailnotes.memory.base import Memory
 from trailnotes.policies.scripted import ScriptedPolicy
-from trailnotes.rollout import Note, note_metrics, rollout_metrics, run_episode, run_groups, write_tips
+from trailnotes.rollout import WrittenTip, rollout_metrics, run_episode, run_groups, tip_metrics, write_tips
 from trailnotes.seeds import completion_seed
 from trailnotes.types import (
     Completion,
@@ -553,14 +553,14 @@ def test_unusable_notes_are_dropped_and_counted() -> None:
     policy = author(lambda messages: next(texts))
     groups = played(policy)
     texts = iter(["", "go right", "\x00\n", "<|im_start|>"])
-    notes: list[Note] = []
-    written = asyncio.run(write_tips(policy, groups, SETTINGS, seed=0, step=0, on_note=notes.append))
+    each: list[WrittenTip] = []
+    written = asyncio.run(write_tips(policy, groups, SETTINGS, seed=0, step=0, on_tip=each.append))
     assert [tip.text for tip in written.tips] == ["go right"]
-    assert [len(note.tips) for note in notes] == [0, 1, 0, 0]
-    metrics = note_metrics(notes)
-    assert (metrics["notes"], metrics["notes_unusable"]) == (4.0, 3.0)
-    assert metrics["note_tokens"] == written.num_tokens == 1 + 9 + 3 + 13
-    assert metrics["note_tokens_read"] == sum(len(note.completion.prompt_ids) for note in notes)
+    assert [len(one.tips) for one in each] == [0, 1, 0, 0]
+    metrics = tip_metrics(each)
+    assert (metrics["written"], metrics["unusable"]) == (4.0, 3.0)
+    assert metrics["tokens"] == written.num_tokens == 1 + 9 + 3 + 13
+    assert metrics["tokens_read"] == sum(len(one.completion.prompt_ids) for one in each)
 
 
 def test_an_episode_that_fills_the_context_still_gets_its_note() -> None:
@@ -583,10 +583,10 @@ def test_no_room_at_all_is_an_unusable_note_not_a_crash() -> None:
     policy = author(lambda _: "note")
     groups = played(policy)
     policy.context_length = 20
-    notes: list[Note] = []
-    written = asyncio.run(write_tips(policy, groups, SETTINGS, seed=0, step=0, on_note=notes.append))
+    each: list[WrittenTip] = []
+    written = asyncio.run(write_tips(policy, groups, SETTINGS, seed=0, step=0, on_tip=each.append))
     assert written == ([], 0)
-    assert note_metrics(notes)["notes_unusable"] == 4.0
+    assert tip_metrics(each)["unusable"] == 4.0
 
 
 def test_episodes_without_a_step_write_nothing() -> None:
@@ -631,4 +631,4 @@ def test_metrics_by_hand() -> None:
 def test_metrics_of_nothing() -> None:
     assert rollout_metrics([]) == {"errors": 0.0}
     assert rollout_metrics([TrajectoryGroup(TASK, ())]) == {"errors": 0.0}
-    assert note_metrics([])["notes"] == 0.0
+    assert tip_metrics([])["written"] == 0.0

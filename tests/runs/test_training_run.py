@@ -34,7 +34,7 @@ def test_what_failed_episodes_cost_is_counted(start_model: Path, tmp_path: Path)
     (line,), played = metrics(tmp_path), episodes(tmp_path)
     assert any(episode["steps"] for episode in played if episode["outcome"] == "error")
     acted = sum(step["tokens"] for episode in played for step in episode["steps"])
-    assert line["tokens_generated"] == acted + line["notes/note_tokens"]
+    assert line["tokens_generated"] == acted + line["tips/tokens"]
     assert line["env_steps"] == sum(len(episode["steps"]) for episode in played)
 
 

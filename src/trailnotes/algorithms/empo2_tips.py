@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trailnotes.memory import open_memory
-from trailnotes.rollout import note_metrics, note_requests, notes_of, written_about
+from trailnotes.rollout import tip_metrics, tip_requests, written_about, written_tips
 
 if TYPE_CHECKING:
     from trailnotes.runs.adaptation import Trials
@@ -24,10 +24,10 @@ async def empo2_tips(trials: Trials) -> None:
             groups = await trials.play(phase, trials.tasks, memory=shown, num_samples=config.eval.num_samples)
 
             episodes = written_about([trajectory for group in groups for trajectory in group.trajectories])
-            requests = note_requests(policy, episodes, config, seed=trials.seed(phase, "notes"))
-            notes = notes_of(policy, episodes, await trials.write(phase, requests), config, step=trial)
-            memory.add([tip for note in notes for tip in note.tips], once=phase)
+            requests = tip_requests(policy, episodes, config, seed=trials.seed(phase, "notes"))
+            written = written_tips(policy, episodes, await trials.write(phase, requests), config, step=trial)
+            memory.add([tip for each in written for tip in each.tips], once=phase)
 
-            trials.log(phase, groups, notes=note_metrics(notes), memory=memory.stats())
+            trials.log(phase, groups, tips=tip_metrics(written), memory=memory.stats())
             trials.report(f"trial {trial}", groups, memory=trial > 0, trial=trial)
         trials.examine(groups, memory=config.eval.trials > 0)

@@ -37,7 +37,7 @@ class TwoLevels:
         """N times (T_i,): the sum, less what is taken off at last."""
         ends = np.cumsum([len(row) for row in scores.rewards])
         rows = np.split(self.episode + self.step, ends[:-1])
-        return [row - off for row, off in zip(rows, scores.deductions, strict=True)]
+        return [row - off for row, off in zip(rows, scores.penalties_after, strict=True)]
 
 
 def two_levels(visits: Visits, returns: NDArray[np.float64], gigpo: GigpoConfig) -> TwoLevels:

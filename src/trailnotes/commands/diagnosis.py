@@ -68,8 +68,8 @@ def links_of(lines: Sequence[Line], episodes: Sequence[Line]) -> list[Link]:
     """The chain of a run, from its metrics and its episodes."""
     return [
         _link(
-            lines, "usable notes, of those written", lambda m: _share(m, "notes/notes_unusable", "notes/notes"),
-            0.8, "the model does not write notes that can be kept: warm-start it on writing, or raise max_write_tokens",
+            lines, "usable notes, of those written", _usable, 0.8,
+            "the model does not write notes that can be kept: warm-start it on writing, or raise max_write_tokens",
         ),
         _link(
             lines, "notes shown in a turn with memory", _tips_shown, 0.01,
@@ -157,8 +157,13 @@ def _gradient_rows(line: Line) -> float | None:
     return 1 - line["update/zero_advantage_rows"] / rows if rows else None
 
 
-def _share(line: Line, part: str, whole: str) -> float | None:
-    return 1 - line[part] / line[whole] if line.get(whole) else None
+def _usable(line: Line) -> float | None:
+    """Share of the tips written; runs of before have the second names."""
+    written, unusable = (
+        line.get(name, line.get(before))
+        for name, before in (("tips/written", "notes/notes"), ("tips/unusable", "notes/notes_unusable"))
+    )
+    return 1 - unusable / written if written else None
 
 
 def _ends(values: Sequence[float | None]) -> tuple[float | None, float | None]:

@@ -31,11 +31,12 @@ class Scores:
     returns: Array  # (N,) R_i, the whole episode's, undiscounted; statistics are taken over these
     rewards: tuple[Array, ...]  # N times (T_i,): r_it
     states: tuple[tuple[Hashable, ...], ...]  # N times T_i: what was seen before each action
-    penalties: tuple[Array, ...]  # N times (T_i,): taken off a step's score, before it is compared
-    deductions: tuple[Array, ...]  # N times (T_i,): taken off a step's advantage
+    penalties_before: tuple[Array, ...]  # N times (T_i,): taken off a step's score, before it is compared
+    penalties_after: tuple[Array, ...]  # N times (T_i,): taken off a step's advantage
 
     def __post_init__(self) -> None:
-        lengths = {tuple(map(len, rows)) for rows in (self.rewards, self.states, self.penalties, self.deductions)}
+        of_steps = self.rewards, self.states, self.penalties_before, self.penalties_after
+        lengths = {tuple(map(len, rows)) for rows in of_steps}
         if len(lengths) != 1 or len(self.returns) != len(self.rewards):
             raise ValueError(f"the numbers of a group differ in length: {sorted(lengths)}, {len(self.returns)} returns")
 
@@ -107,23 +108,23 @@ def leave_one_out(returns: ArrayLike) -> Array:
 
 
 def group_advantages(scores: Scores, normalize_std: bool = True) -> list[Array]:
-    """`group_relative` of each step's score, the return of its episode less what the step is fined.
+    """`group_relative` of each step's score, the return of its episode less the step's penalty.
 
     Returns:
-        N times (T_i,): an advantage for each step; all steps of an episode without fines have the same.
+        N times (T_i,): an advantage for each step; all steps of an episode without penalties have the same.
     """
-    rows = zip(scores.returns, scores.penalties, scores.deductions, strict=True)
-    return [group_relative(R - fine, normalize_std, group=scores.returns) - off for R, fine, off in rows]
+    rows = zip(scores.returns, scores.penalties_before, scores.penalties_after, strict=True)
+    return [group_relative(R - before, normalize_std, group=scores.returns) - after for R, before, after in rows]
 
 
 def leave_one_out_advantages(scores: Scores) -> list[Array]:
-    """`leave_one_out` of each step's score: the baseline is of the others' returns, so a fine is taken off as it is.
+    """`leave_one_out` of each step's score: the baseline is of the others' returns, so a penalty is taken off as it is.
 
     Returns:
         N times (T_i,): an advantage for each step.
     """
-    rows = zip(leave_one_out(scores.returns), scores.penalties, scores.deductions, strict=True)
-    return [advantage - fine - off for advantage, fine, off in rows]
+    rows = zip(leave_one_out(scores.returns), scores.penalties_before, scores.penalties_after, strict=True)
+    return [advantage - before - after for advantage, before, after in rows]
 
 
 def discounted_return(rewards: ArrayLike, gamma: float) -> Array:
@@ -157,11 +158,11 @@ def _row(values: ArrayLike) -> Array:
 def scores_of(group: TrajectoryGroup, algorithm: AlgorithmConfig) -> Scores:
     """What the episodes of a group earned, with `algorithm.beta` times their novelty.
 
-    A state is the raw text of an observation, without history or instruction. Each invalid action is fined
-    `algorithm.invalid_penalty`: before advantages are taken, or off the advantage of its step.
+    A state is the raw text of an observation, without history or instruction. Each invalid action has a
+    penalty, `algorithm.invalid_penalty`: before advantages are taken, or off the advantage of its step.
     """
     episodes = group.trajectories
-    fines = tuple(
+    penalties = tuple(
         algorithm.invalid_penalty * np.array([is_invalid(step, algorithm.invalid) for step in t.steps], dtype=float)
         for t in episodes
     )
@@ -173,8 +174,8 @@ def scores_of(group: TrajectoryGroup, algorithm: AlgorithmConfig) -> Scores:
             np.array([step.reward + algorithm.beta * step.reward_intrinsic for step in t.steps]) for t in episodes
         ),
         states=tuple(tuple(step.observation.text for step in t.steps) for t in episodes),
-        penalties=fines if before else none,
-        deductions=none if before else fines,
+        penalties_before=penalties if before else none,
+        penalties_after=none if before else penalties,
     )
 
 

@@ -24,12 +24,12 @@ class Visits:
     trajectory: NDArray[np.int64]  # (M,) index of its episode
     step: NDArray[np.int64]  # (M,) t, from 0
     states: tuple[Hashable, ...]  # (M,) equal for visits of the same state
-    episode_scores: Array  # (M,) x = R(trajectory) - fine
-    step_scores: Array  # (M,) y = sum_{k >= t} gamma^(k - t) r_k - fine
+    episode_scores: Array  # (M,) x = R(trajectory) - penalty
+    step_scores: Array  # (M,) y = sum_{k >= t} gamma^(k - t) r_k - penalty
 
 
 def visits_of(scores: Scores, gamma: float, similarity: float = 1.0) -> Visits:
-    """The steps of all episodes in order; a fine is taken off after discounting, so earlier steps do not pay it.
+    """The steps of all episodes in order; a penalty is taken off after discounting, so earlier steps do not pay it.
 
     Args:
         scores: one group.
@@ -38,13 +38,13 @@ def visits_of(scores: Scores, gamma: float, similarity: float = 1.0) -> Visits:
     """
     lengths = [len(row) for row in scores.rewards]
     returns = [discounted_return(row, gamma) for row in scores.rewards]
-    fines = _joined(scores.penalties)
+    penalties = _joined(scores.penalties_before)
     return Visits(
         trajectory=np.repeat(np.arange(len(lengths)), lengths),
         step=np.array([t for length in lengths for t in range(length)], dtype=np.int64),
         states=tuple(state_ids([state for row in scores.states for state in row], similarity)),
-        episode_scores=np.repeat(scores.returns, lengths) - fines,
-        step_scores=_joined(returns) - fines,
+        episode_scores=np.repeat(scores.returns, lengths) - penalties,
+        step_scores=_joined(returns) - penalties,
     )
 
 

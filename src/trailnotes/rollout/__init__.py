@@ -1,4 +1,4 @@
-"""Episodes: one agent's loop, groups of them at once, the notes written afterwards, and what they measure."""
+"""Episodes: one agent's loop, groups of them at once, the tips written afterwards, and what they measure."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from trailnotes.rollout.episode import (
     run_episode,
 )
 from trailnotes.rollout.groups import OnTrajectory, gather, rollout_metrics, run_groups
-from trailnotes.rollout.notes import (
-    Note,
+from trailnotes.rollout.tips import (
     Request,
     Written,
-    note_metrics,
-    note_requests,
-    notes_of,
+    WrittenTip,
+    tip_metrics,
+    tip_requests,
     write_all,
     write_tips,
     written_about,
+    written_tips,
 )
 
 __all__ = [
@@ -35,26 +35,26 @@ __all__ = [
     "AsyncEnv",
     "Decision",
     "MakeActor",
-    "Note",
     "OnTrajectory",
     "Pool",
     "Request",
     "Seating",
     "TipsActor",
     "Written",
+    "WrittenTip",
     "action_sampling",
     "context_limit",
     "find_tips",
     "gather",
-    "note_metrics",
-    "note_requests",
-    "notes_of",
     "num_tokens",
     "observe_within",
     "rollout_metrics",
     "run_episode",
     "run_groups",
+    "tip_metrics",
+    "tip_requests",
     "write_all",
     "write_tips",
     "written_about",
+    "written_tips",
 ]

@@ -15,7 +15,7 @@ PlayRound = Callable[[int, int], Awaitable[list[TrajectoryGroup]]]
 
 
 def all_equal(group: TrajectoryGroup) -> bool:
-    """Whether all members have the same return, novelty and fines aside."""
+    """Whether all members have the same return, novelty and penalties aside."""
     return len({trajectory.episode_return for trajectory in group.trajectories}) == 1
 
 

@@ -27,7 +27,7 @@ from trailnotes.errors import RunError
 from trailnotes.learner.learner import Learner
 from trailnotes.memory import open_memory
 from trailnotes.policies.hf.policy import HFPolicy, load_model
-from trailnotes.rollout import Note, note_metrics, rollout_metrics, run_groups, write_tips
+from trailnotes.rollout import WrittenTip, rollout_metrics, run_groups, tip_metrics, write_tips
 from trailnotes.rollout.archive import Archive, from_start
 from trailnotes.rollout.dynamic import further_tasks, replace_equal
 from trailnotes.runs.panels import play_panel
@@ -193,7 +193,7 @@ class Run:
         None is written about an episode that returned to a kept state: it would tell the last part of the way alone.
         """
         assert self.memory is not None
-        notes: list[Note] = []
+        written: list[WrittenTip] = []
         with self._timed("write_tips"):
             tips, num_tokens = await write_tips(
                 self.policy,
@@ -201,12 +201,12 @@ class Run:
                 self.config,
                 seed=derive_seed(self.config.run.seed, self.count.iteration, "tips"),
                 step=self.count.iteration,
-                on_note=notes.append,
+                on_tip=written.append,
             )
         with self._timed("store_tips"):
             self.memory.add(tips)
         self.count.tokens_generated += num_tokens
-        self.add_metrics("notes", note_metrics(notes))
+        self.add_metrics("tips", tip_metrics(written))
 
     def _from_start(self, groups: Sequence[TrajectoryGroup]) -> Sequence[TrajectoryGroup]:
         """Those of episodes that began as the game does, and did not return to a kept state."""

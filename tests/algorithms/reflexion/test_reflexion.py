@@ -110,7 +110,7 @@ def test_all_three_figures_are_there_each_with_its_count(tmp_path: Path) -> None
     assert [(m["attempted"], m["solved"], m["solved_share"], m["rollout/success"]) for m in metrics] == [
         (4, 1, 0.25, 0.25), (3, 2, 0.5, 1 / 3), (2, 3, 0.75, 0.5), (1, 3, 0.75, 0.0),
     ]  # fmt: skip
-    assert [m["notes/notes"] for m in metrics] == [3, 2, 1, 1]
+    assert [m["tips/written"] for m in metrics] == [3, 2, 1, 1]
     (row,) = json.loads((tmp_path / "eval" / "table.json").read_text())["rows"]
     assert (row["mean"], row["num_tasks"], row["env_steps"]) == (0.75, 4, 6)  # of ten, four are the ones examined
 
@@ -148,7 +148,7 @@ def test_a_plan_of_which_nothing_is_left_is_not_kept(tmp_path: Path) -> None:
 
     adapt_by(Silent(), "reflexion", tmp_path, eval={"trials": 1})
     assert plans_in(tmp_path) == []
-    assert [m["notes/notes_unusable"] for m in lines(tmp_path / "metrics.jsonl")] == [3, 3]
+    assert [m["tips/unusable"] for m in lines(tmp_path / "metrics.jsonl")] == [3, 3]
 
 
 def test_several_samples_of_a_task_are_refused(tmp_path: Path) -> None:

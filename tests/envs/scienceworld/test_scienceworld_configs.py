@@ -155,4 +155,4 @@ def test_a_tiny_model_can_be_trained(tmp_path: Path) -> None:
     trailnotes.train(load_config(None, settings.split()), tmp_path / "run")
     (line,) = metrics(tmp_path / "run")
     assert (line["rollout/errors"], line["episodes"], line["rollout/env_steps"]) == (0.0, 8, 24.0)
-    assert line["notes/notes"]
+    assert line["tips/written"]

@@ -12,7 +12,7 @@ from trailnotes.algorithms.reflexion.memory import MAX_WORDS, ReflectionMemory
 from trailnotes.algorithms.reflexion.plans import PlansActor, plan_messages
 from trailnotes.errors import ConfigError
 from trailnotes.memory import clean_tip
-from trailnotes.rollout import Note, Request, note_metrics, written_about
+from trailnotes.rollout import Request, WrittenTip, tip_metrics, written_about
 from trailnotes.seeds import completion_seed
 from trailnotes.types import Sampling, Tip
 
@@ -40,11 +40,11 @@ async def reflexion(trials: Trials) -> None:
 
             latest |= {group.task.id: group for group in groups if group.task.id not in solved}
             solved |= {group.task.id for group in groups if group.trajectories[0].success}
-            notes = await write_plans(trials, trial, memory, [g for g in groups if g.task.id not in solved])
-            memory.add([plan for note in notes for plan in note.tips], once=phase)
+            written = await write_plans(trials, trial, memory, [g for g in groups if g.task.id not in solved])
+            memory.add([plan for each in written for plan in each.tips], once=phase)
 
             counts = {"attempted": len(tasks), "solved": len(solved), "solved_share": len(solved) / len(trials.tasks)}
-            trials.log(phase, groups, **counts, notes=note_metrics(notes), memory=memory.stats())
+            trials.log(phase, groups, **counts, tips=tip_metrics(written), memory=memory.stats())
             so_far = [latest[task.id] for task in trials.tasks if task.id in latest]
             trials.report(f"solved by trial {trial}" if trial else "trial 0", so_far, memory=trial > 0, trial=trial)
         trials.report("final trial only", groups, memory=config.eval.trials > 0)
@@ -53,7 +53,7 @@ async def reflexion(trials: Trials) -> None:
 
 async def write_plans(
     trials: Trials, trial: int, memory: ReflectionMemory, failed: Sequence[TrajectoryGroup]
-) -> list[Note]:
+) -> list[WrittenTip]:
     """One plan for each failed episode, written with the plans in sight that its task has already."""
     config, policy, options = trials.config, trials.policy, trials.config.reflexion
     episodes = written_about([group.trajectories[0] for group in failed])
@@ -72,7 +72,7 @@ async def write_plans(
     ]  # fmt: skip
     completions = await trials.write(f"trial-{trial}", requests)
     return [
-        Note(t, completion, tuple(plan_of(t, completion.text, author=policy, run=config.run.name, trial=trial)))
+        WrittenTip(t, completion, tuple(plan_of(t, completion.text, author=policy, run=config.run.name, trial=trial)))
         for t, completion in zip(episodes, completions, strict=True)
     ]
 

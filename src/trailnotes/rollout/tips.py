@@ -64,7 +64,7 @@ async def _write(policy: Policy, request: Request, name: str) -> Completion:
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class WrittenTip:
     """What the policy wrote after an episode, and the memory entries made of it: none if nothing was usable."""
 
     trajectory: Trajectory
@@ -76,7 +76,7 @@ class Written(NamedTuple):
     """The tips of a batch in task order, and what they cost."""
 
     tips: list[Tip]
-    num_tokens: int  # generated for all notes, unusable ones included
+    num_tokens: int  # generated for all tips, unusable ones included
 
 
 async def write_tips(
@@ -86,37 +86,37 @@ async def write_tips(
     *,
     seed: int,
     step: int,
-    on_note: Callable[[Note], None] | None = None,
+    on_tip: Callable[[WrittenTip], None] | None = None,
 ) -> Written:
-    """Have the policy write one note about each episode, all together, from the conversation without tips.
+    """Have the policy write one tip about each episode, all together, from the conversation without tips.
 
-    Nothing is stored here. Episodes without a step are passed over. Notes of which `clean_tip` leaves nothing give no
-    tip, but count in `num_tokens` and reach `on_note`.
+    Nothing is stored here. Episodes without a step are passed over. What `clean_tip` leaves nothing of gives no entry,
+    but counts in `num_tokens` and reaches `on_tip`.
 
     Args:
         policy: the author.
         groups: the episodes.
         config: `memory` (limits and temperature of writing), `rollout` (wording), `run.name`.
-        seed: of the batch; each note's seed follows from it, its task and member.
+        seed: of the batch; each tip's seed follows from it, its task and member.
         step: training iteration or adaptation trial, kept with each tip.
-        on_note: called with every note in task order; `note_metrics` counts them.
+        on_tip: called with each of them in task order; `tip_metrics` counts them.
     """
     trajectories = written_about([t for group in groups for t in group.trajectories])
-    completions = await write_all(policy, note_requests(policy, trajectories, config, seed=seed))
-    notes = notes_of(policy, trajectories, completions, config, step=step)
-    for note in notes:
-        if on_note is not None:
-            on_note(note)
-    return Written([tip for note in notes for tip in note.tips], sum(note.completion.num_tokens for note in notes))
+    completions = await write_all(policy, tip_requests(policy, trajectories, config, seed=seed))
+    written = written_tips(policy, trajectories, completions, config, step=step)
+    for each in written:
+        if on_tip is not None:
+            on_tip(each)
+    return Written([tip for each in written for tip in each.tips], sum(each.completion.num_tokens for each in written))
 
 
-def note_metrics(notes: Sequence[Note]) -> dict[str, float]:
-    """What writing tips cost: notes written, notes without anything usable, tokens read and generated."""
+def tip_metrics(written: Sequence[WrittenTip]) -> dict[str, float]:
+    """What writing tips cost: how many, those without anything usable, tokens read and generated."""
     return {
-        "notes": float(len(notes)),
-        "notes_unusable": float(sum(not note.tips for note in notes)),
-        "note_tokens_read": float(sum(note.completion.num_prompt_tokens for note in notes)),
-        "note_tokens": float(sum(note.completion.num_tokens for note in notes)),
+        "written": float(len(written)),
+        "unusable": float(sum(not each.tips for each in written)),
+        "tokens_read": float(sum(each.completion.num_prompt_tokens for each in written)),
+        "tokens": float(sum(each.completion.num_tokens for each in written)),
     }
 
 
@@ -125,7 +125,7 @@ def written_about(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
     return [t for t in trajectories if t.steps and t.outcome != "error"]
 
 
-def note_requests(policy: Policy, trajectories: Sequence[Trajectory], config: Config, *, seed: int) -> list[Request]:
+def tip_requests(policy: Policy, trajectories: Sequence[Trajectory], config: Config, *, seed: int) -> list[Request]:
     """A request for one tip about each episode, from its conversation without tips."""
     memory = config.memory
     return [
@@ -141,18 +141,18 @@ def note_requests(policy: Policy, trajectories: Sequence[Trajectory], config: Co
     ]
 
 
-def notes_of(
+def written_tips(
     policy: Policy, trajectories: Sequence[Trajectory], completions: Sequence[Completion], config: Config, *, step: int
-) -> list[Note]:
-    """What was answered to `note_requests`, as memory entries."""
-    return [_note(policy, t, done, config, step) for t, done in zip(trajectories, completions, strict=True)]
+) -> list[WrittenTip]:
+    """What was answered to `tip_requests`, as memory entries."""
+    return [_written(policy, t, done, config, step) for t, done in zip(trajectories, completions, strict=True)]
 
 
-def _note(policy: Policy, trajectory: Trajectory, completion: Completion, config: Config, step: int) -> Note:
-    """The note with its tips, found by the final state or, with entries = "step", by each step's."""
+def _written(policy: Policy, trajectory: Trajectory, completion: Completion, config: Config, step: int) -> WrittenTip:
+    """The tip with its entries, found by the final state or, with entries = "step", by each step's."""
     keys = memory_keys(trajectory, config.rollout, config.memory, policy.count_tokens)
     tips = tips_of(
         trajectory, completion.text, config.memory, keys=keys[-1:] if config.memory.entries == "episode" else keys[:-1],
         model=policy.name, version=policy.version, run=config.run.name, step=step,
     )  # fmt: skip
-    return Note(trajectory, completion, tuple(tips))
+    return WrittenTip(trajectory, completion, tuple(tips))
