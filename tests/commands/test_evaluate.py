@@ -107,6 +107,22 @@ def test_tables_hold_every_field_and_the_name_of_the_interval(tmp_path: Path) ->
     assert head.count("|") == rule.count("|") == first.count("|")
 
 
+def test_the_figures_of_one_run_go_by_their_names(tmp_path: Path) -> None:
+    row = PanelResult("empo2-tips", True, "test", "success", 0.5, 0.25, 0.75, 38400, 1, 80, 160, "Wilson 95%")
+    write_table([row], tmp_path, ["trial 3"])
+    (record,) = json.loads((tmp_path / "table.json").read_text())["rows"]
+    assert next(iter(record)) == "figure"
+    assert record == {"figure": "trial 3", **asdict(row)}
+    assert (tmp_path / "table.md").read_text().splitlines() == [
+        "| figure | memory | panel | metric | mean | interval | env steps |",
+        "|---|---|---|---|---|---|---|",
+        "| trial 3 | with | test (80) | success | 0.500 | [0.250, 0.750] | 38,400 |",
+        "",
+        "Intervals: Wilson 95%.",
+    ]
+    assert markdown_table([], []).startswith("| figure |"), "before the first figure"
+
+
 # -- who is examined
 
 
