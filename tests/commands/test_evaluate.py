@@ -18,17 +18,16 @@ from trailnotes.config.schema import Config
 from trailnotes.envs.tasks import tasks_of
 from trailnotes.errors import ConfigError, RunError
 from trailnotes.runs.panels import (
-    COUNTS,
     PanelResult,
     Subject,
     family_of,
     interval_of,
     markdown_table,
     panel_result,
-    spending,
     write_episodes,
     write_table,
 )
+from trailnotes.runs.spent import BY_ROW, row_costs
 from trailnotes.storage.files import read_jsonl
 from trailnotes.types import Observation, Task, Trajectory
 
@@ -133,7 +132,7 @@ def test_a_run_is_its_last_checkpoint_with_memory_and_spending(run_dir: Path) ->
     assert (of_run.model, of_run.memory, of_run.name) == (str(last / "model"), last / "memory.db", "empo2")
     last_line = lines(run_dir / "metrics.jsonl")[-1]
     assert of_run.spent["env_steps"] == last_line["env_steps"] > 0
-    assert spending(of_run.spent) == {name: last_line[name] for name in (*COUNTS, "seconds")}
+    assert row_costs(of_run.spent) == {name: last_line[name] for name in BY_ROW}
     earlier = resolve(str(run_dir / "checkpoints" / "step-000001"))
     assert 0 < earlier.spent["env_steps"] < of_run.spent["env_steps"]
     assert resolve(last / "model").name == "start"

@@ -22,7 +22,8 @@ from trailnotes.errors import ConfigError, RunError
 from trailnotes.reporting.intervals import bootstrap
 from trailnotes.runs.console import Bar, clock
 from trailnotes.runs.directory import run_config
-from trailnotes.runs.panels import COUNTS, PanelResult, family_of, spending, value_of, write_episodes, write_table
+from trailnotes.runs.panels import PanelResult, family_of, value_of, write_episodes, write_table
+from trailnotes.runs.spent import BY_ROW, row_costs
 from trailnotes.storage.files import read_jsonl, write_text_atomic
 from trailnotes.storage.records import trajectory_from_json
 
@@ -205,5 +206,5 @@ def row_of(jobs: Sequence[Job], played: dict[Job, list[Trajectory]], config: Con
         num_tasks=len(set(games)),
         num_episodes=len(values),
         interval=f"bootstrap over seeds, then families, then games, {config.eval.confidence:.0%}",
-        **spending({key: sum(cost.get(key, 0) for cost in costs) / len(costs) for key in (*COUNTS, "seconds")}),
+        **row_costs({key: sum(cost.get(key, 0) for cost in costs) / len(costs) for key in BY_ROW}),
     )

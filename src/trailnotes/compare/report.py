@@ -10,12 +10,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from trailnotes.compare.cost import SPENDING
 from trailnotes.compare.picture import Marks, draw_methods
 from trailnotes.compare.published.page import DASH, WIDTH, table_lines
 from trailnotes.compare.statistics import DIFFERENCE_METHOD, IQM_METHOD, METHOD
-from trailnotes.compare.summary import COSTS, Line, Summary
+from trailnotes.compare.summary import Line, Summary
 from trailnotes.reporting.intervals import Interval
+from trailnotes.runs.spent import BY_RUN, SPENDING
 
 MEGABYTE = 1 << 20
 HEADS = {
@@ -86,7 +86,7 @@ def efficiency_table(summary: Summary) -> Table:
 
 def cost_table(summary: Summary) -> Table:
     """Means of a run; spending only where an endpoint charged some."""
-    names = [name for name in COSTS if name != SPENDING or any(SPENDING in line.costs for line in summary.lines)]
+    names = [name for name in BY_RUN if name != SPENDING or any(SPENDING in line.costs for line in summary.lines)]
     rows = [[line.label, *(_cost(line, name) for name in names)] for line in summary.lines]
     return ["mean of a run", *(HEADS[name] for name in names)], rows
 

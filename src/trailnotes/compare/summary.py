@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from trailnotes.compare.cost import COUNTED, MEASURED, SPENDING
 from trailnotes.compare.results import Games, Result, refuse_mixed
 from trailnotes.compare.statistics import Difference, Values, iqm, paired, pooled, steps_to
 from trailnotes.errors import RunError
 from trailnotes.reporting.intervals import Interval
+from trailnotes.runs.spent import BY_RUN
 
-COSTS = (*COUNTED, *MEASURED, SPENDING)
 TOLERANCE = 0.02  # share by which the environment steps of trained methods may differ without a word about it
 FEW_SEEDS = 5  # below this many, the intervals get a word of warning
 
@@ -129,7 +128,7 @@ def _line(
 
 def _costs(results: Sequence[Result]) -> dict[str, float]:
     """Means over the runs that know them; of peak memory the largest."""
-    known = {name: [r.costs[name] for r in results if name in r.costs] for name in COSTS}
+    known = {name: [r.costs[name] for r in results if name in r.costs] for name in BY_RUN}
     return {
         name: float(max(values) if name == "peak_memory" else np.mean(values))
         for name, values in known.items()

@@ -14,12 +14,11 @@ from trailnotes.envs.tasks import panel, tasks_of
 from trailnotes.errors import ConfigError
 from trailnotes.reporting.intervals import Interval, bootstrap, wilson
 from trailnotes.rollout import Pool, run_groups
+from trailnotes.runs.spent import row_costs
 from trailnotes.seeds import derive_seed
 from trailnotes.storage.files import encode_line, write_bytes_atomic, write_text_atomic
 from trailnotes.storage.records import trajectory_to_json
 from trailnotes.types import Mode, Task, Trajectory
-
-COUNTS = ("env_steps", "tokens_generated", "tokens_trained")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +99,8 @@ def panel_result(episodes: Sequence[Trajectory], config: Config, subject: Subjec
         num_tasks=len({t.task.id for t in episodes}),
         num_episodes=len(episodes),
         interval=method,
-        **spending(subject.spent),
+        **row_costs(subject.spent),
     )
-
-
-def spending(spent: Mapping[str, float]) -> dict[str, Any]:
-    """The cost columns of a row; nothing was spent where nothing is known of it."""
-    return {name: round(spent.get(name, 0)) for name in COUNTS} | {"seconds": float(spent.get("seconds", 0.0))}
 
 
 # -- playing
