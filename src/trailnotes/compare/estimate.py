@@ -70,7 +70,7 @@ def small_copy(run: PlannedRun, out: Path) -> PlannedRun:
     config = run.config
     train = {"iterations": 1, "save_every": 1, "eval_every": 0}
     games = min(GAMES, config.eval.num_tasks) or GAMES
-    data = {"data": (str(out / "runs" / run.after),)} if run.after else {}
+    data = {"data": (str(out / "runs" / run.after),)} if run.after and not run.follows else {}
     changes: dict[str, dict[str, Any]] = {
         "train": train,
         "eval": {"num_tasks": games, "trials": 1},

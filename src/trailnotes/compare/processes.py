@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trailnotes.envs.tasks import tasks_of
-from trailnotes.errors import RunError
 from trailnotes.runs.console import Bar
 from trailnotes.storage import checkpoint
 
@@ -91,8 +90,7 @@ def run_jobs(
     at_once: int,
     *,
     watch: Callable[[Sequence[Job]], None],
-    on_end: Callable[[Job, Ended], str] | None = None,
-    keep_going: bool = False,
+    on_end: Callable[[Job, Ended], str],
 ) -> dict[str, str]:
     """Run `jobs` in their order, `at_once` side by side. However this ends, no process is left.
 
@@ -101,14 +99,10 @@ def run_jobs(
         at_once: processes at a time.
         watch: called at each look with the jobs that run.
         on_end: called when a process has ended, however that was; what it returns says why this counts as a failure,
-            "" if it does not, and by default whatever has status 0 has not failed.
-        keep_going: whether a failure leaves the others running.
+            "" if it does not.
 
     Returns:
-        Name -> why, of the jobs that failed or, since what they need did, never began.
-
-    Raises:
-        RunError: one failed, unless `keep_going`; the others were asked to stop.
+        Name -> why, of the jobs that failed or, since what they need did, never began. The others ran.
     """
     waiting, failures = list(jobs), dict[str, str]()
     running: dict[Job, Process] = {}
@@ -123,11 +117,8 @@ def run_jobs(
                 if (ended := process.poll()) is None:
                     continue
                 del running[job]
-                if why := (on_end or _why)(job, ended):
+                if why := on_end(job, ended):
                     failures[job.name] = why
-                    if not keep_going:
-                        raise RunError(f"run {job.name} {why} (all of it: {job.directory / LOG}); "
-                                       "the same command goes on from its last checkpoint")  # fmt: skip
                     _leave_out(waiting, failures)
             watch(list(running))
             time.sleep(POLL if running else 0)
@@ -136,7 +127,7 @@ def run_jobs(
             stop(list(running.values()))
         finally:
             for job, process in running.items():
-                if on_end and process.ended:
+                if process.ended:
                     on_end(job, process.ended)
     return failures
 
@@ -151,12 +142,10 @@ def _leave_out(waiting: list[Job], failures: dict[str, str]) -> None:
             return
 
 
-def _why(job: Job, ended: Ended) -> str:
-    return failure(job, ended) if ended.status else ""
-
-
 def failure(job: Job, ended: Ended) -> str:
-    """``ended with status 2: trailnotes: no such file``: the last line of its log says the rest."""
+    """``ended with status 2: trailnotes: no such file``: the last line of its log says the rest; "" if it did well."""
+    if not ended.status:
+        return ""
     how = f"ended with status {ended.status}" if ended.status >= 0 else f"was ended by signal {-ended.status}"
     return f"{how}: {last_words(job.directory / LOG) or 'no output'}"
 

@@ -47,8 +47,7 @@ def stages_of(run: PlannedRun) -> list[Stage]:
     """The processes of a run, in their order."""
     settings, directory = str(settings_file(run)), str(run.directory)
     if not run.trains:
-        method, model = run.config.algorithm.name, run.config.model.path
-        words = ["adapt", model, "--method", method, "--out", directory, "--config", settings]
+        words = ["adapt", run.start, "--method", run.config.algorithm.name, "--out", directory, "--config", settings]
         return [_stage(run, "adapt", words, [f"{run.after} train"] if run.after else [])]
     allowed = [word for name in _changed(run) for word in ("--allow-change", name)]
     return [
@@ -93,7 +92,8 @@ def refuse_changed(runs: Sequence[PlannedRun]) -> None:
 def _changed(run: PlannedRun) -> list[str]:
     if not (run.directory / "config.toml").is_file():
         return []
-    return diff(run_config(run.directory), run.config)
+    changed = diff(run_config(run.directory), run.config)
+    return [name for name in changed if not (name == "model.path" and run.follows)]  # its own names the checkpoint
 
 
 def _is_free(name: str) -> bool:
@@ -113,8 +113,8 @@ def go_through(stages: Sequence[Stage], at_once: int, watch: Callable[[Sequence[
     def on_end(job: Job, ended: Ended) -> str:
         stage = by_name[job.name]
         note_process(stage.run.directory, stage.name, ended)
-        if ended.status:
-            return failure(job, ended)
+        if why := failure(job, ended):
+            return why
         try:
             return "" if stage.done else "stopped before its end; the same command goes on from there"
         except RunError as error:
@@ -125,7 +125,6 @@ def go_through(stages: Sequence[Stage], at_once: int, watch: Callable[[Sequence[
         at_once,
         watch=lambda running: watch([by_name[job.name] for job in running]),
         on_end=on_end,
-        keep_going=True,
     )
     missing: dict[str, str] = {}
     for name, why in failures.items():

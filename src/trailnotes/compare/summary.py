@@ -54,6 +54,16 @@ class Summary:
     curves: Mapping[str, Sequence[Sequence[tuple[float, float]]]]  # label -> one curve a seed
     notes: tuple[str, ...]
 
+    def refuse_missing(self) -> None:
+        """Have a command fail that leaves a run without a result.
+
+        Raises:
+            RunError: names each of them and why.
+        """
+        missing = [f"{line.label} with seed {seed}: {why}" for line in self.lines for seed, why in line.missing.items()]
+        if missing:
+            raise RunError(f"{len(missing)} run{'s' * (len(missing) > 1)} without a result; {'; '.join(missing)}")
+
 
 @dataclass(frozen=True, slots=True)
 class Question:
