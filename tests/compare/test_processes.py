@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import signal
@@ -14,17 +13,13 @@ from typing import Any
 import pytest
 
 from children import alive, wait_for
-from small import small_config
-from tinyrun import tiny_config, train_in_process
 from trailnotes.compare import processes as module
 from trailnotes.compare.processes import (
     Ended,
     Job,
     Process,
-    compile_games,
     ended_by_signals,
     failure,
-    is_trained,
     run_jobs,
     stop,
     tail,
@@ -185,38 +180,8 @@ def test_termination_ends_everything_as_ctrl_c_does(number: signal.Signals) -> N
     assert signal.getsignal(number) is before
 
 
-# -- around them
-
-
 def test_the_tail_of_a_file(tmp_path: Path) -> None:
     file = tmp_path / "log"
     assert tail(file, 3) == b""
     file.write_bytes(b"12345")
     assert (tail(file, 3), tail(file, 9)) == (b"345", b"12345")
-
-
-def test_a_run_is_trained_once_its_last_checkpoint_has_the_budget(start_model: Path, tmp_path: Path) -> None:
-    config = tiny_config(start_model, train={"iterations": 1, "max_env_steps": 0})
-    assert not is_trained(tmp_path / "run", config)
-    train_in_process(config, tmp_path / "run")
-    spent = json.loads((tmp_path / "run/metrics.jsonl").read_text())["env_steps"]
-
-    def wants(**train: int) -> Any:
-        return tiny_config(start_model, train=train)
-
-    assert is_trained(tmp_path / "run", config)
-    assert is_trained(tmp_path / "run", wants(iterations=9, max_env_steps=spent))
-    assert not is_trained(tmp_path / "run", wants(iterations=9, max_env_steps=spent + 1))
-    assert not is_trained(tmp_path / "run", wants(iterations=9, max_env_steps=0))
-
-
-def test_games_are_compiled_once_for_all_settings_that_play_them(tmp_path: Path) -> None:
-    options = {"families": ["keys/granite"], "cache_dir": str(tmp_path)}
-    own = small_config(env={"name": "waymarks", "options": options}, train={"split": "validation"},
-                       eval={"split": "validation"})  # fmt: skip
-    compile_games([own, own, small_config()])
-    games = sorted(tmp_path.rglob("*.z8"))
-    assert len(games) == 5
-    written = [game.stat().st_mtime_ns for game in games]
-    compile_games([own])
-    assert [game.stat().st_mtime_ns for game in games] == written

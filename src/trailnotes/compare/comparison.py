@@ -18,14 +18,14 @@ from pathlib import Path
 
 from trailnotes.compare.live import Board
 from trailnotes.compare.plan import FROM_EPISODES, Plan, PlannedRun, dotted, load_plan, runs_of, slug
-from trailnotes.compare.processes import compile_games, ended_by_signals
+from trailnotes.compare.processes import ended_by_signals
 from trailnotes.compare.published.comparability import comparability
 from trailnotes.compare.published.figures import PANELS
 from trailnotes.compare.published.page import to_json, to_markdown
 from trailnotes.compare.published.table import Comparison, compare
 from trailnotes.compare.report import draw_summary, summary_json, summary_markdown
 from trailnotes.compare.results import Result, read_result
-from trailnotes.compare.running import go_through, left_of, refuse_changed, stages_of
+from trailnotes.compare.running import compile_games, go_through, left_of, refuse_changed, stages_of
 from trailnotes.compare.summary import Question, Summary, summarise
 from trailnotes.errors import MissingExtraError, RunError
 from trailnotes.runs.directory import RunLock
@@ -80,7 +80,7 @@ def run_plan(plan: Plan, path: Path, out: Path, *, at_once: int | None = None, t
         left = left_of(runs)
         missing: dict[str, str] = {}
         if left:
-            compile_games([stage.run.config for stage in left])
+            compile_games(stage.run for stage in left)
             with ended_by_signals(), Board(runs, left) as board:
                 missing = go_through(left, at_once or plan.compare.jobs, board.update)
         return _conclude(plan, runs, missing, out)

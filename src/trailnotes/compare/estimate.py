@@ -9,8 +9,8 @@ from pathlib import Path
 from trailnotes.compare.comparison import place_of
 from trailnotes.compare.cost import EXAMINING, cost_of, last_line
 from trailnotes.compare.plan import PlannedRun, load_plan, runs_of
-from trailnotes.compare.processes import compile_games, ended_by_signals
-from trailnotes.compare.running import go_through, left_of
+from trailnotes.compare.processes import ended_by_signals
+from trailnotes.compare.running import compile_games, go_through, left_of
 from trailnotes.runs.console import clock
 from trailnotes.runs.forecast import small, times
 
@@ -33,7 +33,7 @@ def estimate(path: Path, *, out: Path | None = None, at_once: int | None = None)
     first = [run for run in runs if run.seed == plan.compare.seeds[0]]
     with tempfile.TemporaryDirectory(prefix="trailnotes-") as name:
         copies = [small_copy(run, Path(name)) for run in first]
-        compile_games([run.config for run in copies])
+        compile_games(copies)
         with ended_by_signals():
             played = [stage for stage in left_of(copies) if stage.name != EXAMINING]
             missing = go_through(played, jobs, lambda _: None)

@@ -1,7 +1,7 @@
 """Commands run side by side: started, watched, and ended without leaving a process behind.
 
 Each is a process in a group of its own, writes to the console.log of its directory, and is asked once to stop before
-it is killed. What surrounds them is here too: the games compiled beforehand, and whether a run has all its budget.
+it is killed.
 """
 
 from __future__ import annotations
@@ -15,14 +15,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-from trailnotes.envs.tasks import tasks_of
-from trailnotes.runs.console import Bar
-from trailnotes.storage import checkpoint
-
-if TYPE_CHECKING:
-    from trailnotes.config.schema import Config
 
 LOG = "console.log"
 POLL = 0.5  # seconds between two looks at the running processes
@@ -200,40 +192,3 @@ def ended_by_signals() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-# -- around them
-
-
-def compile_games(configs: Sequence[Config]) -> None:
-    """All Waymarks games that runs of these settings will play, on two cores; those in the cache cost nothing."""
-    seen = []
-    for config in configs:
-        splits = {config.train.split, config.eval.split}
-        splits |= {config.train.validation_split} if config.train.eval_every else set()
-        if config.env.name != "waymarks" or (config.env.options, splits) in seen:
-            continue
-        seen.append((config.env.options, splits))
-        from trailnotes.envs.waymarks.env import compile_all
-
-        tasks = [task for split in sorted(splits) for task in tasks_of(config, split)]
-        folder = config.env.options.get("cache_dir")
-        with Bar(len(tasks), "compiling games") as bar:
-            compile_all(
-                tasks,
-                num_workers=2,
-                progress=lambda done, _, bar=bar: bar.update(done),  # type: ignore[misc]
-                folder=Path(folder) if folder else None,
-            )
-
-
-def is_trained(run_dir: Path, config: Config) -> bool:
-    """Whether the last checkpoint of a run has all that its settings ask for.
-
-    Raises:
-        RunError: that checkpoint is damaged.
-    """
-    saved = checkpoint.latest(run_dir / "checkpoints")
-    if saved is None:
-        return False
-    return config.train.share(checkpoint.load_meta(saved)) >= 1.0

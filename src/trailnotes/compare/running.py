@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from trailnotes.compare.cost import EXAMINING, note_process
 from trailnotes.compare.plan import PlannedRun
-from trailnotes.compare.processes import Ended, Job, failure, is_trained, run_jobs
+from trailnotes.compare.processes import Ended, Job, failure, run_jobs
 from trailnotes.config.toml import SURROUNDINGS, diff, to_toml
+from trailnotes.envs.waymarks.env import compile_all, games_of
 from trailnotes.errors import RunError
-from trailnotes.runs.directory import run_config
+from trailnotes.runs.console import Bar
+from trailnotes.runs.directory import is_trained, run_config
 from trailnotes.storage.files import write_text_atomic
 
 
@@ -98,6 +100,13 @@ def _changed(run: PlannedRun) -> list[str]:
 
 def _is_free(name: str) -> bool:
     return any(name == key or name.startswith(f"{key}.") for key in SURROUNDINGS)
+
+
+def compile_games(runs: Iterable[PlannedRun]) -> None:
+    """Compile what the runs will play before any of them has to wait for it; games in the cache cost nothing."""
+    for folder, games in games_of(run.config for run in runs).items():
+        with Bar(len(games), "compiling games") as bar:
+            compile_all(games, progress=lambda done, _, bar=bar: bar.update(done), folder=folder)  # type: ignore[misc]
 
 
 def go_through(stages: Sequence[Stage], at_once: int, watch: Callable[[Sequence[Stage]], None]) -> dict[str, str]:
