@@ -265,7 +265,7 @@ def test_diagnose_and_demo(fake: Any, capsys: pytest.CaptureFixture[str]) -> Non
     assert main(["diagnose", "runs/a"]) == 0
     assert calls[0][0] == (Path("runs/a"),)
     assert capsys.readouterr().out == "all well\n"
-    calls = fake("trailnotes.commands.demo_run", "demo")
+    calls = fake("trailnotes.commands.demo", "demo")
     assert main(["demo"]) == 0
     assert calls[-1][0] == (Path("runs/demo"),)
 

@@ -11,11 +11,10 @@ import pytest
 
 from children import alive, children_of, wait_for
 from small import small_config
-from trailnotes.commands import demo_run as module
-from trailnotes.commands.demo_run import demo, unequal_steps
+from trailnotes.commands.demo import demo, plan_of
+from trailnotes.compare.summary import Summary
 from trailnotes.config.toml import to_toml
 from trailnotes.errors import ConfigError, RunError
-from trailnotes.runs.panels import PanelResult
 from trailnotes.storage.files import read_jsonl
 
 SETTINGS = ["--eval.num_tasks", "2"]
@@ -32,8 +31,8 @@ def config_file(start: Path, path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def finished_demo(start_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, list[PanelResult]]:
-    """Config, directory and rows of a demo of one seed."""
+def finished_demo(start_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Summary]:
+    """Config, directory and summary of a demo of one seed."""
     directory = tmp_path_factory.mktemp("demo")
     path = config_file(start_model, directory / "demo.toml")
     return path, directory / "out", demo(directory / "out", config_path=path, seeds=1, trials=1, settings=SETTINGS)
@@ -44,82 +43,80 @@ def finished_demo(start_model: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 def test_the_table_is_as_promised(finished_demo: Any) -> None:
     _, out, _ = finished_demo
-    rows = json.loads((out / "table.json").read_text())["rows"]
-    assert [(row["algorithm"], row["memory"]) for row in rows] == [
-        ("start", False),
-        ("grpo", False),
-        ("empo2", False),
-        ("empo2", True),
-    ]
-    for row in rows:
-        assert (row["panel"], row["metric"], row["seeds"], row["num_tasks"]) == ("test", "success", 1, 2)
-        assert 0 <= row["ci_low"] <= row["mean"] <= row["ci_high"] <= 1
-        assert row["interval"] == "bootstrap over seeds, then families, then games, 95%"
-    for name in ("grpo", "empo2"):
-        spent = list(read_jsonl(out / f"{name}-0" / "metrics.jsonl"))[-1]
-        for row in rows:
-            if row["algorithm"] == name:
-                assert row["env_steps"] == spent["env_steps"] >= 24
-                assert row["tokens_generated"] == spent["tokens_generated"] > 0
-                assert row["seconds"] == spent["seconds"] > 0
-    assert rows[0]["env_steps"] == rows[0]["tokens_generated"] == rows[0]["seconds"] == 0
+    lines = {line["label"]: line for line in json.loads((out / "table.json").read_text())["lines"]}
+    assert list(lines) == ["start model", "GRPO", "EMPO²", "EMPO² with tips, 1 trial"]
+    for line in lines.values():
+        assert (line["seeds"], line["num_games"], line["missing"]) == ([0], 2, {})
+        assert line["costs"]["seconds"] > 0
+    for name, label in (("grpo", "GRPO"), ("empo2", "EMPO²")):
+        spent = list(read_jsonl(out / "runs" / f"{name}-0" / "metrics.jsonl"))[-1]
+        assert lines[label]["costs"]["env_steps"] == spent["env_steps"] >= 24
+        assert lines[label]["costs"]["tokens_generated"] == spent["tokens_generated"] > 0
+    assert [line["num_attempts"] for line in lines.values()] == [1, 1, 1, 2]
+    assert [line["trains"] for line in lines.values()] == [False, True, True, False]
 
 
 def test_it_leaves_one_table_a_picture_and_a_story(finished_demo: Any) -> None:
     _, out, _ = finished_demo
     assert [path.relative_to(out).as_posix() for path in out.glob("*.json")] == ["table.json"]
     assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
-    assert (out / "table.md").read_text().count("\n| ") == 4
+    assert "EMPO² with tips, 1 trial plays the last model of EMPO²" in (out / "table.md").read_text()
     assert (out / "story.txt").read_text().strip()
 
 
 def test_the_runs_differ_in_method_and_seed_alone(finished_demo: Any) -> None:
     _, out, _ = finished_demo
-    runs = [(out / name / "config.toml").read_text().splitlines() for name in ("grpo-0", "empo2-0")]
+    runs = [(out / "runs" / name / "config.toml").read_text().splitlines() for name in ("grpo-0", "empo2-0")]
     differing = {a.split(" = ")[0] for a, b in zip(*runs, strict=True) if a != b}
     assert differing == {"name"}  # of the method, and of the run
-    panels = {path.name for path in (out / "panels").iterdir()}
-    assert panels == {"start-0", "grpo-0", "empo2-0", "empo2-0-notes"}
-    plain, noted = (list(read_jsonl(out / "panels" / name)) for name in
-                    ("empo2-0/episodes.jsonl", "empo2-0-notes/eval/episodes.jsonl"))  # fmt: skip
-    assert {record["mode"] for record in plain} == {"plain"}
-    assert {record["mode"] for record in noted} == {"on_policy_tips"}
-    assert [record["task"] for record in plain] == [record["task"] for record in noted]
+    panels = [list(read_jsonl(out / "runs" / f"{name}-0" / "eval" / "episodes.jsonl"))
+              for name in ("start", "grpo", "empo2", "empo2-with-tips")]  # fmt: skip
+    assert [{record["mode"] for record in panel} for panel in panels] == [*[{"plain"}] * 3, {"on_policy_tips"}]
+    tasks = [[record["task"] for record in panel] for panel in panels]
+    assert tasks[0] == tasks[1] == tasks[2] == tasks[3]
 
 
-def test_once_more_trains_and_plays_nothing(
+def test_tips_are_read_by_the_model_that_was_trained(finished_demo: Any) -> None:
+    _, out, _ = finished_demo
+    model = json.loads((out / "runs/empo2-with-tips-0/eval/panel.json").read_text())["model"]
+    assert Path(model).resolve().parents[2] == (out / "runs/empo2-0").resolve()
+
+
+def test_once_more_runs_nothing_and_says_the_same(
     finished_demo: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path, out, rows = finished_demo
-
-    def never(*_: object, **__: object) -> None:
-        raise AssertionError("this was done already")
-
-    monkeypatch.setattr("trailnotes.compare.processes.Process", never)
-    monkeypatch.setattr(module, "play_subject", never)
-    monkeypatch.setattr("trailnotes.commands.evaluation.play_panel", never)
+    path, out, summary = finished_demo
+    monkeypatch.setattr("trailnotes.compare.processes.Process", None)
     before = (out / "table.json").read_bytes()
-    assert demo(out, config_path=path, seeds=1, trials=1, settings=SETTINGS) == rows
+    assert demo(out, config_path=path, seeds=1, trials=1, settings=SETTINGS) == summary
     assert (out / "table.json").read_bytes() == before
     said = capsys.readouterr().out
-    assert "start model, without notes" in said
-    assert "generated" in said
+    cells = [[cell.strip() for cell in line.strip("│").split("│")] for line in said.splitlines() if line[:1] == "│"]
+    assert [row[0] for row in cells] == ["start model", "GRPO", "EMPO²", "EMPO² with tips, 1 trial"]
+    assert all(len(row) == 6 and row[1].endswith("]") for row in cells)
+    assert "success on 2 games (waymarks-simulator, test)" in said
+    assert "EMPO² less GRPO: " in said
+    assert all(str(out / name) in said for name in ("curves.png", "table.json", "story.txt"))
     assert max(len(line) for line in said.splitlines() if "─" in line) <= 100
 
 
 def test_a_panel_that_was_cut_off_is_played_again(finished_demo: Any) -> None:
-    path, out, rows = finished_demo
-    file = out / "panels" / "grpo-0" / "episodes.jsonl"
-    before = file.read_text()
-    file.unlink()
-    assert demo(out, config_path=path, seeds=1, trials=1, settings=SETTINGS) == rows
-    assert file.read_text() == before
+    path, out, summary = finished_demo
+    panel = out / "runs" / "grpo-0" / "eval"
+    before = (panel / "episodes.jsonl").read_text()
+    (panel / "episodes.jsonl").unlink()
+    (panel / "table.json").unlink()
+    again = demo(out, config_path=path, seeds=1, trials=1, settings=SETTINGS)
+    assert [line.final for line in again.lines] == [line.final for line in summary.lines]
+    assert (panel / "episodes.jsonl").read_text() == before
 
 
 def test_a_demo_of_other_settings_is_refused(finished_demo: Any) -> None:
     path, out, _ = finished_demo
     before = (out / "table.json").read_bytes()
-    with pytest.raises(RunError, match=r"holds a demo with another optim\.lr: remove it, or choose another --out"):
+    with pytest.raises(
+        RunError, match=r"holds runs with other settings \(start-0: optim\.lr; grpo-0: optim\.lr; .*another --out"
+    ):
         demo(out, config_path=path, seeds=1, trials=1, settings=[*SETTINGS, "--optim.lr", "0.5"])
     assert (out / "table.json").read_bytes() == before
 
@@ -135,13 +132,13 @@ def test_without_a_number_of_environment_steps_there_is_nothing_to_compare(start
 def test_interrupted_with_two_seeds_it_ends_as_if_left_alone(start_model: Path, tmp_path: Path) -> None:
     path = config_file(start_model, tmp_path / "demo.toml")
     code = (
-        "import sys; from pathlib import Path; from trailnotes.commands.demo_run import demo;"
+        "import sys; from pathlib import Path; from trailnotes.commands.demo import demo;"
         f"demo(Path(sys.argv[1]), config_path=Path({str(path)!r}), seeds=2, trials=1, settings={SETTINGS!r})"
     )
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     subprocess.run([sys.executable, "-c", code, str(whole)], check=True)
     process = subprocess.Popen([sys.executable, "-c", code, str(cut)], stdout=subprocess.PIPE, text=True)
-    wait_for(lambda: any(cut.glob("*/metrics.jsonl")), 120)
+    wait_for(lambda: any(cut.glob("runs/*o*-0/metrics.jsonl")), 120)
     pids = children_of(process.pid)
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=120)
@@ -151,23 +148,22 @@ def test_interrupted_with_two_seeds_it_ends_as_if_left_alone(start_model: Path, 
     assert not (cut / "table.json").exists()
     assert "the same command goes on from here" in output
     subprocess.run([sys.executable, "-c", code, str(cut)], check=True)
-    tables = [json.loads((directory / "table.json").read_text())["rows"] for directory in (whole, cut)]
-    for row in (*tables[0], *tables[1]):
-        row["seconds"] = 0
+    tables = [json.loads((directory / "table.json").read_text()) for directory in (whole, cut)]
+    for table in tables:
+        for line in table["lines"]:
+            for name in ("seconds", "cpu_seconds", "peak_memory"):
+                line["costs"].pop(name)
     assert tables[0] == tables[1]
-    assert tables[0][1]["seeds"] == 2
+    assert tables[0]["lines"][1]["seeds"] == [0, 1]
 
 
-# -- rows
+# -- the plan
 
 
-def a_row(algorithm: str, env_steps: int) -> PanelResult:
-    return PanelResult(algorithm, False, "test", "success", 0.5, 0.4, 0.6, env_steps, 2, 80, 160, "bootstrap")
-
-
-def test_unequal_environment_steps_are_said() -> None:
-    assert unequal_steps([a_row("start", 0), a_row("grpo", 1000), a_row("empo2", 980)]) == []
-    (line,) = unequal_steps([a_row("start", 0), a_row("grpo", 1000), a_row("empo2", 979)])
-    assert "differ by more than 2%" in line
-    assert "grpo 1,000, empo2 979" in line
-    assert unequal_steps([a_row("start", 0)]) == []
+def test_the_plan_is_that_of_the_repository() -> None:
+    plan = plan_of(Path(__file__).parents[2] / "configs/demo.toml", 2, 3, ["--optim.lr", "0.5"])
+    assert plan.labels() == {
+        "start": "start model", "grpo": "GRPO", "empo2": "EMPO²", "empo2 with tips": "EMPO² with tips, 3 trials",
+    }  # fmt: skip
+    assert (plan.compare.seeds, plan.budget.env_steps, plan.settings) == ((0, 1), 38400, {"optim": {"lr": 0.5}})
+    assert plan.methods["empo2 with tips"].settings == {"eval.trials": 3}

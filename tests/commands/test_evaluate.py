@@ -18,17 +18,16 @@ from trailnotes.config.schema import Config
 from trailnotes.envs.tasks import tasks_of
 from trailnotes.errors import ConfigError, RunError
 from trailnotes.runs.panels import (
-    COUNTS,
     PanelResult,
     Subject,
     family_of,
     interval_of,
     markdown_table,
     panel_result,
-    spending,
     write_episodes,
     write_table,
 )
+from trailnotes.runs.spent import BY_ROW, row_costs
 from trailnotes.storage.files import read_jsonl
 from trailnotes.types import Observation, Task, Trajectory
 
@@ -107,6 +106,22 @@ def test_tables_hold_every_field_and_the_name_of_the_interval(tmp_path: Path) ->
     assert head.count("|") == rule.count("|") == first.count("|")
 
 
+def test_the_figures_of_one_run_go_by_their_names(tmp_path: Path) -> None:
+    row = PanelResult("empo2-tips", True, "test", "success", 0.5, 0.25, 0.75, 38400, 1, 80, 160, "Wilson 95%")
+    write_table([row], tmp_path, ["trial 3"])
+    (record,) = json.loads((tmp_path / "table.json").read_text())["rows"]
+    assert next(iter(record)) == "figure"
+    assert record == {"figure": "trial 3", **asdict(row)}
+    assert (tmp_path / "table.md").read_text().splitlines() == [
+        "| figure | memory | panel | metric | mean | interval | env steps |",
+        "|---|---|---|---|---|---|---|",
+        "| trial 3 | with | test (80) | success | 0.500 | [0.250, 0.750] | 38,400 |",
+        "",
+        "Intervals: Wilson 95%.",
+    ]
+    assert markdown_table([], []).startswith("| figure |"), "before the first figure"
+
+
 # -- who is examined
 
 
@@ -117,7 +132,7 @@ def test_a_run_is_its_last_checkpoint_with_memory_and_spending(run_dir: Path) ->
     assert (of_run.model, of_run.memory, of_run.name) == (str(last / "model"), last / "memory.db", "empo2")
     last_line = lines(run_dir / "metrics.jsonl")[-1]
     assert of_run.spent["env_steps"] == last_line["env_steps"] > 0
-    assert spending(of_run.spent) == {name: last_line[name] for name in (*COUNTS, "seconds")}
+    assert row_costs(of_run.spent) == {name: last_line[name] for name in BY_ROW}
     earlier = resolve(str(run_dir / "checkpoints" / "step-000001"))
     assert 0 < earlier.spent["env_steps"] < of_run.spent["env_steps"]
     assert resolve(last / "model").name == "start"

@@ -122,6 +122,27 @@ def test_retrospex_learns_from_the_run_of_the_same_seed_wherever_out_is_said_to_
     (run,) = [run for run in runs_of(load_plan(path), path, Path("out")) if run.name == "retrospex-1"]
     (stage,) = stages_of(run)
     assert stage.job.needs == ("grpo-1 train",)
+    assert stage.job.command[4] == "model", "it plays with the model of the settings"
+
+
+def test_other_methods_without_training_play_the_last_model_of_the_run_they_follow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = write_plan(
+        tmp_path / "plan.toml", PLAN + '[methods."with tips"]\nalgorithm = "empo2-tips"\nafter = "grpo"\n'
+    )
+    assert planned(path, tmp_path / "out") == planned(path), "the same settings however --out is written"
+    (run,) = [run for run in runs_of(load_plan(path), path, tmp_path / "out") if run.name == "with-tips-1"]
+    (stage,) = stages_of(run)
+    assert stage.job.needs == ("grpo-1 train",)
+    words = ("adapt", "out/runs/grpo-1", "--method", "empo2-tips", "--out", str(tmp_path / "out/runs/with-tips-1"))
+    assert stage.job.command[3:9] == words
+    assert run.config.retrospex.data == ()
+    played = run.config.model_copy(update={"model": run.config.model.model_copy(update={"path": "its checkpoint"})})
+    run.directory.mkdir(parents=True)
+    (run.directory / "config.toml").write_text(to_toml(played))
+    refuse_changed([run])
 
 
 @pytest.mark.parametrize(
@@ -132,7 +153,8 @@ def test_retrospex_learns_from_the_run_of_the_same_seed_wherever_out_is_said_to_
         (PLAN.replace("[0, 1]", "[]"), r"compare\.seeds"),
         (PLAN.replace('"grpo"', '"ppo"'), "'ppo' is none of the methods"),
         (PLAN + '[methods."half-of them"]\n', "'half of them' and 'half-of them' would share the directory"),
-        (PLAN + '[methods.rloo]\nafter = "grpo"', "only retrospex learns from the run of another method"),
+        (PLAN + '[methods.rloo]\nafter = "grpo"', "rloo trains the model of the settings, .*: drop after"),
+        (PLAN + '[methods.empo2-tips]\nafter = "naive"', "after = 'naive' trains no model to start from"),
         (PLAN + '[methods.retrospex]\nafter = "ppo"', "after = 'ppo' is none of the methods"),
         (PLAN.replace("env_steps = 24", ""), "train without a budget: set budget.env_steps or budget.tokens"),
         (PLAN + '"train.max_env_steps" = 9', r"half of them sets train\.max_env_steps, which is the comparison's"),

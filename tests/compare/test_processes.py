@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import signal
@@ -14,21 +13,17 @@ from typing import Any
 import pytest
 
 from children import alive, wait_for
-from small import small_config
-from tinyrun import tiny_config, train_in_process
 from trailnotes.compare import processes as module
 from trailnotes.compare.processes import (
     Ended,
     Job,
     Process,
-    compile_games,
     ended_by_signals,
-    is_trained,
+    failure,
     run_jobs,
     stop,
     tail,
 )
-from trailnotes.errors import RunError
 
 GOOD_SLEEPER = """
 import os, pathlib, signal, sys, time
@@ -74,28 +69,14 @@ def interrupt_when_begun(*jobs: Job) -> Any:
 # -- failures
 
 
-def test_a_process_that_fails_is_named_with_its_last_line_and_the_others_are_ended(tmp_path: Path) -> None:
-    sleeps = a_job(tmp_path, "sleeps", GOOD_SLEEPER)
-    other = str(sleeps.directory / "pid")
-    code = (
-        f"import os, time, sys\nwhile not os.path.exists({other!r}): time.sleep(.02)\nprint('a'); sys.exit('no disk')"
-    )
-    fails = a_job(tmp_path, "fails", code)
-    with pytest.raises(RunError, match=r"run fails ended with status 1: no disk \(all of it: .*console\.log\)"):
-        run_jobs([fails, sleeps], 2, watch=ignore)
-    assert (fails.directory / "console.log").read_text().split() == ["a", "no", "disk"]
-    assert (sleeps.directory / "saved").exists()
-    assert not alive(pid_of(sleeps))
-
-
-def test_a_failure_may_leave_the_others_running_but_not_what_needs_it(tmp_path: Path) -> None:
+def test_a_failure_leaves_the_others_running_but_not_what_needs_it(tmp_path: Path) -> None:
     jobs = [
         a_job(tmp_path, "last", "", ["middle"]),
         a_job(tmp_path, "middle", "", ["fails"]),
         a_job(tmp_path, "fails", "import sys; sys.exit('no disk')"),
         a_job(tmp_path, "other", "print('fine')", ["done long ago"]),
     ]
-    failures = run_jobs(jobs, 2, watch=ignore, keep_going=True)
+    failures = run_jobs(jobs, 2, watch=ignore, on_end=failure)
     assert failures == {
         "fails": "ended with status 1: no disk",
         "middle": "needs fails, which failed",
@@ -107,7 +88,7 @@ def test_a_failure_may_leave_the_others_running_but_not_what_needs_it(tmp_path: 
 
 def test_the_signal_that_ended_a_process_is_named(tmp_path: Path) -> None:
     job = a_job(tmp_path, "killed", "import os; os.kill(os.getpid(), 9)")
-    assert run_jobs([job], 1, watch=ignore, keep_going=True) == {"killed": "was ended by signal 9: no output"}
+    assert run_jobs([job], 1, watch=ignore, on_end=failure) == {"killed": "was ended by signal 9: no output"}
 
 
 def test_who_looks_at_the_end_says_what_a_failure_is(tmp_path: Path) -> None:
@@ -118,7 +99,7 @@ def test_who_looks_at_the_end_says_what_a_failure_is(tmp_path: Path) -> None:
         seen[job.name] = ended
         return "" if ended.status else "left nothing"
 
-    assert run_jobs(jobs, 2, watch=ignore, on_end=on_end, keep_going=True) == {"zero": "left nothing"}
+    assert run_jobs(jobs, 2, watch=ignore, on_end=on_end) == {"zero": "left nothing"}
     assert {name: ended.status for name, ended in seen.items()} == {"zero": 0, "three": 3}
 
 
@@ -129,7 +110,7 @@ def test_no_more_than_so_many_at_once_and_none_before_what_it_needs(tmp_path: Pa
     code = "import pathlib, sys, time; pathlib.Path(sys.argv[1], 'begun').write_text(str(time.time())); time.sleep(.1)"
     jobs = [a_job(tmp_path, "a", code, ["c"]), *(a_job(tmp_path, name, code) for name in "bcd")]
     most: list[int] = []
-    run_jobs(jobs, 2, watch=lambda running: most.append(len(running)))
+    run_jobs(jobs, 2, watch=lambda running: most.append(len(running)), on_end=failure)
     assert max(most) == 2
     begun = {name: float((tmp_path / name / "begun").read_text()) for name in "abcd"}
     assert begun["a"] >= begun["c"] + 0.1
@@ -173,7 +154,7 @@ def test_a_process_that_will_not_stop_is_killed(tmp_path: Path, monkeypatch: pyt
     job = a_job(tmp_path, "deaf", DEAF_SLEEPER)
     monkeypatch.setattr(module, "PATIENCE", 0.1)
     with pytest.raises(KeyboardInterrupt):
-        run_jobs([job], 1, watch=interrupt_when_begun(job))
+        run_jobs([job], 1, watch=interrupt_when_begun(job), on_end=failure)
     assert not alive(pid_of(job))
     assert not (job.directory / "saved").exists()
 
@@ -199,38 +180,8 @@ def test_termination_ends_everything_as_ctrl_c_does(number: signal.Signals) -> N
     assert signal.getsignal(number) is before
 
 
-# -- around them
-
-
 def test_the_tail_of_a_file(tmp_path: Path) -> None:
     file = tmp_path / "log"
     assert tail(file, 3) == b""
     file.write_bytes(b"12345")
     assert (tail(file, 3), tail(file, 9)) == (b"345", b"12345")
-
-
-def test_a_run_is_trained_once_its_last_checkpoint_has_the_budget(start_model: Path, tmp_path: Path) -> None:
-    config = tiny_config(start_model, train={"iterations": 1, "max_env_steps": 0})
-    assert not is_trained(tmp_path / "run", config)
-    train_in_process(config, tmp_path / "run")
-    spent = json.loads((tmp_path / "run/metrics.jsonl").read_text())["env_steps"]
-
-    def wants(**train: int) -> Any:
-        return tiny_config(start_model, train=train)
-
-    assert is_trained(tmp_path / "run", config)
-    assert is_trained(tmp_path / "run", wants(iterations=9, max_env_steps=spent))
-    assert not is_trained(tmp_path / "run", wants(iterations=9, max_env_steps=spent + 1))
-    assert not is_trained(tmp_path / "run", wants(iterations=9, max_env_steps=0))
-
-
-def test_games_are_compiled_once_for_all_settings_that_play_them(tmp_path: Path) -> None:
-    options = {"families": ["keys/granite"], "cache_dir": str(tmp_path)}
-    own = small_config(env={"name": "waymarks", "options": options}, train={"split": "validation"},
-                       eval={"split": "validation"})  # fmt: skip
-    compile_games([own, own, small_config()])
-    games = sorted(tmp_path.rglob("*.z8"))
-    assert len(games) == 5
-    written = [game.stat().st_mtime_ns for game in games]
-    compile_games([own])
-    assert [game.stat().st_mtime_ns for game in games] == written

@@ -8,18 +8,21 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tinyrun import tiny_config, train_in_process
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config
 from trailnotes.errors import MissingExtraError, RunError
-from trailnotes.runs.directory import RunDir, RunLock, read_jsonl, run_config
+from trailnotes.runs.directory import RunDir, RunLock, is_trained, read_jsonl, run_config
 from trailnotes.types import Observation, Task, Trajectory
 
 HOLDER = """
 import sys, time
 from pathlib import Path
+from typing import Any
 from trailnotes.runs.directory import RunLock
 lock = RunLock(Path(sys.argv[1]))
 print("held", flush=True)
@@ -207,3 +210,18 @@ def test_tensorboard_that_is_not_installed_is_named(tmp_path: Path, monkeypatch:
         pytest.raises(MissingExtraError, match=r"trailnotes\[tensorboard\]"),
     ):
         run.append_metrics({"iteration": 0})
+
+
+def test_a_run_is_trained_once_its_last_checkpoint_has_the_budget(start_model: Path, tmp_path: Path) -> None:
+    config = tiny_config(start_model, train={"iterations": 1, "max_env_steps": 0})
+    assert not is_trained(tmp_path / "run", config)
+    train_in_process(config, tmp_path / "run")
+    spent = json.loads((tmp_path / "run/metrics.jsonl").read_text())["env_steps"]
+
+    def wants(**train: int) -> Any:
+        return tiny_config(start_model, train=train)
+
+    assert is_trained(tmp_path / "run", config)
+    assert is_trained(tmp_path / "run", wants(iterations=9, max_env_steps=spent))
+    assert not is_trained(tmp_path / "run", wants(iterations=9, max_env_steps=spent + 1))
+    assert not is_trained(tmp_path / "run", wants(iterations=9, max_env_steps=0))

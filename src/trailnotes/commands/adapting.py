@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from trailnotes.commands.evaluation import load_policy, resolve
@@ -17,7 +15,7 @@ from trailnotes.reporting.intervals import Interval
 from trailnotes.reporting.plots import trial_curve
 from trailnotes.runs.adaptation import Trials
 from trailnotes.runs.directory import RunDir
-from trailnotes.storage.files import write_text_atomic
+from trailnotes.runs.panels import write_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -109,22 +107,7 @@ async def _adapt(config: Config, directory: RunDir, subject: Subject, progress: 
 
 def write_figures(figures: Sequence[Figure], out: Path) -> None:
     """`table.json` and `table.md` of an adaptation."""
-    rows = [{"figure": figure.name, **asdict(figure.result)} for figure in figures]
-    write_text_atomic(out / "table.json", json.dumps({"rows": rows}, indent=1) + "\n")
-    write_text_atomic(out / "table.md", figures_table(figures))
-
-
-def figures_table(figures: Sequence[Figure]) -> str:
-    """The figures as a Markdown table: each with the number of its tasks, and what had been spent besides."""
-    lines = ["| figure | memory | panel | metric | mean | interval | env steps |", "|---" * 7 + "|"]
-    for figure in figures:
-        r = figure.result
-        lines.append(
-            f"| {figure.name} | {'with' if r.memory else 'without'} | {r.panel} ({r.num_tasks}) | {r.metric} "
-            f"| {r.mean:.3f} | [{r.ci_low:.3f}, {r.ci_high:.3f}] | {r.env_steps:,} |"
-        )
-    methods = sorted({f"Intervals: {figure.result.interval}." for figure in figures})
-    return "\n".join([*lines, "", *methods, ""])
+    write_table([figure.result for figure in figures], out, [figure.name for figure in figures])
 
 
 def _draw(results: Sequence[PanelResult], path: Path) -> None:

@@ -15,7 +15,6 @@ def _run(args: Namespace) -> None:
     from trailnotes.compare import comparison
     from trailnotes.compare.plan import load_plan
     from trailnotes.compare.report import print_summary
-    from trailnotes.errors import RunError
 
     if args.dry_run:
         from trailnotes.compare.estimate import estimate
@@ -27,9 +26,7 @@ def _run(args: Namespace) -> None:
     print_summary(summary)
     place = comparison.place_of(load_plan(args.plan), args.out)
     print(f"written to {place}: table.md, table.json, curves.png")
-    missing = [f"{line.label} with seed {seed}: {why}" for line in summary.lines for seed, why in line.missing.items()]
-    if missing:
-        raise RunError(f"{len(missing)} run{'s' * (len(missing) > 1)} without a result; {'; '.join(missing)}")
+    summary.refuse_missing()
 
 
 def _table(args: Namespace) -> None:

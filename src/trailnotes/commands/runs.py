@@ -99,7 +99,7 @@ def _diagnose(args: Namespace) -> None:
 
 
 def _demo(args: Namespace) -> None:
-    from trailnotes.commands.demo_run import demo
+    from trailnotes.commands.demo import demo
 
     demo(args.out)
 

@@ -17,15 +17,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trailnotes.compare.live import Board
-from trailnotes.compare.plan import Plan, PlannedRun, dotted, load_plan, runs_of, slug
-from trailnotes.compare.processes import compile_games, ended_by_signals
+from trailnotes.compare.plan import FROM_EPISODES, Plan, PlannedRun, dotted, load_plan, runs_of, slug
+from trailnotes.compare.processes import ended_by_signals
 from trailnotes.compare.published.comparability import comparability
 from trailnotes.compare.published.figures import PANELS
 from trailnotes.compare.published.page import to_json, to_markdown
 from trailnotes.compare.published.table import Comparison, compare
 from trailnotes.compare.report import draw_summary, summary_json, summary_markdown
 from trailnotes.compare.results import Result, read_result
-from trailnotes.compare.running import go_through, left_of, refuse_changed, stages_of
+from trailnotes.compare.running import compile_games, go_through, left_of, refuse_changed, stages_of
 from trailnotes.compare.summary import Question, Summary, summarise
 from trailnotes.errors import MissingExtraError, RunError
 from trailnotes.runs.directory import RunLock
@@ -57,17 +57,30 @@ def compare_run(path: Path, *, out: Path | None = None, at_once: int | None = No
         KeyboardInterrupt: interrupted; the same command goes on.
     """
     plan = load_plan(path)
-    out = place_of(plan, out)
+    return run_plan(plan, path, place_of(plan, out), at_once=at_once, text=path.read_text(encoding="utf-8"))
+
+
+def run_plan(plan: Plan, path: Path, out: Path, *, at_once: int | None = None, text: str = "") -> Summary:
+    """As `compare_run`, of a plan that need not stand in a file.
+
+    Args:
+        plan: the comparison.
+        path: what errors name; the settings that all runs share lie beside it.
+        out: directory of the comparison.
+        at_once: processes side by side; `compare.jobs` by default.
+        text: the plan as a file, kept beside its runs.
+    """
     runs = runs_of(plan, path, out)
     refuse_changed(runs)
     out.mkdir(parents=True, exist_ok=True)
     lock = RunLock(out / "lock")
     try:
-        write_text_atomic(out / "compare.toml", path.read_text(encoding="utf-8"))
+        if text:
+            write_text_atomic(out / "compare.toml", text)
         left = left_of(runs)
         missing: dict[str, str] = {}
         if left:
-            compile_games([stage.run.config for stage in left])
+            compile_games(stage.run for stage in left)
             with ended_by_signals(), Board(runs, left) as board:
                 missing = go_through(left, at_once or plan.compare.jobs, board.update)
         return _conclude(plan, runs, missing, out)
@@ -90,15 +103,22 @@ def _conclude(plan: Plan, runs: Sequence[PlannedRun], missing: dict[str, str], o
         threshold=plan.compare.threshold,
         baseline=labels.get(plan.compare.baseline, ""),
         missing={(labels[run.method], run.seed): missing[run.name] for run in runs if run.name in missing},
-        notes=[
-            f"{labels[name]} learned from the episodes of {labels[method.after]}, whose cost is not in its line."
-            for name, method in plan.methods.items()
-            if method.after
-        ],
+        notes=_after(plan),
     )
     summary = summarise(results, question)
     write_summary(summary, results, out)
     return summary
+
+
+def _after(plan: Plan) -> list[str]:
+    """What a reader must know of methods that start from the run of another."""
+    labels, notes = plan.labels(), []
+    for name, method in plan.methods.items():
+        if method.after:
+            learned = plan.algorithm_of(name) == FROM_EPISODES
+            how = "learned from the episodes of" if learned else "plays the last model of"
+            notes.append(f"{labels[name]} {how} {labels[method.after]}, whose cost is not in its line.")
+    return notes
 
 
 def write_summary(summary: Summary, results: Sequence[Result], out: Path) -> None:

@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from trailnotes.compare.processes import Ended, tail
+from trailnotes.runs.spent import BY_RUN, SPENDING
 from trailnotes.storage.files import read_jsonl, write_text_atomic
 
 FILE = "cost.json"
-COUNTED = ("env_steps", "tokens_read", "tokens_generated", "tokens_trained")
-MEASURED = ("seconds", "cpu_seconds", "peak_memory")
-SPENDING = "spending"  # what an endpoint charged, in the currency of its prices
 EXAMINING = "eval"  # the stage whose processes count apart: the panel is no cost of training
 _LINE = 1 << 18  # bytes in which the last line of metrics.jsonl is looked for
 
@@ -29,7 +27,7 @@ def note_process(run_dir: Path, stage: str, ended: Ended) -> None:
 
 
 def cost_of(run_dir: Path) -> dict[str, float]:
-    """The totals, by the names of `COUNTED`, `MEASURED` and `SPENDING`; what is not known is absent.
+    """The totals, by the names of `BY_RUN`; what is not known is absent.
 
     Counts are those of the last line of metrics.jsonl, seconds and processor seconds are summed over the processes of
     training or adapting, peak memory (bytes) is the largest of any one process. Processes that outlived a comparison
@@ -53,7 +51,7 @@ def last_line(run_dir: Path) -> dict[str, Any]:
 
 def _total(run_dir: Path, processes: list[Mapping[str, Any]]) -> dict[str, float]:
     line, own = last_line(run_dir), [process for process in processes if process["stage"] != EXAMINING]
-    total = {name: line[name] for name in COUNTED if name in line}
+    total = {name: line[name] for name in BY_RUN if name in line}
     if line and "tokens_read" not in total:  # a training run: the prompts of its actions, each counted whole
         records = read_jsonl(run_dir / "trajectories.jsonl")
         total["tokens_read"] = sum(step["prompt_tokens"] for record in records for step in record["steps"])

@@ -18,11 +18,11 @@ from trailnotes.config.toml import load_config
 from trailnotes.envs.base import one_line
 from trailnotes.envs.tasks import tasks_of
 from trailnotes.errors import ConfigError, RunError
+from trailnotes.runs.spent import BY_ROW
 from trailnotes.storage.files import read_jsonl
 from trailnotes.types import Task
 
 PLACE = "eval"  # inside a run directory
-COSTS = ("env_steps", "tokens_generated", "tokens_trained", "seconds")  # of the training, as table.json has them
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Evaluation:
     player: str  # as its own table calls who played
     metric: str  # that its own table shows
     memory: bool  # whether notes were shown
-    costs: Mapping[str, float]  # of the training, by the names of `COSTS`
+    costs: Mapping[str, float]  # of the training, by the names of `BY_ROW`
     model: str  # that played: a checkpoint's directory, a model directory, a hub name
     settings: Config  # that it was played with
     trained: Config | None  # settings of the run examined; None for a model that came from no run
@@ -147,7 +147,7 @@ def read(path: Path, label: str = "") -> Evaluation:
         (row,) = _json(path / "table.json")["rows"]
         player, metric = str(row["algorithm"]), str(row["metric"])
         memory, counted = bool(row["memory"]), int(row["num_episodes"])
-        costs = {name: float(row[name]) for name in COSTS}
+        costs = {name: float(row[name]) for name in BY_ROW}
         panel = _json(path / "panel.json")
         model, planned = str(panel["model"]), tuple(map(str, panel["tasks"]))
         episodes = tuple(_episodes(path / "episodes.jsonl"))

@@ -194,7 +194,7 @@ def _finals(axes: Any, methods: Sequence[Marks], colours: Mapping[str, str], met
     axes.grid(axis="x", color=RULE, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.set_xlabel(f"{metric} on the panel")
-    _explain(axes, "dot and bar: mean, 95 % interval; diamond: interquartile mean")
+    _explain(axes, "dot and bar: mean, 95 % interval;\ndiamond: interquartile mean")
     if metric == "success":
         axes.set_xlim(-0.03, 1.03)
 

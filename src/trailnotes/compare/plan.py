@@ -15,6 +15,9 @@
     [methods.grpo]                      # the name is algorithm.name, unless algorithm = "..." says another
     [methods.retrospex]
     after = "grpo"                      # its data is the run of that method with the same seed
+    [methods."grpo with tips"]
+    algorithm = "empo2-tips"
+    after = "grpo"                      # it plays the last model of that run
     [methods."q = 1"]
     algorithm = "empo2"
     "algorithm.q_off_policy" = 1.0      # any setting
@@ -38,6 +41,7 @@ from trailnotes.config.schema import Config, Section, key
 from trailnotes.config.toml import config_fields, flatten, load_config
 from trailnotes.errors import ConfigError
 
+FROM_EPISODES = "retrospex"  # takes the episodes of another run, where other methods take its model
 _OURS = ("run.name", "run.seed", "algorithm.name")  # what the comparison itself sets in each run
 _PANEL = ("env.name", "eval.split", "eval.num_tasks", "eval.metric")  # must be the same in all of them
 
@@ -67,7 +71,8 @@ class Method(Section):
 
     algorithm: str = key("", "algorithm.name; by default the method's own name")
     label: str = key("", "as table and picture call it")
-    after: str = key("", "retrospex: the method whose run with the same seed is its data")
+    after: str = key("", "the method whose run with the same seed it starts from: its episodes are the data of "
+                         "retrospex, its last model plays by any other method")  # fmt: skip
     settings: dict[str, Any] = key(dict, "what else differs: any setting")
 
     @model_validator(mode="before")
@@ -100,15 +105,25 @@ class Plan(Section):
             if slug(name) in slugs:
                 raise ValueError(f"methods {slugs[slug(name)]!r} and {name!r} would share the directory {slug(name)!r}")
             slugs[slug(name)] = name
-            method_of(method.algorithm or name)
-            if method.after and method.after not in self.methods:
-                raise ValueError(f"methods.{name}: after = {method.after!r} is none of the methods")
-            if method.after and (method.algorithm or name) != "retrospex":
-                raise ValueError(f"methods.{name}: only retrospex learns from the run of another method: drop after")
+            method_of(self.algorithm_of(name))
+            if method.after:
+                self._refuse_after(name, method)
         labels = list(self.labels().values())
         if repeated := [label for label in labels if labels.count(label) > 1]:
             raise ValueError(f"two methods are called {repeated[0]!r}: give one another label")
         return self
+
+    def _refuse_after(self, name: str, method: Method) -> None:
+        if method.after not in self.methods:
+            raise ValueError(f"methods.{name}: after = {method.after!r} is none of the methods")
+        if method_of(self.algorithm_of(name)).trains:
+            raise ValueError(f"methods.{name} trains the model of the settings, not that of another run: drop after")
+        if self.algorithm_of(name) != FROM_EPISODES and not method_of(self.algorithm_of(method.after)).trains:
+            raise ValueError(f"methods.{name}: after = {method.after!r} trains no model to start from")
+
+    def algorithm_of(self, name: str) -> str:
+        """`algorithm.name` of a method."""
+        return self.methods[name].algorithm or name
 
     def labels(self) -> dict[str, str]:
         """Method -> what table and picture call it."""
@@ -137,6 +152,16 @@ class PlannedRun:
     def trains(self) -> bool:
         """Whether it changes weights."""
         return method_of(self.config.algorithm.name).trains
+
+    @property
+    def follows(self) -> bool:
+        """Whether it plays the last model of the run that went before."""
+        return bool(self.after) and self.config.algorithm.name != FROM_EPISODES
+
+    @property
+    def start(self) -> str:
+        """What it starts from, as `trailnotes adapt` takes it: a model, or the directory of the run before."""
+        return _relative(self.directory.parent / self.after) if self.follows else self.config.model.path
 
 
 def load_plan(path: Path) -> Plan:
@@ -190,7 +215,7 @@ def runs_of(plan: Plan, path: Path, out: Path) -> list[PlannedRun]:
 def _run(plan: Plan, name: str, seed: int, base: Path | None, path: Path, out: Path) -> PlannedRun:
     method = plan.methods[name]
     after = f"{slug(method.after)}-{seed}" if method.after else ""
-    algorithm = method.algorithm or name
+    algorithm = plan.algorithm_of(name)
     own = dotted(method.settings)
     trains, budget = method_of(algorithm).trains, _budget(plan.budget, algorithm)
     taken = [k for k in own if k in (*_OURS, *(budget if trains else ()))]
@@ -198,8 +223,8 @@ def _run(plan: Plan, name: str, seed: int, base: Path | None, path: Path, out: P
         raise ConfigError(f"{path}: methods.{name} sets {taken[0]}, which is the comparison's to set: leave it out")
     directory = out / "runs" / f"{slug(name)}-{seed}"
     ours = {"run.name": directory.name, "run.seed": seed, "algorithm.name": algorithm}
-    if after:  # relative, so that the same directory has the same settings however --out was written
-        ours["retrospex.data"] = [os.path.relpath(out / "runs" / after)]
+    if after and algorithm == FROM_EPISODES:
+        ours["retrospex.data"] = [_relative(out / "runs" / after)]
     words = [word for settings in (dotted(plan.settings), budget, own, ours) for word in _words(settings)]
     try:
         config = load_config(base, words)  # the last word on a key counts
@@ -211,6 +236,11 @@ def _run(plan: Plan, name: str, seed: int, base: Path | None, path: Path, out: P
     if not config.model.path:
         raise ConfigError(f"{path}: model.path is empty: name the model that all methods start from")
     return PlannedRun(name, seed, directory, config, after)
+
+
+def _relative(path: Path) -> str:
+    """The same directory has the same settings however --out was written."""
+    return os.path.relpath(path)
 
 
 def _budget(budget: Budget, algorithm: str) -> dict[str, Any]:
@@ -226,7 +256,7 @@ def _refuse_shared(plan: Plan, path: Path) -> None:
     for name in dotted(plan.settings):
         if name in _OURS:
             raise ConfigError(f"{path}: settings sets {name}, which is the comparison's to set: leave it out")
-    trained = [n for n, m in plan.methods.items() if method_of(m.algorithm or n).trains]
+    trained = [name for name in plan.methods if method_of(plan.algorithm_of(name)).trains]
     if trained and not (plan.budget.env_steps or plan.budget.tokens):
         raise ConfigError(f"{path}: {', '.join(trained)} train without a budget: set budget.env_steps or budget.tokens")
 

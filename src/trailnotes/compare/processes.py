@@ -1,7 +1,7 @@
 """Commands run side by side: started, watched, and ended without leaving a process behind.
 
 Each is a process in a group of its own, writes to the console.log of its directory, and is asked once to stop before
-it is killed. What surrounds them is here too: the games compiled beforehand, and whether a run has all its budget.
+it is killed.
 """
 
 from __future__ import annotations
@@ -15,15 +15,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-from trailnotes.envs.tasks import tasks_of
-from trailnotes.errors import RunError
-from trailnotes.runs.console import Bar
-from trailnotes.storage import checkpoint
-
-if TYPE_CHECKING:
-    from trailnotes.config.schema import Config
 
 LOG = "console.log"
 POLL = 0.5  # seconds between two looks at the running processes
@@ -91,8 +82,7 @@ def run_jobs(
     at_once: int,
     *,
     watch: Callable[[Sequence[Job]], None],
-    on_end: Callable[[Job, Ended], str] | None = None,
-    keep_going: bool = False,
+    on_end: Callable[[Job, Ended], str],
 ) -> dict[str, str]:
     """Run `jobs` in their order, `at_once` side by side. However this ends, no process is left.
 
@@ -101,14 +91,10 @@ def run_jobs(
         at_once: processes at a time.
         watch: called at each look with the jobs that run.
         on_end: called when a process has ended, however that was; what it returns says why this counts as a failure,
-            "" if it does not, and by default whatever has status 0 has not failed.
-        keep_going: whether a failure leaves the others running.
+            "" if it does not.
 
     Returns:
-        Name -> why, of the jobs that failed or, since what they need did, never began.
-
-    Raises:
-        RunError: one failed, unless `keep_going`; the others were asked to stop.
+        Name -> why, of the jobs that failed or, since what they need did, never began. The others ran.
     """
     waiting, failures = list(jobs), dict[str, str]()
     running: dict[Job, Process] = {}
@@ -123,11 +109,8 @@ def run_jobs(
                 if (ended := process.poll()) is None:
                     continue
                 del running[job]
-                if why := (on_end or _why)(job, ended):
+                if why := on_end(job, ended):
                     failures[job.name] = why
-                    if not keep_going:
-                        raise RunError(f"run {job.name} {why} (all of it: {job.directory / LOG}); "
-                                       "the same command goes on from its last checkpoint")  # fmt: skip
                     _leave_out(waiting, failures)
             watch(list(running))
             time.sleep(POLL if running else 0)
@@ -136,7 +119,7 @@ def run_jobs(
             stop(list(running.values()))
         finally:
             for job, process in running.items():
-                if on_end and process.ended:
+                if process.ended:
                     on_end(job, process.ended)
     return failures
 
@@ -151,12 +134,10 @@ def _leave_out(waiting: list[Job], failures: dict[str, str]) -> None:
             return
 
 
-def _why(job: Job, ended: Ended) -> str:
-    return failure(job, ended) if ended.status else ""
-
-
 def failure(job: Job, ended: Ended) -> str:
-    """``ended with status 2: trailnotes: no such file``: the last line of its log says the rest."""
+    """``ended with status 2: trailnotes: no such file``: the last line of its log says the rest; "" if it did well."""
+    if not ended.status:
+        return ""
     how = f"ended with status {ended.status}" if ended.status >= 0 else f"was ended by signal {-ended.status}"
     return f"{how}: {last_words(job.directory / LOG) or 'no output'}"
 
@@ -211,40 +192,3 @@ def ended_by_signals() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-# -- around them
-
-
-def compile_games(configs: Sequence[Config]) -> None:
-    """All Waymarks games that runs of these settings will play, on two cores; those in the cache cost nothing."""
-    seen = []
-    for config in configs:
-        splits = {config.train.split, config.eval.split}
-        splits |= {config.train.validation_split} if config.train.eval_every else set()
-        if config.env.name != "waymarks" or (config.env.options, splits) in seen:
-            continue
-        seen.append((config.env.options, splits))
-        from trailnotes.envs.waymarks.env import compile_all
-
-        tasks = [task for split in sorted(splits) for task in tasks_of(config, split)]
-        folder = config.env.options.get("cache_dir")
-        with Bar(len(tasks), "compiling games") as bar:
-            compile_all(
-                tasks,
-                num_workers=2,
-                progress=lambda done, _, bar=bar: bar.update(done),  # type: ignore[misc]
-                folder=Path(folder) if folder else None,
-            )
-
-
-def is_trained(run_dir: Path, config: Config) -> bool:
-    """Whether the last checkpoint of a run has all that its settings ask for.
-
-    Raises:
-        RunError: that checkpoint is damaged.
-    """
-    saved = checkpoint.latest(run_dir / "checkpoints")
-    if saved is None:
-        return False
-    return config.train.share(checkpoint.load_meta(saved)) >= 1.0

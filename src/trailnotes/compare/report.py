@@ -10,12 +10,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from trailnotes.compare.cost import SPENDING
 from trailnotes.compare.picture import Marks, draw_methods
 from trailnotes.compare.published.page import DASH, WIDTH, table_lines
 from trailnotes.compare.statistics import DIFFERENCE_METHOD, IQM_METHOD, METHOD
-from trailnotes.compare.summary import COSTS, Line, Summary
+from trailnotes.compare.summary import Line, Summary
 from trailnotes.reporting.intervals import Interval
+from trailnotes.runs.spent import BY_ROW, BY_RUN, SPENDING
 
 MEGABYTE = 1 << 20
 HEADS = {
@@ -86,7 +86,7 @@ def efficiency_table(summary: Summary) -> Table:
 
 def cost_table(summary: Summary) -> Table:
     """Means of a run; spending only where an endpoint charged some."""
-    names = [name for name in COSTS if name != SPENDING or any(SPENDING in line.costs for line in summary.lines)]
+    names = [name for name in BY_RUN if name != SPENDING or any(SPENDING in line.costs for line in summary.lines)]
     rows = [[line.label, *(_cost(line, name) for name in names)] for line in summary.lines]
     return ["mean of a run", *(HEADS[name] for name in names)], rows
 
@@ -98,6 +98,15 @@ def _cost(line: Line, name: str) -> str:
     if name == "peak_memory":
         return f"{value / MEGABYTE:,.0f}"
     return f"{value:,.4f}" if name == SPENDING else f"{value:,.0f}"
+
+
+def brief_table(summary: Summary) -> Table:
+    """What each method is judged by, and what a run of it cost; heads of two words stand in two lines."""
+    head = ["", "mean [95 % interval]", *(HEADS[name] for name in BY_ROW)]
+    rows = [
+        [line.label, number(line.final, summary), *(_cost(line, name) for name in BY_ROW)] for line in summary.lines
+    ]
+    return [name.replace(" ", "\n", 1) for name in head], rows
 
 
 def tables_of(summary: Summary) -> list[tuple[str, Table]]:
@@ -147,20 +156,35 @@ def summary_markdown(summary: Summary) -> str:
 
 def print_summary(summary: Summary) -> None:
     """All tables on the console, as wide as they are. Text is never markup."""
+    for title, table in tables_of(summary):
+        _print_table(title, table)
+    for line in legend(summary):
+        print(textwrap.fill(line, WIDTH, subsequent_indent="  "))
+
+
+def print_brief(summary: Summary) -> None:
+    """One table on the console, what differs from the baseline, and what a reader must know."""
+    _print_table(summary.title, brief_table(summary))
+    for line in summary.lines:
+        if line.difference is not None:
+            print(f"{line.label} less {summary.baseline}: {_difference(line, summary).replace('**', '')}")
+    for note in summary.notes:
+        print(textwrap.fill(note, WIDTH, subsequent_indent="  "))
+
+
+def _print_table(title: str, table: Table) -> None:
     from rich.console import Console
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    for title, (head, rows) in tables_of(summary):
-        table = RichTable(title=title)
-        for index, name in enumerate(head):
-            table.add_column(Text(name), justify="right" if index else "left", no_wrap=True)
-        for row in rows:
-            table.add_row(*(Text(cell.replace("**", "")) for cell in row))
-        width = Console(width=10_000).measure(table).maximum
-        Console(file=sys.stdout, width=max(width, Console(file=sys.stdout).width)).print(table)
-    for line in legend(summary):
-        print(textwrap.fill(line, WIDTH, subsequent_indent="  "))
+    head, rows = table
+    shown = RichTable(title=title)
+    for index, name in enumerate(head):
+        shown.add_column(Text(name), justify="right" if index else "left", no_wrap=True)
+    for row in rows:
+        shown.add_row(*(Text(cell.replace("**", "")) for cell in row))
+    width = Console(width=10_000).measure(shown).maximum
+    Console(file=sys.stdout, width=max(width, Console(file=sys.stdout).width)).print(shown)
 
 
 def summary_json(summary: Summary, **more: Any) -> str:

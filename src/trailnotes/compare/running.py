@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from trailnotes.compare.cost import EXAMINING, note_process
 from trailnotes.compare.plan import PlannedRun
-from trailnotes.compare.processes import Ended, Job, failure, is_trained, run_jobs
+from trailnotes.compare.processes import Ended, Job, failure, run_jobs
 from trailnotes.config.toml import SURROUNDINGS, diff, to_toml
+from trailnotes.envs.waymarks.env import compile_all, games_of
 from trailnotes.errors import RunError
-from trailnotes.runs.directory import run_config
+from trailnotes.runs.console import Bar
+from trailnotes.runs.directory import is_trained, run_config
 from trailnotes.storage.files import write_text_atomic
 
 
@@ -47,8 +49,7 @@ def stages_of(run: PlannedRun) -> list[Stage]:
     """The processes of a run, in their order."""
     settings, directory = str(settings_file(run)), str(run.directory)
     if not run.trains:
-        method, model = run.config.algorithm.name, run.config.model.path
-        words = ["adapt", model, "--method", method, "--out", directory, "--config", settings]
+        words = ["adapt", run.start, "--method", run.config.algorithm.name, "--out", directory, "--config", settings]
         return [_stage(run, "adapt", words, [f"{run.after} train"] if run.after else [])]
     allowed = [word for name in _changed(run) for word in ("--allow-change", name)]
     return [
@@ -93,11 +94,19 @@ def refuse_changed(runs: Sequence[PlannedRun]) -> None:
 def _changed(run: PlannedRun) -> list[str]:
     if not (run.directory / "config.toml").is_file():
         return []
-    return diff(run_config(run.directory), run.config)
+    changed = diff(run_config(run.directory), run.config)
+    return [name for name in changed if not (name == "model.path" and run.follows)]  # its own names the checkpoint
 
 
 def _is_free(name: str) -> bool:
     return any(name == key or name.startswith(f"{key}.") for key in SURROUNDINGS)
+
+
+def compile_games(runs: Iterable[PlannedRun]) -> None:
+    """Compile what the runs will play before any of them has to wait for it; games in the cache cost nothing."""
+    for folder, games in games_of(run.config for run in runs).items():
+        with Bar(len(games), "compiling games") as bar:
+            compile_all(games, progress=lambda done, _, bar=bar: bar.update(done), folder=folder)  # type: ignore[misc]
 
 
 def go_through(stages: Sequence[Stage], at_once: int, watch: Callable[[Sequence[Stage]], None]) -> dict[str, str]:
@@ -113,8 +122,8 @@ def go_through(stages: Sequence[Stage], at_once: int, watch: Callable[[Sequence[
     def on_end(job: Job, ended: Ended) -> str:
         stage = by_name[job.name]
         note_process(stage.run.directory, stage.name, ended)
-        if ended.status:
-            return failure(job, ended)
+        if why := failure(job, ended):
+            return why
         try:
             return "" if stage.done else "stopped before its end; the same command goes on from there"
         except RunError as error:
@@ -125,7 +134,6 @@ def go_through(stages: Sequence[Stage], at_once: int, watch: Callable[[Sequence[
         at_once,
         watch=lambda running: watch([by_name[job.name] for job in running]),
         on_end=on_end,
-        keep_going=True,
     )
     missing: dict[str, str] = {}
     for name, why in failures.items():

@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from trailnotes.compare.cost import COUNTED, MEASURED, SPENDING
 from trailnotes.compare.results import Games, Result, refuse_mixed
 from trailnotes.compare.statistics import Difference, Values, iqm, paired, pooled, steps_to
 from trailnotes.errors import RunError
 from trailnotes.reporting.intervals import Interval
+from trailnotes.runs.spent import BY_RUN
 
-COSTS = (*COUNTED, *MEASURED, SPENDING)
 TOLERANCE = 0.02  # share by which the environment steps of trained methods may differ without a word about it
 FEW_SEEDS = 5  # below this many, the intervals get a word of warning
 
@@ -54,6 +53,16 @@ class Summary:
     lines: tuple[Line, ...]
     curves: Mapping[str, Sequence[Sequence[tuple[float, float]]]]  # label -> one curve a seed
     notes: tuple[str, ...]
+
+    def refuse_missing(self) -> None:
+        """Have a command fail that leaves a run without a result.
+
+        Raises:
+            RunError: names each of them and why.
+        """
+        missing = [f"{line.label} with seed {seed}: {why}" for line in self.lines for seed, why in line.missing.items()]
+        if missing:
+            raise RunError(f"{len(missing)} run{'s' * (len(missing) > 1)} without a result; {'; '.join(missing)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +138,7 @@ def _line(
 
 def _costs(results: Sequence[Result]) -> dict[str, float]:
     """Means over the runs that know them; of peak memory the largest."""
-    known = {name: [r.costs[name] for r in results if name in r.costs] for name in COSTS}
+    known = {name: [r.costs[name] for r in results if name in r.costs] for name in BY_RUN}
     return {
         name: float(max(values) if name == "peak_memory" else np.mean(values))
         for name, values in known.items()

@@ -1,4 +1,4 @@
-"""Pictures: learning curves and adaptation curves, as PNG. Needs the extra `plot`."""
+"""Pictures: adaptation curves and the dots of a panel, as PNG. Needs the extra `plot`."""
 
 from __future__ import annotations
 
@@ -18,47 +18,6 @@ Curve = list[tuple[float, float]]  # (x, y) of one run, x ascending
 COLOURS = {method.name: method.colour for method in METHODS.values() if method.colour} | {"start": "#777777"}
 LABELS = {method.name: method.label for method in METHODS.values()} | {"start": "start model"}
 SPARE = ("#4a6fa5", "#8a3b6b", "#c2a033", "#3a9bb0", "#444444")  # for labels that name no method of ours
-
-
-def learning_curves(
-    curves: Mapping[str, Sequence[Curve]],
-    path: Path,
-    *,
-    title: str,
-    bars: Mapping[str, Interval] | None = None,
-) -> None:
-    """One line and band for each method over its seeds, and beside them the test panel's bars.
-
-    Args:
-        curves: for each method, the curve of each seed: environment steps against success.
-        path: the PNG.
-        title: over the curves.
-        bars: label -> mean and interval on the test panel.
-    """
-    plt = pyplot()
-    figure, (left, right) = plt.subplots(
-        1, 2, figsize=(11, 4.2), width_ratios=(3, 2), layout="constrained", facecolor="white"
-    )
-    for method, runs in curves.items():
-        if not any(runs):
-            continue
-        xs, low, mean, high = band([run for run in runs if run])
-        colour = COLOURS.get(method, "#444444")
-        seeds = f"{len(runs)} seed{'s' if len(runs) > 1 else ''}"
-        left.fill_between(xs, low, high, color=colour, alpha=0.18, linewidth=0)
-        left.plot(xs, mean, color=colour, linewidth=2.2, label=f"{LABELS.get(method, method)} (mean of {seeds})")
-        for run in runs:
-            left.plot(*zip(*run, strict=True), color=colour, linewidth=0.7, alpha=0.5)
-    left.set(xlabel="environment steps", ylabel="success (band: range over seeds)", ylim=(-0.02, 1.04), title=title)
-    if left.lines:
-        left.legend(frameon=False, loc="upper left")
-    _draw_bars(right, bars or {})
-    for axes in (left, right):
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(axis="y", alpha=0.25)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=140)
-    plt.close(figure)
 
 
 def trial_curve(results: Sequence[Interval], path: Path, *, ylabel: str, title: str) -> None:
@@ -150,17 +109,6 @@ def band(runs: Sequence[Curve], num_points: int = 240) -> tuple[Any, Any, Any, A
     xs = np.linspace(first, max(first, last), num_points)
     ys = np.stack([np.interp(xs, [x for x, _ in run], [y for _, y in run]) for run in runs])
     return xs, ys.min(axis=0), ys.mean(axis=0), ys.max(axis=0)
-
-
-def _draw_bars(axes: Any, bars: Mapping[str, Interval]) -> None:
-    for x, (label, interval) in enumerate(bars.items()):
-        colour = next((c for name, c in COLOURS.items() if LABELS[name] in label), "#444444")
-        axes.bar(x, interval.mean, color=colour, width=0.62, alpha=0.55 if "notes" in label else 0.9)
-        error = [[interval.mean - interval.low], [interval.high - interval.mean]]
-        axes.errorbar(x, interval.mean, yerr=error, color="black", capsize=4, linewidth=1.2)
-        axes.text(x, min(1.0, interval.high) + 0.02, f"{interval.mean:.2f}", ha="center", fontsize=10)
-    axes.set(ylim=(-0.02, 1.12), title="unseen games, 95 % interval", xticks=range(len(bars)))
-    axes.set_xticklabels(list(bars), fontsize=9)
 
 
 def pyplot() -> Any:

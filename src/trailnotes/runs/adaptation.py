@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from trailnotes.errors import ConfigError
 from trailnotes.rollout import rollout_metrics, run_groups, write_all
 from trailnotes.runs.panels import PanelResult, acting_config, panel_of, panel_result, write_evaluation
+from trailnotes.runs.spent import SPENT, Spent
 from trailnotes.seeds import derive_seed
 from trailnotes.storage.files import append_jsonl, free_name, read_jsonl, set_aside
 from trailnotes.storage.records import (
@@ -46,22 +47,6 @@ PHASE = re.compile(r"[a-z0-9][a-z0-9-]*")
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
-    """What was played and said: the totals of a line in metrics.jsonl."""
-
-    env_steps: int = 0
-    episodes: int = 0  # that ended well
-    tokens_read: int = 0  # prompts, each counted whole
-    tokens_generated: int = 0  # actions and all that was written apart from episodes
-    tokens_trained: int = 0
-    seconds: float = 0.0
-
-    def __add__(self, other: Spent) -> Spent:
-        a, b = asdict(self), asdict(other)
-        return Spent(**{name: a[name] + b[name] for name in a})
-
-
-@dataclass(frozen=True, slots=True)
 class Figure:
     """One row of the table; those with a trial are points of the curve."""
 
@@ -74,7 +59,7 @@ class Figure:
 class _Pending:
     """Since the last `log`."""
 
-    spent: Spent = Spent()
+    spent: Spent = field(default_factory=Spent)
     episodes: list[dict[str, Any]] = field(default_factory=list)  # records, failed attempts too
 
 
@@ -198,7 +183,7 @@ class Trials:
         if iteration < len(self._lines):
             line = self._lines[iteration]
             assert line["phase"] == phase, f"line {iteration} of metrics.jsonl is of {line['phase']}, not of {phase}"
-            self.spent = Spent(**{name: line[name] for name in asdict(Spent())})
+            self.spent = Spent(**{name: line[name] for name in SPENT})
             return
         now = time.monotonic()
         self.spent += replace(pending.spent, seconds=now - self._started)

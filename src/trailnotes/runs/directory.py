@@ -33,11 +33,12 @@ from trailnotes.config.schema import Config
 from trailnotes.config.toml import diff, flatten, load_config, to_toml
 from trailnotes.errors import ConfigError, MissingExtraError, RunError
 from trailnotes.runs.console import Progress
+from trailnotes.storage import checkpoint
 from trailnotes.storage.files import append_jsonl, read_jsonl, set_aside, write_text_atomic
 from trailnotes.storage.records import trajectory_to_json
 from trailnotes.types import Trajectory
 
-__all__ = ["Progress", "RunDir", "RunLock", "read_jsonl", "run_config", "trajectory_to_json"]
+__all__ = ["Progress", "RunDir", "RunLock", "is_trained", "read_jsonl", "run_config", "trajectory_to_json"]
 
 _PACKAGES = ("trailnotes", "numpy", "pydantic", "torch", "transformers", "tokenizers", "peft", "textworld")
 
@@ -199,6 +200,16 @@ def run_config(path: Path) -> Config:
         return load_config(file)
     except ConfigError as error:
         raise RunError(f"the run's own settings cannot be used: {error}") from error
+
+
+def is_trained(path: Path, config: Config) -> bool:
+    """Whether the last checkpoint of the run in directory `path` has all that the settings ask for.
+
+    Raises:
+        RunError: that checkpoint is damaged.
+    """
+    saved = checkpoint.latest(path / "checkpoints")
+    return saved is not None and config.train.share(checkpoint.load_meta(saved)) >= 1.0
 
 
 class _TensorBoard:

@@ -14,12 +14,11 @@ from trailnotes.envs.tasks import panel, tasks_of
 from trailnotes.errors import ConfigError
 from trailnotes.reporting.intervals import Interval, bootstrap, wilson
 from trailnotes.rollout import Pool, run_groups
+from trailnotes.runs.spent import row_costs
 from trailnotes.seeds import derive_seed
 from trailnotes.storage.files import encode_line, write_bytes_atomic, write_text_atomic
 from trailnotes.storage.records import trajectory_to_json
 from trailnotes.types import Mode, Task, Trajectory
-
-COUNTS = ("env_steps", "tokens_generated", "tokens_trained")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +99,8 @@ def panel_result(episodes: Sequence[Trajectory], config: Config, subject: Subjec
         num_tasks=len({t.task.id for t in episodes}),
         num_episodes=len(episodes),
         interval=method,
-        **spending(subject.spent),
+        **row_costs(subject.spent),
     )
-
-
-def spending(spent: Mapping[str, float]) -> dict[str, Any]:
-    """The cost columns of a row; nothing was spent where nothing is known of it."""
-    return {name: round(spent.get(name, 0)) for name in COUNTS} | {"seconds": float(spent.get("seconds", 0.0))}
 
 
 # -- playing
@@ -176,22 +170,43 @@ def write_evaluation(
     write_table([result], out)
 
 
-def write_table(rows: Sequence[PanelResult], out: Path) -> None:
-    """`table.json` and `table.md`."""
+def write_table(rows: Sequence[PanelResult], out: Path, figures: Sequence[str] | None = None) -> None:
+    """`table.json` and `table.md`.
+
+    Args:
+        rows: from the top down.
+        out: directory, made if absent.
+        figures: what each row is called where all are of one run; by default a row goes by its algorithm.
+    """
+    records = [asdict(row) for row in rows]
+    if figures is not None:
+        records = [{"figure": name, **record} for name, record in zip(figures, records, strict=True)]
     out.mkdir(parents=True, exist_ok=True)
-    write_text_atomic(out / "table.json", json.dumps({"rows": [asdict(row) for row in rows]}, indent=1) + "\n")
-    write_text_atomic(out / "table.md", markdown_table(rows))
+    write_text_atomic(out / "table.json", json.dumps({"rows": records}, indent=1) + "\n")
+    write_text_atomic(out / "table.md", markdown_table(rows, figures))
 
 
-def markdown_table(rows: Sequence[PanelResult]) -> str:
-    """The rows as a Markdown table, with the interval's method beneath."""
-    lines = ["| algorithm | memory | panel | metric | mean | interval | env steps | seeds |", "|---" * 8 + "|"]
-    lines += [
-        f"| {r.algorithm} | {'with' if r.memory else 'without'} | {r.panel} ({r.num_tasks}) | {r.metric} "
-        f"| {r.mean:.3f} | [{r.ci_low:.3f}, {r.ci_high:.3f}] | {r.env_steps:,} | {r.seeds} |"
-        for r in rows
-    ]
+def markdown_table(rows: Sequence[PanelResult], figures: Sequence[str] | None = None) -> str:
+    """The rows as a Markdown table, with the interval's method beneath; arguments as for `write_table`."""
+    head = ["algorithm" if figures is None else "figure", "memory", "panel", "metric", "mean", "interval", "env steps"]
+    head += ["seeds"] if figures is None else []  # a run has one
+    names = [row.algorithm for row in rows] if figures is None else figures
+    table = [head, *([name, *_cells(row)][: len(head)] for name, row in zip(names, rows, strict=True))]
+    lines = [f"| {' | '.join(cells)} |" for cells in table]
+    lines.insert(1, "|---" * len(head) + "|")
     return "\n".join([*lines, "", *sorted({f"Intervals: {r.interval}." for r in rows}), ""])
+
+
+def _cells(row: PanelResult) -> tuple[str, ...]:
+    return (
+        "with" if row.memory else "without",
+        f"{row.panel} ({row.num_tasks})",
+        row.metric,
+        f"{row.mean:.3f}",
+        f"[{row.ci_low:.3f}, {row.ci_high:.3f}]",
+        f"{row.env_steps:,}",
+        str(row.seeds),
+    )
 
 
 def write_episodes(episodes: Sequence[Trajectory], path: Path) -> None:

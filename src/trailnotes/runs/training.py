@@ -31,6 +31,7 @@ from trailnotes.rollout import WrittenTip, rollout_metrics, run_groups, tip_metr
 from trailnotes.rollout.archive import Archive, from_start
 from trailnotes.rollout.dynamic import further_tasks, replace_equal
 from trailnotes.runs.panels import play_panel
+from trailnotes.runs.spent import BY_TRAINING
 from trailnotes.seeds import derive_seed
 from trailnotes.storage import checkpoint
 
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
 
 
 EMPTY_ITERATIONS = 3  # without any episode, after which the environment counts as broken
-SPENT = ("env_steps", "episodes", "tokens_generated", "tokens_trained", "seconds")
 
 
 @dataclass
@@ -115,7 +115,7 @@ class Run:
 
     @property
     def _share(self) -> float:
-        return self.config.train.share({name: getattr(self.count, name) for name in ("iteration", *SPENT)})
+        return self.config.train.share({name: getattr(self.count, name) for name in ("iteration", *BY_TRAINING)})
 
     @property
     def lr_scale(self) -> float:
@@ -260,7 +260,7 @@ class Run:
             self._metrics |= await self.validate()
         count.seconds += time.monotonic() - self._iteration_started
         self._iteration_started = time.monotonic()
-        spent = {key: getattr(count, key) for key in SPENT}
+        spent = {key: getattr(count, key) for key in BY_TRAINING}
         timings = {f"seconds/{k}": v for k, v in self._timings.items()}
         modes = "+".join(sorted({t.mode for t in trajectories}))
         self.directory.append_metrics({"iteration": iteration, "mode": modes, **spent, **self._metrics, **timings})

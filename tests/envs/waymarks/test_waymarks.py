@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from small import small_config
 from trailnotes.envs import check_env
 from trailnotes.envs.base import Env
 from trailnotes.envs.textworld.interpreter import open_story
@@ -531,3 +532,12 @@ def test_compile_all_compiles_once_and_reports(games: Path) -> None:
     assert reported == [(1, 3), (2, 3), (3, 3)]
     assert paths == [wm.compiled_game(wm.spec_of(task), games) for task in [*tasks, tasks[0]]]
     assert all(path.is_file() and path.with_suffix(".json").is_file() for path in paths)
+
+
+def test_games_to_compile_are_named_once_for_all_settings_that_play_them(tmp_path: Path) -> None:
+    env = {"name": "waymarks", "options": {"families": ["keys/granite"], "cache_dir": str(tmp_path)}}
+    own = small_config(env=env, train={"split": "validation", "eval_every": 0}, eval={"split": "validation"})
+    games = wm.games_of([own, own, small_config()])
+    assert games == {tmp_path: wm.make_tasks("validation", ["keys/granite"])}
+    validated = own.model_copy(update={"train": own.train.model_copy(update={"eval_every": 1, "split": "train"})})
+    assert {task.split for task in wm.games_of([validated])[tmp_path]} == {"train", "validation"}

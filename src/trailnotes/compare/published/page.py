@@ -11,9 +11,9 @@ from pathlib import Path
 from string import ascii_lowercase
 from typing import TYPE_CHECKING, Any
 
-from trailnotes.compare.evaluations import COSTS
 from trailnotes.compare.published.table import METHOD, Cell, Column, Comparison
 from trailnotes.reporting.plots import panel_dots
+from trailnotes.runs.spent import BY_ROW
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -119,14 +119,14 @@ def to_markdown(comparison: Comparison) -> str:
     lines = [f"# {comparison.panel}: {published.metric}", "", *table_lines(["task", *heads, *theirs], rows), ""]
     lines += [f"- {line}" for line in legend(comparison, footnotes)]
     if costs := _cost_rows(comparison):
-        head = ["mean of a training run", "runs", *(name.replace("_", " ") for name in COSTS)]
+        head = ["mean of a training run", "runs", *(name.replace("_", " ") for name in BY_ROW)]
         lines += ["", *table_lines(head, costs)]
     return "\n".join(lines) + "\n"
 
 
 def _cost_rows(comparison: Comparison) -> list[list[str]]:
     return [
-        [column.label, str(column.num_runs), *(f"{column.costs[name]:,.0f}" for name in COSTS)]
+        [column.label, str(column.num_runs), *(f"{column.costs[name]:,.0f}" for name in BY_ROW)]
         for column in comparison.columns
         if column.costs
     ]

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trailnotes.compare.evaluations import COSTS, Evaluation, variation_of
+from trailnotes.compare.evaluations import Evaluation, variation_of
 from trailnotes.compare.published.figures import PublishedTable
 from trailnotes.compare.published.protocol import differences, label_of, models_of, protocol_of, unlike
 from trailnotes.errors import RunError
 from trailnotes.reporting.intervals import Interval, bootstrap, percentile_interval, resampled_means
+from trailnotes.runs.spent import BY_ROW
 
 CONFIDENCE = 0.95
 METHOD = f"bootstrap over seeds, then variations, {CONFIDENCE:.0%}; the tasks of a mean are fixed, not resampled"
@@ -42,7 +43,7 @@ class Column:
     protocol: str
     cells: Mapping[str, Cell]
     mean: Cell  # over the tasks that have a cell
-    costs: Mapping[str, float]  # mean of a training run, by the names of `COSTS`
+    costs: Mapping[str, float]  # mean of a training run, by the names of `BY_ROW`
     num_runs: int
 
 
@@ -105,7 +106,7 @@ def column_of(label: str, members: Sequence[Evaluation], published: PublishedTab
             values[task] = {member.run: _numbers(member, task) for member in present}
             cells[task] = _cell(values[task], _differences(present, task, published))
     trained = [member for member in members if member.trained]
-    costs = {name: float(np.mean([e.costs[name] for e in trained])) for name in COSTS} if trained else {}
+    costs = {name: float(np.mean([e.costs[name] for e in trained])) for name in BY_ROW} if trained else {}
     return Column(
         label=label,
         model=models_of(members),

@@ -6,7 +6,7 @@ without reward, so that what a failed episode finds out serves only those who ke
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict
 from functools import lru_cache
@@ -14,6 +14,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
 
+from trailnotes.config.schema import Config
+from trailnotes.envs.tasks import tasks_of
 from trailnotes.envs.textworld.interpreter import Position, cached_game, open_story, play, textworld_version
 from trailnotes.envs.waymarks import spec as ws
 from trailnotes.envs.waymarks.build import BUILDER_VERSION, build_game
@@ -119,6 +121,23 @@ def compile_all(
             if progress:
                 progress(done, len(specs))
         return [future.result() for future in futures]
+
+
+def games_of(configs: Iterable[Config]) -> dict[Path | None, list[Task]]:
+    """The compiled games that runs of these settings play, by the folder that keeps them (None: the usual cache)."""
+    games: dict[Path | None, dict[str, Task]] = {}
+    for config in configs:
+        if config.env.name != "waymarks":
+            continue
+        folder = config.env.options.get("cache_dir")
+        kept = games.setdefault(Path(folder) if folder else None, {})
+        for split in sorted({config.train.split, config.eval.split, *_validated(config)}):
+            kept |= {task.id: task for task in tasks_of(config, split)}
+    return {folder: list(kept.values()) for folder, kept in games.items()}
+
+
+def _validated(config: Config) -> list[str]:
+    return [config.train.validation_split] if config.train.eval_every else []
 
 
 class _Waymarks:

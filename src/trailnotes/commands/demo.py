@@ -1,0 +1,88 @@
+"""`trailnotes demo`: EMPO2 against GRPO on games where tips matter: a comparison with a story."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from trailnotes.compare.comparison import run_plan
+from trailnotes.compare.plan import Budget, CompareSection, Method, Plan
+from trailnotes.compare.report import print_brief
+from trailnotes.compare.summary import Summary
+from trailnotes.config.toml import load_config, parse_overrides
+from trailnotes.errors import ConfigError
+from trailnotes.reporting.story import Played, Record, before_and_after
+from trailnotes.runs.console import clock
+from trailnotes.storage.files import read_jsonl, write_text_atomic
+
+CONFIG = Path("configs/demo.toml")
+
+
+def demo(
+    out: Path,
+    *,
+    config_path: Path = CONFIG,
+    seeds: int = 2,
+    trials: int = 3,
+    jobs_at_once: int = 2,
+    settings: Sequence[str] = (),
+) -> Summary:
+    """Train both methods, examine them on unseen games, and write table, picture and story to `out`.
+
+    The same command resumes a demo that was interrupted, and runs nothing again that is finished.
+
+    Args:
+        out: directory of everything, as `compare_run` fills it.
+        config_path: the common config; the method and the seed are all that differs between training runs.
+        seeds: runs of each method.
+        trials: k, trials with tips of the last line.
+        jobs_at_once: processes side by side.
+        settings: further ``--section.key value`` overrides for every run.
+
+    Raises:
+        ConfigError: a setting that cannot work.
+        RunError: a run failed, or `out` holds a demo of other settings.
+    """
+    started = time.monotonic()
+    plan = plan_of(config_path, seeds, trials, settings)
+    print(f"{2 * seeds} training runs of {plan.budget.env_steps:,} environment steps each, in {out}", flush=True)
+    summary = run_plan(plan, config_path, out, at_once=jobs_at_once)
+    summary.refuse_missing()
+    text = before_and_after(_played(out, seed) for seed in range(seeds))
+    write_text_atomic(out / "story.txt", text)
+    print(text)
+    print_brief(summary)
+    print(f"\n{out / 'curves.png'}  {out / 'table.json'}  {out / 'story.txt'}   ({clock(time.monotonic() - started)})")
+    return summary
+
+
+def plan_of(path: Path, seeds: int, trials: int, settings: Sequence[str]) -> Plan:
+    """The demo as a comparison: the start model, both methods, and what EMPO2 still learns from tips alone."""
+    budget = load_config(path, settings).train.max_env_steps
+    if not budget:
+        raise ConfigError("the methods of a demo get the same number of environment steps: set train.max_env_steps")
+    with_tips = f"EMPO² with tips, {trials} trial{'s' * (trials != 1)}"
+    return Plan(
+        compare=CompareSection(name="demo", config=path.name, seeds=tuple(range(seeds)), baseline="grpo"),
+        settings=parse_overrides(settings),
+        budget=Budget(env_steps=budget),
+        methods={
+            "start": Method(algorithm="naive", label="start model"),
+            "grpo": Method(),
+            "empo2": Method(),
+            "empo2 with tips": Method.model_validate(
+                {"algorithm": "empo2-tips", "after": "empo2", "label": with_tips, "eval.trials": trials}
+            ),
+        },
+    )
+
+
+def _played(out: Path, seed: int) -> Played:
+    before, after = (_panel(out / "runs" / f"{name}-{seed}") for name in ("start", "empo2"))
+    return Played(before, after, partial(read_jsonl, out / "runs" / f"empo2-{seed}" / "trajectories.jsonl"))
+
+
+def _panel(run: Path) -> dict[str, Record]:
+    return {record["task"]["id"]: record for record in read_jsonl(run / "eval" / "episodes.jsonl")}

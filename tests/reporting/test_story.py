@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from trailnotes.reporting.story import Played, Record, before_and_after, followed_tip, tip_that_mattered
+from trailnotes.storage.records import trajectory_to_json
+from trailnotes.types import Completion, Mode, Observation, Step, Task, Tip, Trajectory
+
+FAMILY = "waymarks/route/amber"
+RULE = "north east south"
+NOTHING = "nothing found"
+
+
+def tip(text: str, iteration: int, action: str, task: str = f"{FAMILY}/train-1") -> Tip:
+    return Tip(task, text, key="k", score=0.0, step=iteration, action=action)
+
+
+def episode(
+    task: str, actions: list[str], end: str, *, won: bool = False, mode: Mode = "plain", tips: tuple[Tip, ...] = ()
+) -> dict[str, Any]:
+    steps = [
+        Step(
+            Observation(f"room {i}. exits north east.", instruction="find the way" if i == 0 else None),
+            tips if i == 0 else (),
+            Completion((1,), (2,), (0.0,), action),
+            (1,),
+            action,
+            0.0,
+        )
+        for i, action in enumerate(actions)
+    ]
+    final = Observation(end, terminated=True, success=won)
+    return trajectory_to_json(
+        Trajectory(Task(task, "waymarks"), tuple(steps), final, "terminated", won, 0.0, mode=mode)
+    )
+
+
+TRAIN = f"{FAMILY}/train-1"
+READS = episode(TRAIN, ["west"], f"archive. carved here: {RULE}.")
+FAILS = episode(TRAIN, ["west"], "nook. a dead end.")
+USES = episode(
+    TRAIN, RULE.split(), "garden. the way out.", won=True, mode="off_policy",
+    tips=(tip(NOTHING, 3, "east"), tip(RULE, 3, "west")),
+)  # fmt: skip
+
+
+def training(*records: tuple[int, Record]) -> Any:
+    return lambda: ({"iteration": iteration, **record} for iteration, record in records)
+
+
+def told(*, before: Iterable[Record], after: Iterable[Record], records: Iterable[tuple[int, Record]]) -> str:
+    """The story of one run."""
+    panels = ({record["task"]["id"]: record for record in panel} for panel in (before, after))
+    return before_and_after([Played(*panels, training(*records))])
+
+
+def test_the_story_follows_the_tip_from_who_read_it_to_who_needs_it_no_more() -> None:
+    game = f"{FAMILY}/test-4"
+    text = told(
+        before=[episode(game, ["west"], "nook. a dead end.")],
+        after=[episode(game, RULE.split(), "meadow. the way out.", won=True)],
+        records=[(3, FAILS), (3, READS), (7, USES)],
+    )
+    wanted = [
+        "BEFORE. The start model meets an unseen game.", game, "find the way", "> west", "a dead end.  (not won)",
+        "IN TRAINING, iteration 3.", TRAIN, "> west", f"carved here: {RULE}.  (not won)",
+        f'tip it leaves: "{RULE}"',
+        "IN TRAINING, iteration 7.", f'tip it is shown: "{RULE}"', "> north", "> east", "> south", "(won)",
+        "AFTER. The trained agent meets the same unseen game", game, "> north", "> south", "meadow.", "(won)",
+    ]  # fmt: skip
+    position = 0
+    for part in wanted:
+        position = text.index(part, position) + len(part)
+    assert NOTHING not in text
+    assert max(map(len, text.splitlines())) <= 100
+    assert len(text.splitlines()) < 40
+
+
+def test_a_family_whose_training_tells_the_story_is_preferred() -> None:
+    other, game = "waymarks/keys/hazel/test-0", f"{FAMILY}/test-4"
+    text = told(
+        before=[episode(name, ["west"], "lost.") for name in (other, game)],
+        after=[episode(name, ["north"], "won.", won=True) for name in (other, game)],
+        records=[(3, READS), (7, USES)],
+    )
+    assert game in text
+    assert other not in text
+
+
+def test_a_run_that_tells_the_story_is_preferred() -> None:
+    game = f"{FAMILY}/test-4"
+    panels = {game: episode(game, ["west"], "lost.")}, {game: episode(game, ["north"], "won.", won=True)}
+    runs = [Played(*panels, training((3, FAILS))), Played(*panels, training((3, READS), (7, USES)))]
+    assert "IN TRAINING, iteration 7." in before_and_after(runs)
+    assert "IN TRAINING" not in before_and_after(runs[:1])
+
+
+def test_without_a_tip_before_and_after_are_still_told_and_without_a_win_nothing_is_claimed() -> None:
+    game, other = f"{FAMILY}/test-4", f"{FAMILY}/test-5"
+    before = [episode(game, ["west"], "lost."), episode(other, ["x"], "won.", won=True)]
+    after = [episode(game, ["north"], "won.", won=True), episode(other, ["x"], "lost.")]
+    text = told(before=before, after=after, records=[(3, FAILS)])
+    assert "BEFORE" in text
+    assert "AFTER" in text
+    assert "IN TRAINING" not in text
+    nothing = told(before=before, after=[episode(game, ["west"], "lost.")], records=[(3, FAILS)])
+    assert nothing.startswith("No unseen game was won")
+    assert told(before=before[1:], after=after, records=[]).startswith("No unseen game"), "one of them was not played"
+
+
+def test_the_tip_that_mattered_is_the_one_that_was_followed() -> None:
+    assert (followed_tip(USES) or {})["text"] == RULE
+    assert followed_tip(READS) is None
+    ignored = episode(TRAIN, ["look"], "won.", won=True, mode="off_policy", tips=(tip(RULE, 1, "west"),))
+    assert followed_tip(ignored) is None
+
+
+@pytest.mark.parametrize("stranger", ["other task", "other iteration", "other action"])
+def test_the_author_is_the_attempt_that_the_tip_names(stranger: str) -> None:
+    task = f"{FAMILY}/train-2" if stranger == "other task" else TRAIN
+    wrong = episode(task, ["east" if stranger == "other action" else "west"], f"archive. {RULE}.")
+    lesson = tip_that_mattered(training((4 if stranger == "other iteration" else 3, wrong), (7, USES)), FAMILY)
+    assert lesson is not None
+    assert lesson.author is None
+    assert lesson.reader["iteration"] == 7
+
+
+def test_another_family_with_the_same_beginning_is_another_family() -> None:
+    assert tip_that_mattered(training((7, USES)), "waymarks/route/amb") is None
+
+
+def test_long_texts_stay_within_the_columns() -> None:
+    game, long = f"{FAMILY}/test-4", "word " * 60
+    text = told(
+        before=[episode(game, [long], long)],
+        after=[episode(game, ["", "x" * 90], long, won=True)],
+        records=[(3, READS), (7, USES)],
+    )
+    assert max(map(len, text.splitlines())) <= 100
+    assert "(nothing)" in text

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tinyrun import tiny_config
+from trailnotes.config.schema import Config
+from trailnotes.config.toml import diff
+from trailnotes.runs.forecast import iterations, small, times
+
+
+def a_config(method: str = "grpo", **sections: Any) -> Config:
+    return tiny_config(Path("model"), algorithm={"name": method}, **sections)
+
+
+@pytest.mark.parametrize(
+    ("train", "most"),
+    [
+        ({"iterations": 1000}, 1000),
+        ({"iterations": 1000, "max_env_steps": 400}, 10),
+        ({"iterations": 1000, "max_env_steps": 401}, 11),
+        ({"iterations": 7, "max_env_steps": 400}, 7),
+        ({"iterations": 1000, "max_env_steps": 400, "max_tokens": 240}, 3),
+    ],
+)
+def test_iterations_go_to_the_nearest_limit(train: dict[str, int], most: int) -> None:
+    config = a_config(train={"max_env_steps": 0, "max_tokens": 0} | train)
+    line = {"iteration": 0, "env_steps": 40, "tokens_generated": 80}
+    assert iterations(config, line) == times(config, small(config), line) == most
+
+
+@pytest.mark.parametrize("number", [3, 7, 49, 93, 103, 107, 161, 1234])
+def test_a_limit_of_iterations_is_met_exactly(number: int) -> None:
+    assert iterations(a_config(train={"iterations": number, "max_env_steps": 0}), {"env_steps": 1}) == number
+
+
+def test_a_small_training_run_is_one_iteration_of_the_same() -> None:
+    config = a_config(train={"iterations": 9, "eval_every": 1})
+    assert diff(config, small(config)) == ["train.iterations"]
+
+
+def test_trials_are_played_at_few_games_and_extrapolated_to_all() -> None:
+    config = a_config("empo2-tips", eval={"num_tasks": 8, "trials": 5})
+    copy = small(config)
+    assert (copy.eval.num_tasks, copy.eval.trials) == (4, 1)
+    assert times(config, copy, {}) == 8 * 6 / (4 * 2)
+    once = a_config("naive", eval={"num_tasks": 8, "num_samples": 3})
+    assert times(once, small(once), {}) == 2
