@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pkgutil
 import re
 import shlex
 from collections.abc import Iterator
@@ -19,11 +20,12 @@ from trailnotes.commands.command import parse
 from trailnotes.config.methods import METHODS
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import config_fields, load_config, show
+from trailnotes.moved import MOVED
 from trailnotes.types import MODES, Observation, Task
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
-PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SECTIONS = "run|model|env|rollout|memory|algorithm|gigpo|loss|optim|train|eval|warmstart"
 OPTIONS_OF_ENV = "env.options."
 
@@ -71,17 +73,8 @@ def test_prose_fits_120_columns(page: Path) -> None:
 def test_keys_named_in_pages_exist(page: Path) -> None:
     sections = {name.rpartition(".")[0] for name in config_fields()}
     for name in re.findall(rf"`((?:{SECTIONS})(?:\.[a-z_]+)+)(?: = [^`]*)?`", words(page)):
-        if not name.startswith(OPTIONS_OF_ENV) and not name.endswith((".py", ".db")):
-            assert name in config_fields() or name in sections or _is_code(name), f"{named(page)} names {name}"
-
-
-def _is_code(name: str) -> bool:
-    """`rollout.run_groups`, `tasks.batch_of`: a module of ours and what it holds."""
-    module, _, attribute = name.partition(".")
-    file = Path(trailnotes.__file__).parent / f"{module}.py"
-    return (
-        file.is_file() and re.search(rf"^(?:async )?(?:def|class) {attribute}\b", words(file), re.MULTILINE) is not None
-    )
+        if not name.startswith(OPTIONS_OF_ENV) and not name.endswith(".db"):
+            assert name in config_fields() or name in sections, f"{named(page)} names {name}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
@@ -93,6 +86,22 @@ def test_commands_in_pages_can_be_read(page: Path) -> None:
             args = parse(TABLE, shlex.split(line, comments=True)[1:])
             config = getattr(args, "config", None)
             load_config(ROOT / config if config and (ROOT / config).is_file() else None, args.settings)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_files_named_in_pages_exist(page: Path) -> None:
+    text = re.sub(r"commands/x\.py|own_method\.py", "", words(page))  # any command's, and the reader's own
+    files = set(re.findall(r"(?<![\w/.>-])(?:\.\./)*(?:[\w-]+/)*[\w-]+\.py\b", text))
+    files |= set(re.findall(r"`((?:src|tests|docs|configs|models|examples|benchmarks)/[^`\s*<]*)`", text))
+    homes = (ROOT, ROOT / "src", ROOT / "src" / "trailnotes", page.parent)
+    gone = {file for file in files if not any((home / file).exists() for home in homes)}
+    assert not gone, f"{named(page)} names {gone}: there is no such file"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_modules_named_in_pages_exist(page: Path) -> None:
+    for name in set(re.findall(r"`(trailnotes\.\w[\w.]*)", words(page))) - set(MOVED):
+        pkgutil.resolve_name(name)
 
 
 def test_readme_names_what_a_stranger_needs() -> None:
@@ -186,7 +195,7 @@ def test_the_example_of_the_readme_runs(
     assert [line.partition(" [")[0].rpartition(" ")[0] for line in said if line.startswith("trial")] == [
         f"trial {trial}" for trial in range(3)
     ]
-    assert any(line.startswith("without notes ") for line in said)
+    assert any(line.startswith("without tips ") for line in said)
     assert any("namespace='waymarks/route/amber/test-0'" in line for line in said)
     assert len(words(clone / "runs/readme/empo2/metrics.jsonl").splitlines()) == 2
 
