@@ -21,7 +21,6 @@ def answer(policy: ScriptedPolicy, messages: list[Message], **sampling: object) 
 def test_it_is_a_policy() -> None:
     policy: Policy = ScriptedPolicy(lambda messages: "go")
     assert policy.append_only
-    assert policy.trainable
 
 
 def test_encoding_by_hand() -> None:

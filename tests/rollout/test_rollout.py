@@ -260,8 +260,6 @@ def test_a_policy_that_rewrites_history_works_too() -> None:
 
 def test_an_engine_without_ids_works_too() -> None:
     class Server(ScriptedPolicy):
-        trainable = False
-
         def encode(self, messages: Sequence[Message]) -> TokenIds:
             return ()
 

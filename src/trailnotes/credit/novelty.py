@@ -202,7 +202,7 @@ class Novelty:
         return arrays, {"kind": self.kind, **rest}
 
     def load_state_dict(self, arrays: Arrays, rest: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` gave; bonuses go on bit for bit.
+        """Take over what `state_dict` gave; bonuses continue bit for bit.
 
         The state of another kind is left alone: whoever lets `algorithm.intrinsic` change begins anew.
 

@@ -126,7 +126,7 @@ class Learner:
         return self._optimizer.state_dict(), {"steps": self.steps}
 
     def load_state_dict(self, tensors: Mapping[str, Tensor], rest: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` gave; training goes on bit for bit.
+        """Restore what `state_dict` gave; training continues bit for bit.
 
         Raises:
             ValueError: the state belongs to another model.
@@ -135,7 +135,7 @@ class Learner:
         self.steps = int(rest["steps"])
 
     def export(self, path: Path, tokenizer: Any = None, merged: bool = True) -> None:
-        """Write a Hugging Face directory that `from_pretrained` loads; see `export.export_model`."""
+        """Write a Hugging Face directory that `from_pretrained` loads; see `export_model`."""
         export_model(self.model, path, tokenizer, merged)
 
     def _step(self, samples: Sequence[Sample], reference: Sequence[Tensor], metrics: UpdateMetrics) -> None:

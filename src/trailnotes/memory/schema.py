@@ -21,7 +21,7 @@ from trailnotes.errors import MemoryStoreError
 
 APPLICATION_ID = 0x54726C6E  # "Trln", in the header of every memory file
 SMALLEST_DATABASE = 512  # bytes; SQLite takes anything shorter than a header for a new, empty file
-REPAIR = "restore the memory.db of the last checkpoint, or move the file away to begin without notes"
+REPAIR = "restore the memory.db of the last checkpoint, or move the file away to begin without tips"
 
 # Migration k takes a file from version k to k + 1. Never edit one that was released: append another.
 MIGRATIONS: tuple[tuple[str, ...], ...] = (

@@ -19,7 +19,6 @@ class Policy(Protocol):
     version: int  # of the weights; goes up at every update
     context_length: int  # tokens that prompt and completion may have together
     append_only: bool  # whether encode(messages + new) always starts with encode(messages) and the sampled ids
-    trainable: bool  # whether completions carry token ids and log-probabilities
 
     def encode(self, messages: Sequence[Message]) -> TokenIds:
         """Token ids of the conversation, ready for the assistant to speak next.

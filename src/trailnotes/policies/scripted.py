@@ -26,7 +26,6 @@ class ScriptedPolicy:
     """
 
     append_only = True
-    trainable = True
 
     def __init__(self, script: Script, *, name: str = "scripted", context_length: int = 1_000_000) -> None:
         self.name = name

@@ -1,4 +1,4 @@
-"""Words every prompt, and reads the actions that come back. Nothing else in the package does either."""
+"""Words every prompt but those that one method alone knows, and reads the actions that come back."""
 
 from __future__ import annotations
 

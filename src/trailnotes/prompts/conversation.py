@@ -87,7 +87,7 @@ class Conversation:
         self.observation = ""  # the newest, as shown
         self.shown: tuple[Tip, ...] = ()  # every tip that `acting` holds
         self._rollout, self._memory, self._count_tokens = rollout, memory, count_tokens
-        self._introduce = introduce or self.notes
+        self._introduce = introduce or self.tip_lines
 
     def start(self, instruction: str) -> None:
         """Open with the system prompt; the first user turn will begin with `instruction` ('' for none)."""
@@ -162,7 +162,7 @@ class Conversation:
             lines += [first.format(number), self.capped("\n".join(quotes)), last.format(number)]
         return lines
 
-    def notes(self, tips: Sequence[Tip]) -> list[str]:
+    def tip_lines(self, tips: Sequence[Tip]) -> list[str]:
         """The lines that show `tips` in a turn, where nobody else says how."""
         lines = [self.tip_line(tip) for tip in tips]
         return ["notes :", *lines] if self._rollout.style == "terse" else [f"{NOTES_HEADER}:", *lines, ""]
@@ -233,7 +233,7 @@ def replay(
 ) -> Iterator[Conversation]:
     """Rebuild an episode: one growing conversation, yielded before each observation, the final one too (T + 1 times).
 
-    It is the same object every time, so read what is needed before going on.
+    It is the same object every time, so read what is needed before the next.
     """
     conversation = Conversation(rollout, memory, count_tokens)
     conversation.start(instruction_of(trajectory))

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trailnotes.errors import PolicyError
-from trailnotes.policies.hf.engine import draw_uniforms, sample, truncate
+from trailnotes.policies.hf.engine import draw_uniforms, keep_top, sample
 from trailnotes.types import Sampling
 
 PROBS = torch.tensor([[0.1, 0.4, 0.2, 0.3]])
@@ -49,7 +49,7 @@ def test_temperature_zero_is_greedy_with_the_logprob_of_temperature_one():
     ],
 )
 def test_truncated_distributions_are_normalised(options, kept):
-    probs = truncate(PROBS.log(), [Sampling(**options)])[0].exp().tolist()
+    probs = keep_top(PROBS.log(), [Sampling(**options)])[0].exp().tolist()
     assert probs == pytest.approx([kept.get(token, 0.0) for token in range(4)], abs=1e-6)
     for uniform in (0.0, 0.3, 0.6, 0.9999999):
         token, logprob = draw(PROBS, uniform, **options)

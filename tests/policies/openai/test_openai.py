@@ -23,9 +23,8 @@ from trailnotes.commands import main
 from trailnotes.config.schema import Config, EndpointConfig
 from trailnotes.config.toml import load_config
 from trailnotes.errors import BudgetError, ConfigError, PolicyError, RunError
-from trailnotes.policies import POLICIES
 from trailnotes.policies.openai import faults
-from trailnotes.policies.openai.answers import Amount, Answer, Answers, Query, request_key
+from trailnotes.policies.openai.answers import Amount, Answers, PaidAnswer, Query, request_key
 from trailnotes.policies.openai.policy import OpenAIPolicy
 from trailnotes.types import Completion, Message, Sampling
 
@@ -136,7 +135,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 def test_it_has_no_tokenizer_and_trains_nothing(proxy: Proxy, capsys: pytest.CaptureFixture[str]) -> None:
     endpoint = policy(proxy.url, context_tokens=512)
-    assert (endpoint.trainable, endpoint.append_only, endpoint.context_length) == (False, False, 512)
+    assert (endpoint.append_only, endpoint.context_length) == (False, 512)
     assert endpoint.encode(PROMPT) == ()
     assert [endpoint.count_tokens(text) for text in ("", "a", "abc", "abcd", "\u00e9\u00e9", "\ud83d")] == [
         0,
@@ -146,7 +145,6 @@ def test_it_has_no_tokenizer_and_trains_nothing(proxy: Proxy, capsys: pytest.Cap
         2,
         1,
     ]
-    assert POLICIES["openai"] == "trailnotes.policies.openai:OpenAIPolicy"
     assert main(["train", "configs/smoke.toml", "--run-dir", "/nowhere", "--model.path", f"openai:{MODEL}"]) == 2
     assert "an OpenAI-compatible server returns no token ids" in capsys.readouterr().err
 
@@ -449,7 +447,7 @@ def test_max_cost_counts_what_is_under_way() -> None:
     answers.reserved.append(amount)
     assert "endpoint.max_cost = 0.001" in answers.refusal(amount)
     answers.reserved.clear()
-    answers.keep(Answer("k", "x", "stop", 300, 40, 0.00096), Query("k", (), sampling(), amount))
+    answers.keep(PaidAnswer("k", "x", "stop", 300, 40, 0.00096), Query("k", (), sampling(), amount))
     assert "0.00096 is spent, and it may cost 0.0004" in answers.refusal(amount)
 
 

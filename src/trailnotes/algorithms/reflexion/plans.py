@@ -1,7 +1,7 @@
 """Reflexion in words: the request for a new plan after a failure, and plans shown (arXiv 2303.11366, section 3).
 
 The request comes after the failed episode and holds two worked examples of failure and plan: without them a model of
-moderate size goes on acting instead of reflecting. Earlier plans are quoted, oldest first.
+moderate size keeps acting instead of reflecting. Earlier plans are quoted, oldest first.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trailnotes.policies.hf.network import Ints, Network, Plan, SlotCache, agree
+from trailnotes.policies.hf.network import Access, Ints, Network, SlotCache, agree
 
 logger = logging.getLogger(__name__)
 
@@ -153,7 +153,7 @@ class SlotDecoder(_Contexts):
         positions = starts[:, None] + np.arange(width)
         written = (np.array(batch)[:, None] * cache.capacity + positions).reshape(-1)
         slots = slice(batch[0], batch[-1] + 1) if is_span else torch.tensor(batch, device=device)
-        cache.plan = Plan(slots, torch.from_numpy(written).to(device), length)
+        cache.access = Access(slots, torch.from_numpy(written).to(device), length)
         position_ids = torch.from_numpy(positions).to(device)
         masks = {kind: self._mask(position_ids, length, window) for kind, window in self.windows.items()}
         return self.network(

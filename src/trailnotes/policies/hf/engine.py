@@ -47,7 +47,7 @@ def sample(logits: Tensor, settings: Sequence[Sampling], uniforms: Uniforms) -> 
     """
     logprobs = torch.log_softmax(_scaled(logits.float(), settings), dim=-1)
     if any(each.temperature and (each.top_k or each.top_p < 1) for each in settings):
-        logprobs = truncate(logprobs, settings)
+        logprobs = keep_top(logprobs, settings)
     tokens = _invert(logprobs, torch.from_numpy(uniforms).to(logits.device))
     if not all(each.temperature for each in settings):
         greedy = torch.tensor([each.temperature == 0 for each in settings], device=logits.device)
@@ -58,7 +58,7 @@ def sample(logits: Tensor, settings: Sequence[Sampling], uniforms: Uniforms) -> 
     return tokens.tolist(), chosen.tolist()
 
 
-def truncate(logprobs: Tensor, settings: Sequence[Sampling]) -> Tensor:
+def keep_top(logprobs: Tensor, settings: Sequence[Sampling]) -> Tensor:
     """Keep each row's `top_k` most probable tokens, then the fewest of them that hold `top_p`; (B, V), renormalised."""
     device, size = logprobs.device, logprobs.shape[-1]
     top_k = torch.tensor([each.top_k if each.temperature and each.top_k else size for each in settings], device=device)

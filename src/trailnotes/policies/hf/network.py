@@ -19,7 +19,7 @@ MIN_SLOTS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Access:
     """Where one forward pass of B rows and S new columns writes, and what its attention reads."""
 
     slots: slice | Tensor  # of the B rows
@@ -52,10 +52,10 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         return self._exchange(self.keys, key_states), self._exchange(self.values, value_states)
 
     def _exchange(self, stored: Tensor, states: Tensor) -> Tensor:
-        plan = self.cache.plan
-        stored.index_copy_(0, plan.written, states.transpose(1, 2).reshape(len(plan.written), -1))
-        columns = self._columns(stored)[:, : plan.length]
-        rows = columns[plan.slots] if isinstance(plan.slots, slice) else columns.index_select(0, plan.slots)
+        access = self.cache.access
+        stored.index_copy_(0, access.written, states.transpose(1, 2).reshape(len(access.written), -1))
+        columns = self._columns(stored)[:, : access.length]
+        rows = columns[access.slots] if isinstance(access.slots, slice) else columns.index_select(0, access.slots)
         return rows.transpose(1, 2)
 
     def resize(self, slots: int, capacity: int) -> None:
@@ -77,11 +77,11 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:  # noqa: ARG002
         """Keys that the attention sees, and the position of the first."""
-        return self.cache.plan.length, 0
+        return self.cache.access.length, 0
 
     def get_seq_length(self) -> int:
         """Columns read; rows differ, so positions are always passed explicitly."""
-        return self.cache.plan.length
+        return self.cache.access.length
 
     def get_max_length(self) -> int:
         """No limit: the cache grows."""
@@ -89,12 +89,12 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
 
 
 class SlotCache(Cache):  # type: ignore[misc]
-    """All layers, and which slots are taken. `plan` is set before each forward pass."""
+    """All layers, and which slots are taken. `access` is set before each forward pass."""
 
     def __init__(self) -> None:
         self.num_slots = 0
         self.capacity = 0
-        self.plan = Plan(slice(0, 0), torch.empty(0, dtype=torch.long), 0)
+        self.access = Access(slice(0, 0), torch.empty(0, dtype=torch.long), 0)
         make_layer: Callable[[], SlotLayer] = lambda: SlotLayer(self)  # noqa: E731
         super().__init__(layer_class_to_replicate=make_layer)
 

@@ -34,8 +34,6 @@ class HFPolicy:
     The learner may change the weights of the same model between two calls; it must then call `weights_changed`.
     """
 
-    trainable = True
-
     def __init__(
         self,
         model: Any,

@@ -15,8 +15,8 @@ from trailnotes.types import FinishReason, Message, Sampling
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """One paid request."""
+class PaidAnswer:
+    """What came of one request, and what it cost."""
 
     key: str  # of the request, see `request_key`; "" for one of which nothing came
     text: str  # as the server wrote it
@@ -64,24 +64,24 @@ class Answers:
         self.cost = 0.0
         self.reused = 0  # answers of before this start that were asked for again
         self.reserved: list[Amount] = []  # of the requests under way
-        self._answers: dict[str, Answer] = {}
+        self._answers: dict[str, PaidAnswer] = {}
         self._old: frozenset[str] = frozenset()
         if path is not None:
             for file in (path, self._requests_path(path)):
                 set_aside(file)
             for number, record in enumerate(read_jsonl(path), 1):
                 try:
-                    self._count(Answer(**record))
+                    self._count(PaidAnswer(**record))
                 except TypeError:
                     raise RunError(f"{path}: line {number} is damaged: take it out, or restore the file") from None
             self._old = frozenset(self._answers)
 
-    def find(self, key: str) -> Answer | None:
+    def find(self, key: str) -> PaidAnswer | None:
         """The answer to a request, if there is one."""
         self.reused += key in self._old
         return self._answers.get(key)
 
-    def keep(self, answer: Answer, query: Query) -> None:
+    def keep(self, answer: PaidAnswer, query: Query) -> None:
         """Write down an answer, and count it."""
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -129,7 +129,7 @@ class Answers:
             "endpoint/reused": self.reused,
         }
 
-    def _count(self, answer: Answer) -> None:
+    def _count(self, answer: PaidAnswer) -> None:
         self.requests += not answer.lost
         self.lost += bool(answer.lost)
         self.retries += answer.retries

@@ -1,4 +1,4 @@
-"""Any OpenAI-compatible chat endpoint as a policy: it acts, takes notes and adapts, and cannot be trained."""
+"""Any OpenAI-compatible chat endpoint as a policy: it acts, writes tips and adapts, and cannot be trained."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 
 from trailnotes.config.schema import Config
 from trailnotes.errors import BudgetError, ConfigError, PolicyError
-from trailnotes.policies.openai.answers import Amount, Answer, Answers, Query, request_key
+from trailnotes.policies.openai.answers import Amount, Answers, PaidAnswer, Query, request_key
 from trailnotes.policies.openai.endpoint import Endpoint, Line, Said
 from trailnotes.policies.openai.faults import LONGEST_RETRY_AFTER, Trouble, pause
 from trailnotes.types import Completion, Message, Sampling, TokenIds
@@ -41,7 +41,6 @@ class OpenAIPolicy:
     """
 
     append_only = False
-    trainable = False  # no token ids, no log-probabilities
 
     def __init__(self, config: Config, name: str, *, answers: Path | None = None) -> None:
         self.name, self.version = name, 0
@@ -97,7 +96,7 @@ class OpenAIPolicy:
         usage = (answer.prompt_tokens, answer.completion_tokens)
         return Completion((), (), (), text, "stop" if cut else answer.finish_reason, usage)
 
-    async def _ask(self, key: str, messages: Sequence[Message], sampling: Sampling) -> Answer:
+    async def _ask(self, key: str, messages: Sequence[Message], sampling: Sampling) -> PaidAnswer:
         """Send the request, again where that may help."""
         estimate = sum(self.count_tokens(message.content) + TOKENS_PER_MESSAGE for message in messages)
         line, tries = await self.endpoint.line(), 0
@@ -133,7 +132,7 @@ class OpenAIPolicy:
             self.answers.reserved.remove(most)
             line.freed.set()
 
-    async def _send(self, query: Query, tries: int) -> Answer:
+    async def _send(self, query: Query, tries: int) -> PaidAnswer:
         """One try. An answer is kept before it is used; what may have been billed without one is counted."""
         try:
             said = await self.endpoint.send(query)
@@ -141,7 +140,7 @@ class OpenAIPolicy:
             if trouble.billed:
                 most = query.most
                 cost = self.answers.price(most)
-                lost = Answer(
+                lost = PaidAnswer(
                     "", "", "stop", most.prompt_tokens, most.completion_tokens, cost, estimated=True,
                     lost=trouble.reason,
                 )  # fmt: skip
@@ -156,9 +155,9 @@ class OpenAIPolicy:
             )
         return answer
 
-    def _answer(self, said: Said, query: Query, tries: int) -> Answer:
+    def _answer(self, said: Said, query: Query, tries: int) -> PaidAnswer:
         amount = said.usage or Amount(query.most.prompt_tokens, self.count_tokens(said.text))
-        return Answer(
+        return PaidAnswer(
             query.key, said.text, said.finish_reason, amount.prompt_tokens, amount.completion_tokens,
             self.answers.price(amount), estimated=said.usage is None, retries=tries, model=said.model,
         )  # fmt: skip
