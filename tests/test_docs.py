@@ -116,6 +116,11 @@ def test_readme_names_what_a_stranger_needs() -> None:
     assert len([line for line in example.splitlines() if line.strip()]) <= 20
 
 
+def test_citation_and_changes_know_the_version() -> None:
+    assert f"\nversion: {trailnotes.__version__}\n" in words(ROOT / "CITATION.cff")
+    assert f"\n## {trailnotes.__version__} " in words(ROOT / "CHANGELOG.md")
+
+
 # -- keys and lines
 
 

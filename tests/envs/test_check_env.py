@@ -113,7 +113,7 @@ VIOLATIONS: dict[str, type[Good]] = {
     "making the environment raised ValueError: on purpose": bad(__init__=raising("__init__", ValueError)),
     "reset must set the instruction": bad(reset=starting(instruction=None)),
     "reset must have reward 0, not 2": bad(reset=starting(reward=2.0)),
-    "reset must not be the end": bad(reset=starting(truncated=True)),
+    "reset must not end the episode": bad(reset=starting(truncated=True)),
     "reset of task 'train-0' raised KeyError": bad(reset=raising("reset", KeyError)),
     "reset must return an Observation, not str": bad(reset=lambda self, task: "hello"),
     "step before reset must raise EnvError": bad(step=after_end),

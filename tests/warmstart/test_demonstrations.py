@@ -404,7 +404,7 @@ def test_a_bad_line_is_named(line: Any, fault: str, tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_empty_missing_or_no_text_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="holds no demonstration"):
+    with pytest.raises(ConfigError, match="holds no demonstrations"):
         from_jsonl(jsonl(tmp_path / "empty.jsonl"))
     with pytest.raises(ConfigError, match=r"warmstart\.demonstrations.*gone\.jsonl"):
         from_jsonl(tmp_path / "gone.jsonl")

@@ -85,7 +85,7 @@ def test_what_is_there_already_is_never_replaced(kind: str, tmp_path: Path) -> N
         out.mkdir()
         (out / ("config.json" if kind == "model" else "thesis.tex")).write_text("mine")
     before = {path: path.read_text() for path in [out, *out.glob("*")] if path.is_file()}
-    with pytest.raises(ConfigError, match="is there already; choose another --out"):
+    with pytest.raises(ConfigError, match="already exists; choose another --out"):
         warmstart(small_config(), out)
     assert {path: path.read_text() for path in [out, *out.glob("*")] if path.is_file()} == before
 
@@ -133,7 +133,7 @@ def test_a_bad_line_stops_before_the_model_is_loaded(tmp_path: Path) -> None:
     (tmp_path / "bad.jsonl").write_text("{}\n")
     model = {"path": "no-such-model"}
     config = small_config(model=model, warmstart={"demonstrations": str(tmp_path / "bad.jsonl")})
-    with pytest.raises(ConfigError, match=r"bad\.jsonl:1 is no demonstration"):
+    with pytest.raises(ConfigError, match=r"bad\.jsonl:1 is not a demonstration"):
         warmstart(config, tmp_path / "out")
 
 

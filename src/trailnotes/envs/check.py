@@ -162,7 +162,7 @@ def _begun(env: Env, task: Task) -> Observation:
     _check_observation(first, "reset")
     _require(bool(first.instruction), "reset must set the instruction: the goal in words")
     _require(first.reward == 0, f"reset must have reward 0, not {first.reward:g}")
-    _require(not first.done and not first.success, "reset must not be the end of the episode")
+    _require(not first.done and not first.success, "reset must not end the episode")
     return first
 
 
@@ -239,7 +239,7 @@ def _require(condition: bool, message: str) -> None:
 
 @contextmanager
 def _other_randomness(seed: int) -> Iterator[None]:
-    """Another state of the global generator, put back afterwards: what depends on it shows."""
+    """Another state of the global generator, put back afterwards, so that whatever depends on it shows."""
     state = random.getstate()
     random.seed(seed)
     try:

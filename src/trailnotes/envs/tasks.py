@@ -45,7 +45,7 @@ def batch_of(tasks: Sequence[Task], num: int, seed: int, iteration: int) -> list
 
 
 def panel(tasks: Sequence[Task], num: int) -> list[Task]:
-    """`num` tasks at even distances, so that families listed one after the other all appear; 0 = all."""
+    """`num` evenly spaced tasks, so that families listed one after the other all appear; 0 = all."""
     if num < 0:
         raise ValueError(f"a panel needs num >= 0, got {num}")
     if num == 0 or num >= len(tasks):

@@ -1,8 +1,8 @@
 """Checkpoints that are either whole or absent.
 
 ``root/step-000010/`` is written aside, hashed, flushed to disk and only then renamed, so a process killed at any
-moment leaves the last good one. ``manifest.json`` holds size and SHA-256 of every file; what disk or people did to
-a directory later is found and named when it is read.
+moment leaves the last good one. ``manifest.json`` holds size and SHA-256 of every file, so whatever disks or people
+did to a directory later is found and named when it is read.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MANIFEST = "manifest.json"
 META = "meta.json"
 BEST = "best.json"
 _NAME = re.compile(r"step-(\d{6,})")
-_ASIDE = ".aside-"  # prefix of directories in the making or on their way out; nobody reads them
+_ASIDE = ".aside-"  # prefix of directories being made or deleted; nothing reads them
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +47,8 @@ class Checkpoint:
 def save(root: Path, step: int, writer: Callable[[Path], None], meta: Mapping[str, Any] | None = None) -> Path:
     """Write the checkpoint of `step`.
 
-    One of the same step is replaced (a damaged one, after going back past it); a kill just between the two renames of
-    that would leave neither, but all others.
+    One of the same step is replaced (a damaged one, after going back past it); a kill exactly between the two renames
+    would lose both, but no other.
 
     Args:
         root: the directory of all checkpoints; made if it is missing.
@@ -94,7 +94,7 @@ def latest(root: Path, skip_damaged: bool = False) -> Path | None:
 
     Args:
         root: the directory of all checkpoints.
-        skip_damaged: go back past damaged ones without asking.
+        skip_damaged: go back past damaged ones without an error.
 
     Raises:
         RunError: a newer one is damaged. The text names it and the last good one: going back is the user's choice.
@@ -107,7 +107,7 @@ def latest(root: Path, skip_damaged: bool = False) -> Path | None:
         named = "; ".join(f"{c.path} is damaged ({c.problems[0]})" for c in damaged)
         if newest is None:
             raise RunError(f"{named}. No whole checkpoint is left: start a new run directory")
-        raise RunError(f"{named}. The last good one is {newest.path}: delete the damaged one to go on from there")
+        raise RunError(f"{named}. The last good one is {newest.path}: delete the damaged one to resume from there")
     return newest.path if newest else None
 
 
@@ -149,14 +149,14 @@ def best(root: Path) -> tuple[Path, float] | None:
         marker = json.loads((root / BEST).read_text(encoding="utf-8"))
         path, score = root / str(marker["checkpoint"]), float(marker["score"])
     except (ValueError, KeyError, TypeError) as error:
-        raise RunError(f"{root / BEST} cannot be read ({error}): delete it to choose the best anew") from error
+        raise RunError(f"{root / BEST} cannot be read ({error}): delete it to choose the best again") from error
     return (path, score) if path.is_dir() else None
 
 
 def prune(root: Path, keep_last: int, keep: Collection[Path] = ()) -> list[Path]:
     """Delete all but the newest `keep_last` checkpoints, the best one and those in `keep`; returns what went.
 
-    Damaged ones are neither counted nor deleted: they are evidence.
+    Damaged ones are neither counted nor deleted, since they are evidence.
     """
     if keep_last < 1:
         raise ValueError(f"keep_last must be at least 1, got {keep_last}")
@@ -196,7 +196,7 @@ def atomic_directory(path: Path) -> Iterator[Path]:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write `value` as JSON, atomically. Raises ValueError on a number that JSON has no word for."""
+    """Write `value` as JSON, atomically. Raises ValueError on a number that JSON cannot express."""
     write_text_atomic(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
 
 

@@ -1,6 +1,6 @@
 """Files that nobody ever sees half of: written aside and renamed, or appended line by line.
 
-Lines are JSON objects: appended whole, read with the line named where one is damaged, cut at an iteration.
+Lines are JSON objects: appended whole, cut at an iteration, and read with an error that names a damaged line.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def append_jsonl(path: Path, records: list[Mapping[str, Any]], *, sync: bool = F
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of `path` in order; none if there is no such file.
+    """The records of `path` in order; an empty list if there is no such file.
 
     Raises:
         RunError: a damaged line, by number.
@@ -84,7 +84,7 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
         except ValueError:
             record = None
         if not isinstance(record, dict):
-            raise RunError(f"{path}: line {number} is damaged: take it out, or restore the file")
+            raise RunError(f"{path}: line {number} is damaged: delete it, or restore the file")
         yield record
 
 

@@ -1,7 +1,7 @@
 """Trajectories as JSON: whole episodes for people and later tools, nothing cut.
 
 A record leaves out what is at its default, and two things for their size: the prompts' token ids (their lengths are
-there, and come back as `Completion.usage`; the texts give them back) and the retrieval keys of the tips.
+kept, and come back as `Completion.usage`; the texts allow making them again) and the retrieval keys of the tips.
 """
 
 from __future__ import annotations

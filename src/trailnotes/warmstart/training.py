@@ -1,4 +1,4 @@
-"""`trailnotes warmstart`: a start model from scripted episodes without any download, or plain SFT of a given one."""
+"""`trailnotes warmstart`: a start model from scripted episodes without any download, or plain SFT of a given model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from trailnotes.config.schema import Config
 
 Row = tuple[list[int], list[int]]  # token ids, loss mask
-PATIENCE = 1000  # demonstrations in a row that may be too long before the search for one that fits ends
+PATIENCE = 1000  # how many demonstrations in a row may be too long before the search for one that fits ends
 
 
 def warmstart(config: Config, out: Path, *, progress: Callable[[dict[str, float]], None] | None = None) -> Path:
@@ -41,7 +41,7 @@ def warmstart(config: Config, out: Path, *, progress: Callable[[dict[str, float]
             `rollout.max_context_tokens`.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"{out} is there already; choose another --out, or remove it")
+        raise ConfigError(f"{out} already exists; choose another --out, or remove it")
     next(_demonstrations(config, _count_words, config.run.seed))  # what is wrong with them shows before any work
     torch.manual_seed(config.run.seed)
     if config.run.threads:

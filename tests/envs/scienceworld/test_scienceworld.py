@@ -259,7 +259,7 @@ def test_what_a_task_cannot_ask_for_is_refused_before_anything_runs(options: dic
         ({"max_steps": 2.5}, "max_steps = 2.5 must be a whole number"),
         ({"examples": True}, "examples = True must be a whole number"),
         ({"task": "nothing"}, "unknown ScienceWorld task 'nothing'"),
-        ({"java": "/no/java"}, "env.options.java = '/no/java' names no program"),
+        ({"java": "/no/java"}, "env.options.java = '/no/java' is not a program"),
         ({"max_step": 3}, "no such option; did you mean max_steps"),
     ],
 )

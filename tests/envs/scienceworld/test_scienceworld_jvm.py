@@ -69,10 +69,10 @@ def test_the_users_own_java_comes_first_and_that_of_the_path_last(
 
 def test_a_wrong_path_is_named_rather_than_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with pytest.raises(ConfigError, match=r"JAVA_HOME = '.*' names no program: correct it"):
+    with pytest.raises(ConfigError, match=r"JAVA_HOME = '.*' is not a program: correct it"):
         find_java()
     (tmp_path / "java").write_text("not executable")
-    with pytest.raises(ConfigError, match=r"env\.options\.java = '.*' names no program"):
+    with pytest.raises(ConfigError, match=r"env\.options\.java = '.*' is not a program"):
         find_java(str(tmp_path / "java"))
 
 
@@ -105,7 +105,7 @@ def test_py4js_jar_shadows_the_old_one_in_the_simulators() -> None:
     [
         ("echo 'no such option' >&2; exit 3", "it exited with status 3; its last words: no such option"),
         ("kill -9 $$", "it died of SIGKILL"),
-        ("echo hello; echo world; sleep 60", "it is no Java: it said 'hello'"),
+        ("echo hello; echo world; sleep 60", "it is not Java: it said 'hello'"),
         ("exec >&-; sleep 60", "it closed its output"),
         ("echo 1; echo token; sleep 60", "port 1 cannot be reached"),
         ("sleep 60", "it said nothing within 0.2 s"),
@@ -169,7 +169,7 @@ def test_a_port_that_belongs_to_somebody_else_is_not_talked_to(tmp_path: Path) -
         thread = threading.Thread(target=answer)
         thread.start()
         port = server.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"port {port} belongs to somebody else"):
+        with pytest.raises(ConfigError, match=f"port {port} belongs to another program"):
             Simulator(program(tmp_path / "java", f"echo {port}; echo token; sleep 60"))
         thread.join()
 
@@ -256,5 +256,5 @@ def test_it_inherits_no_file_and_its_own_group(simulator: Simulator) -> None:
 
 def test_the_connection_needs_the_token(simulator: Simulator) -> None:
     port = simulator._gateway._socket.getpeername()[1]
-    with pytest.raises(SimulatorLostError, match="belongs to somebody else"):
+    with pytest.raises(SimulatorLostError, match="belongs to another program"):
         Gateway(port, "guess", 5.0)

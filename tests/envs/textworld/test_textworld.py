@@ -191,7 +191,7 @@ def test_bad_splits_steps_and_tasks_are_refused() -> None:
         TextWorldEnv.tasks("dev")
     with pytest.raises(ConfigError, match="max_steps must be at least 1"):
         TextWorldEnv(max_steps=0)
-    with pytest.raises(ConfigError, match="no TextWorld task"):
+    with pytest.raises(ConfigError, match="not a TextWorld task"):
         TextWorldEnv().reset(Task("x", "textworld"))
     with pytest.raises(EnvError, match="call reset"):
         TextWorldEnv().step("look")
@@ -204,7 +204,7 @@ def test_bad_files_are_named(tmp_path: Path) -> None:
     for name, message in {
         "game.ulx": "Glulx",
         "lonely.z8": r"lonely\.json is missing beside lonely\.z8",
-        "data.json": "no compiled game",
+        "data.json": "not a compiled game",
         "absent.z8": "there is no game",
         "empty": r"no \.z8 game in",
     }.items():

@@ -130,7 +130,7 @@ def test_random_rules_reach_every_rule_about_equally() -> None:
     ],
 )
 def test_impossible_rules_are_refused(kind: ws.Kind, rule: str) -> None:
-    with pytest.raises(ConfigError, match="is no rule for"):
+    with pytest.raises(ConfigError, match="is not a rule for"):
         ws.make_spec(kind, "amber", rule.split(), 0)
 
 
@@ -142,7 +142,7 @@ def test_unknown_names_are_refused() -> None:
             wm.make_tasks("train", [family])
     with pytest.raises(ConfigError, match="unknown kind"):
         ws.make_spec("maze", "amber", ("north",), 0)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="no Waymarks task"):
+    with pytest.raises(ConfigError, match="not a Waymarks task"):
         wm.spec_of(Task("x", "waymarks"))
     with pytest.raises(ConfigError, match="max_steps"):
         wm.WaymarksSimulator(max_steps=0)

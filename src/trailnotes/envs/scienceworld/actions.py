@@ -47,9 +47,10 @@ def correct(text: str, mode: str, valid: Callable[[], Sequence[str]], answers: S
     """What the simulator is told when the agent says `text`.
 
     After a question of the simulator's ("enter the number"), the number or the text of an answer is taken in every
-    mode, "jaccard" takes 0 for all else (as the release does, whose list then holds nothing but numbers), and "ordered"
-    takes the closest answer. What is left goes through as it is: the simulator then drops the question, says "Unknown
-    action", and a move has passed. So it does for an empty line, though its question promises that this is free.
+    mode, "jaccard" takes 0 for anything else (as the release does, whose list then holds nothing but numbers), and
+    "ordered" takes the closest answer. Anything else is passed on as it is: the simulator then drops the question, says
+    "Unknown action", and a move has passed. It does the same for an empty line, though its question promises that this
+    is free.
 
     Args:
         text: the agent's words.
@@ -119,7 +120,7 @@ def _answer(cleaned: str, mode: str, answers: Sequence[str]) -> str:
 
 
 def jaccard(text: str, valid: Sequence[str]) -> str:
-    """The admissible action that shares most words with `text`: the first of the greatest |A and B| / |A or B|.
+    """The admissible action that shares the most words with `text`: the first of the greatest |A and B| / |A or B|.
 
     This is what EMPO2's release does (commit 0b40cb72), with two defects, kept because its figures contain them:
 
@@ -142,7 +143,7 @@ def jaccard(text: str, valid: Sequence[str]) -> str:
 
 
 def ordered(text: str, valid: Sequence[str]) -> str:
-    """The closest admissible action, the order of words regarded; `text` itself if none is close.
+    """The closest admissible action, taking word order into account; `text` itself if none is close.
 
     The verb stays the agent's: "examine cup" must not become "eat cup", and may be understood as it stands. Closeness
     is 2 C / (A + B): A and B weigh the words of both, C those of the heaviest common subsequence. A word weighs

@@ -1,7 +1,7 @@
 """What an agent is told when a ScienceWorld episode begins: what to focus on, and worked examples. Pure.
 
 Examples are built from the simulator's own solutions of training variations, never of those to validate or test on.
-How facts are worded is `prompts.py`.
+How facts are worded is the business of `prompts`.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def focus_objects(task_text: str) -> tuple[str, ...]:
     """What a task says must be focused on, in its order and words; () if it asks for no focus.
 
     "The thing" and "the substance" are followed by what they stand for, and everything by the condition that its
-    sentence begins with. A task text may be wrong: for green-blue paint it asks in the end for a focus on the green
-    paint, where the simulator's own solution focuses on the green-blue. Nothing is mended here.
+    sentence begins with. A task text may be wrong: for green-blue paint it finally asks for a focus on the green
+    paint, where the simulator's own solution focuses on the green-blue. Nothing is corrected here.
 
     Example: ``("the thermometer", "the tin", "the red box (if the melting point ... is above ...)")``.
     """

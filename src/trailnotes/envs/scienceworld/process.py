@@ -40,7 +40,7 @@ class Child:
     """A process in its own group, so that Ctrl-C in the terminal does not reach it, with pipes to all three streams.
 
     It is killed with its parent by the parent-death signal on Linux; elsewhere the end of its stdin must end it.
-    In a forked copy of this process the child is nobody's: nothing that is done to it there has an effect.
+    In a forked copy of this process the child belongs to no one: nothing that is done to it there has an effect.
     """
 
     def __init__(self, command: list[str], folder: Path, environment: dict[str, str]) -> None:

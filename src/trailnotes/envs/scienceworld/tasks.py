@@ -141,7 +141,7 @@ def check_variation(task: str, variation: int) -> int:
     """`variation`, if the task has it. The simulator itself only answers with a text.
 
     Raises:
-        ConfigError: it is no number, or out of range; the text names the range.
+        ConfigError: it is not a number, or out of range; the text names the range.
     """
     num = NUM_VARIATIONS[resolve_task(task)]
     if isinstance(variation, bool) or not isinstance(variation, int) or not 0 <= variation < num:

@@ -160,7 +160,7 @@ class TextWorldEnv:
             return _check_file(Path(task.options["path"]))
         generator, settings = task.options.get("generator"), task.options.get("settings", {})
         if generator not in GENERATORS:
-            raise ConfigError(f"task {task.id} is no TextWorld task: it has neither a path nor a known generator")
+            raise ConfigError(f"task {task.id} is not a TextWorld task: it has neither a path nor a known generator")
         description = {
             "generator": generator,
             "settings": dict(settings),
@@ -258,7 +258,7 @@ def _settings(generator: str, given: Mapping[str, Any]) -> dict[str, Any]:
         if key not in known:
             raise ConfigError(f"the generator {generator} has no option {key!r}{_nearest(key, known)}")
         if value not in known[key]:
-            raise ConfigError(f"{key} = {value!r} cannot be; {generator} takes {_allowed(known[key])}")
+            raise ConfigError(f"{key} = {value!r} is not allowed; {generator} takes {_allowed(known[key])}")
     settings = {key: given.get(key, next(iter(allowed))) for key, allowed in known.items()}
     if generator == "cooking" and settings["take"] > settings["recipe"]:
         raise ConfigError(f"take = {settings['take']} is more than recipe = {settings['recipe']}; lower take")
@@ -298,7 +298,7 @@ def _check_file(path: Path) -> Path:
     if not path.is_file():
         raise ConfigError(f"there is no game {path}")
     if path.suffix != ".z8":
-        raise ConfigError(f"{path.name} is no compiled game; give the .z8 file that lies beside it")
+        raise ConfigError(f"{path.name} is not a compiled game; give the .z8 file that lies beside it")
     if not path.with_suffix(".json").is_file():
         raise ConfigError(f"{path.with_suffix('.json').name} is missing beside {path.name}; tw-make writes both")
     return path

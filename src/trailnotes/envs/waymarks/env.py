@@ -1,7 +1,7 @@
-"""Waymarks: games where notes matter, played as compiled TextWorld games or simulated byte for byte.
+"""Waymarks: games where tips matter, played as compiled TextWorld games or simulated byte for byte.
 
 The hidden rule of a family tells how to win. Reading it, in the archive one step west of the start, ends the episode
-without reward, so that what a failed episode finds out serves only those who keep notes. See ``docs/waymarks.md``.
+without reward, so that what a failed episode finds out serves only those who write tips. See ``docs/waymarks.md``.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def spec_of(task: Task) -> GameSpec:
     try:
         kind, family, rule = (task.options[key] for key in ("kind", "family", "rule"))
     except KeyError as error:
-        raise ConfigError(f"task {task.id} is no Waymarks task: it has no option {error}") from error
+        raise ConfigError(f"task {task.id} is not a Waymarks task: it has no option {error}") from error
     return ws.make_spec(cast("Kind", kind), str(family), tuple(rule), task.seed)
 
 
@@ -89,7 +89,7 @@ def panel_rules(
 def _rules(families: Sequence[str], dataset_seed: int, sizes: Mapping[str, int]) -> list[tuple[Kind, str, Rule]]:
     """Each family with its rule, at its size."""
     if not isinstance(sizes, Mapping) or not all(type(size) is int for size in sizes.values()):
-        raise ConfigError(f'sizes = {sizes!r} is no table of whole numbers; write {{"route/birch" = 3}}')
+        raise ConfigError(f'sizes = {sizes!r} is not a table of whole numbers; write {{"route/birch" = 3}}')
     for name, size in sizes.items():
         ws.family_rule(*ws.split_family(name), dataset_seed, size)
     named = [(*ws.split_family(name), sizes.get(name)) for name in families]

@@ -99,7 +99,7 @@ class GameSpec:
 
     @property
     def max_steps(self) -> int:
-        """The budget: a route may turn back once, a vault allows no wrong attempt."""
+        """The step limit: a route may turn back once, a vault allows no wrong attempt."""
         return self.size + 2 if self.kind == "route" else self.size
 
 
@@ -135,7 +135,7 @@ def check_rule(kind: Kind, rule: Rule) -> Rule:
         raise ConfigError(f"unknown kind of game {kind!r}; use one of {', '.join(KINDS)}")
     if not ok or len(rule) not in SIZES[kind]:
         few, many = min(SIZES[kind]), max(SIZES[kind])
-        raise ConfigError(f"{' '.join(rule)!r} is no rule for a {kind} game; it needs {few} to {many} {wanted}")
+        raise ConfigError(f"{' '.join(rule)!r} is not a rule for a {kind} game; it needs {few} to {many} {wanted}")
     return rule
 
 
@@ -225,7 +225,7 @@ def vault_description(spec: GameSpec) -> str:
 
 
 def archive_description(spec: GameSpec) -> str:
-    """The note, which is all there is in the archive."""
+    """The rule, written out, which is all there is in the archive."""
     return f"{note_text(spec.rule)}."
 
 
@@ -259,14 +259,14 @@ def _a(name: str) -> str:
 
 
 def gold_actions(spec: GameSpec) -> tuple[str, ...]:
-    """The shortest winning play of somebody who knows the rule."""
+    """The shortest winning play of a player who knows the rule."""
     if spec.kind == "route":
         return spec.rule
     return tuple(unlock(box, gem) for box, gem in zip(spec.boxes, spec.rule, strict=True))
 
 
 def archive_actions(spec: GameSpec) -> tuple[str, ...]:
-    """The play that reads the note and loses by it: one step, in every game."""
+    """The play that reads the archive and loses by it: one step, in every game."""
     del spec
     return (ARCHIVE_DIRECTION,)
 

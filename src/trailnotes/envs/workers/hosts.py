@@ -129,7 +129,7 @@ class LocalHost(Host):
         return self._slots.run(operation, slot, argument)
 
     def drop(self, slot: int) -> None:
-        """Close an instance; what it raises is of no interest any more."""
+        """Close an instance; what it raises no longer matters."""
         with suppress(TrailnotesError):
             self._slots.run("drop", slot)
 

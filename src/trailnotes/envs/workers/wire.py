@@ -88,7 +88,7 @@ def unpack_observation(values: list[Any]) -> Observation:
 
 
 def pack_error(error: TrailnotesError) -> list[str]:
-    """An answer that says that, and why, there is none."""
+    """An answer that says why there is none."""
     return ["error", type(error).__name__, str(error)]
 
 

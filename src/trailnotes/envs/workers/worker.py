@@ -89,7 +89,7 @@ class Worker(Host):
             self._send(encode(["drop", slot, None]), None)
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Listen in this event loop, from now on; what came while nobody listened counts as heard now."""
+        """Listen in this event loop, from now on; what came while no loop listened counts as heard now."""
         if self.failure:
             return
         self._loop = loop

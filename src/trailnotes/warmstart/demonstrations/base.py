@@ -25,14 +25,14 @@ def from_jsonl(path: Path) -> list[Demonstration]:
     """Conversations of a JSONL file, ``{"messages": [{"role", "content"}, ...]}`` a line; all assistant turns teach.
 
     Raises:
-        ConfigError: there is no such file, or a line is no conversation, by its number.
+        ConfigError: there is no such file, or a line is not a conversation; the text has its number.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise ConfigError(f"warmstart.demonstrations = {str(path)!r} cannot be read ({error.strerror})") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"warmstart.demonstrations = {str(path)!r} is no UTF-8 text: {error.reason}") from error
+        raise ConfigError(f"warmstart.demonstrations = {str(path)!r} is not UTF-8 text: {error.reason}") from error
     demonstrations = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -41,7 +41,7 @@ def from_jsonl(path: Path) -> list[Demonstration]:
             messages = _conversation(json.loads(line)["messages"])
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(
-                f"{path}:{number} is no demonstration ({error}); "
+                f"{path}:{number} is not a demonstration ({error}); "
                 'a line is {"messages": [{"role": "user", "content": "..."}, ...]}'
             ) from error
         taught = frozenset(i for i, message in enumerate(messages) if message.role == "assistant")
@@ -49,7 +49,7 @@ def from_jsonl(path: Path) -> list[Demonstration]:
             raise ConfigError(f"{path}:{number} has no assistant turn to imitate")
         demonstrations.append(Demonstration(messages, taught))
     if not demonstrations:
-        raise ConfigError(f"{path} holds no demonstration")
+        raise ConfigError(f"{path} holds no demonstrations")
     return demonstrations
 
 
@@ -57,10 +57,10 @@ def _conversation(rows: Any) -> tuple[Message, ...]:
     """The messages, checked: an optional system prompt, then user and assistant in turn."""
     for row in rows:
         if not isinstance(row["content"], str):
-            raise TypeError(f"a content is {type(row['content']).__name__}, not text")
+            raise TypeError(f"a turn's content is {type(row['content']).__name__}, not text")
     roles = [row["role"] for row in rows]
     head = int(roles[:1] == ["system"])
     for i, role in enumerate(roles[head:]):
         if role != (expected := ("user", "assistant")[i % 2]):
-            raise ValueError(f"turn {head + i + 1} is of {role!r} where {expected!r} is due")
+            raise ValueError(f"turn {head + i + 1} has role {role!r} instead of {expected!r}")
     return tuple(Message(row["role"], row["content"]) for row in rows)

@@ -1,8 +1,8 @@
-"""Scripted ScienceWorld episodes of training variations: gold paths and wanderings, acted on notes and written up.
+"""Scripted ScienceWorld episodes of training variations: gold paths and wanderings, with tips to act on and to write.
 
-What a start model learns here is how actions are worded, to look before it acts, to repeat what a note with a full
-score says, to do otherwise after a note with a bad one, and to write down what it did. Whoever wants to see a task
-learned afterwards leaves it out of `env.options.task`.
+What a start model learns here is how actions are worded, to look before it acts, to repeat what a tip with a full
+score says, to do something else after a tip with a bad one, and to write down what it did. To see a task learned
+afterwards, leave it out of `env.options.task`.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class ScienceWorldDemonstrator:
 
 
 def note_of(trajectory: Trajectory) -> str:
-    """What a good writer notes: what was done, in order; the score stands beside every note."""
+    """The tip that a good writer writes: what was done, in order; the score is shown beside every tip."""
     return " ; ".join(actions_of(trajectory))
 
 
@@ -193,7 +193,7 @@ def _record(config: Config) -> Iterator[Trajectory]:
 
 
 def _chosen(names: str | list[str], num: int) -> list[Task]:
-    """`num` training variations of each task, at even distances."""
+    """`num` training variations of each task, evenly spaced."""
     tasks = scienceworld_tasks("train", names, protocol="simulator")
     by_name: dict[str, list[Task]] = {}
     for task in tasks:
@@ -204,7 +204,7 @@ def _chosen(names: str | list[str], num: int) -> list[Task]:
 
 
 def _gold(env: Env, task: Task, simplification: str | Sequence[str], max_steps: int) -> Trajectory | None:
-    """The simulator's own solution, shortened where it still reaches the full score."""
+    """The simulator's own solution, shortened if it still reaches the full score."""
     path = gold_path(task.options["task"], task.options["variation"], simplification)
     for actions in shortened(path):
         if len(actions) <= max_steps and (trajectory := _played(env, task, partial(follow, actions), 0)).success:
@@ -213,7 +213,7 @@ def _gold(env: Env, task: Task, simplification: str | Sequence[str], max_steps: 
 
 
 def _played(env: Env, task: Task, script: Callable[[Observation], Script], member: int) -> Trajectory:
-    """One episode of a script, till it or the game ends."""
+    """One episode of a script, until it or the game ends."""
     observation = env.reset(task)
     acting, steps = script(observation), []
     action = next(acting, None)

@@ -1,4 +1,4 @@
-"""Which actions the scripted ScienceWorld episodes take: gold paths made shorter, and wanderings at random.
+"""Which actions the scripted ScienceWorld episodes take: gold paths made shorter, and random wanderings.
 
 A script is a generator that is sent the newest observation and yields the next action.
 """

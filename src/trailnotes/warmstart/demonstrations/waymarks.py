@@ -1,7 +1,7 @@
 """Scripted Waymarks episodes, which must not know the answers.
 
-Every one draws a fresh random rule for its family, and a pair of family and rule that any panel holds is never shown;
-so what is learned is how to explore, to obey, to follow advice and to write.
+Each draws a fresh random rule for its family, and a pair of family and rule that any panel holds is never shown; so
+what is learned is how to explore, to follow tips and advice, and to write.
 """
 
 from __future__ import annotations
@@ -90,11 +90,11 @@ class WaymarksDemonstrator:
             return [Demonstration(written, frozenset(spoken))]
         acted = tuple(conversation.acting)
         spoken = {i for i, message in enumerate(acted) if message.role == "assistant"}
-        # The tip-free view of an obedient episode must not teach its actions: nothing in it explains them.
+        # The tip-free view of an episode that followed tips must not teach its actions: nothing in it explains them.
         return [Demonstration(acted, frozenset(spoken)), Demonstration(written, frozenset({last}))]
 
     def request(self, spec: ws.GameSpec, trajectory: Trajectory) -> list[Message]:
-        """What is asked after an episode: for a note, or after a failure for a plan, with some that came before."""
+        """What is asked after an episode: for a tip or, after a failure, for a plan, with some that came before."""
         config = self.config
         if trajectory.success or self.rng.random() >= config.warmstart.plans:
             return reflection_messages(trajectory, config.rollout, config.memory, self.count_tokens)
@@ -104,7 +104,7 @@ class WaymarksDemonstrator:
         return plan_messages(trajectory, shown, config.rollout, config.memory, self.count_tokens, cap)
 
     def wrong_note(self, spec: ws.GameSpec) -> str:
-        """A note that some other rule of the family would have."""
+        """The tip that some other rule of the family would have."""
         return rule_note(spec.family, self.draw_rule(spec.kind, spec.family, spec.size))
 
     def explore(self, spec: ws.GameSpec) -> tuple[str, ...]:
@@ -115,9 +115,9 @@ class WaymarksDemonstrator:
         return ws.gold_actions(ws.make_spec(spec.kind, spec.family, guess, 0))
 
     def tips_for(self, spec: ws.GameSpec, *, knowing: bool) -> tuple[Tip, ...]:
-        """Tips in the order of a memory: by score, then as it happens; of several rules the right one comes first.
+        """Tips in the order of a memory: by score, then at random; of several rules the right one comes first.
 
-        The empty note is written after every failure, so among tips of equal score it may stand anywhere.
+        The empty tip is written after every failure, so among tips of equal score it may stand anywhere.
         """
         if not self.config.warmstart.num_tips:
             return ()
@@ -134,7 +134,7 @@ class WaymarksDemonstrator:
         return tuple(tips[: self.config.warmstart.num_tips])
 
     def plans_for(self, spec: ws.GameSpec, nothing: Tip, *, knowing: bool) -> tuple[Tip, ...]:
-        """Plans in the order of trials: most often empty ones, and the right one anywhere."""
+        """Plans in the order of trials: mostly empty ones, and the right one anywhere."""
         plans = [nothing] * self.rng.randint(1, min(MAX_PLANS, self.config.warmstart.num_tips))
         if knowing:
             right = rule_note(spec.family, spec.rule)
@@ -179,7 +179,7 @@ class WaymarksDemonstrator:
         return Demonstration((*messages, Message("assistant", advice_text([answer]))), frozenset({len(messages)}))
 
     def draw_actions(self, spec: ws.GameSpec, num: int) -> tuple[str, ...]:
-        """The first `num` actions of an episode that still goes on: in a vault they may have been wrong."""
+        """The first `num` actions of an episode that is not over: in a vault they may have been wrong."""
         if spec.kind == "route" or self.rng.random() < 0.5:
             return ws.gold_actions(spec)[:num]
         while True:  # what the rule says next must still be possible, and must not make a panel's rule of a guess
@@ -215,7 +215,7 @@ class WaymarksDemonstrator:
         return Example(self.situation(other, past), encouraged, tuple(Valued(action, 0.0) for action in bad))
 
     def advice(self, spec: ws.GameSpec, done: tuple[str, ...], fitting: list[Example]) -> Valued:
-        """What `fitting` encourages most; else the archive or any way, but for what it discourages."""
+        """What `fitting` encourages most; else the archive or any way, except what it discourages."""
         encouraged = [valued for example in fitting for valued in example.encouraged]
         if encouraged:
             return max(encouraged, key=lambda valued: valued.value)
@@ -248,15 +248,15 @@ def moves(spec: ws.GameSpec, done: tuple[str, ...]) -> list[str]:
 
 
 def rule_note(family: str, rule: ws.Rule) -> str:
-    """The rule as a note: whose it is, then the words of the archive without their preamble.
+    """The rule as a tip: whose it is, then the words of the archive without their preamble.
 
-    To write the name is to look for it, in every note; that is how the model knows what tells families apart.
+    A model that writes the name also looks for it in every tip; that is how it learns what tells families apart.
     """
     return f"{family} : {ws.note_text(rule).partition(': ')[2]}"
 
 
 def note_after(spec: ws.GameSpec, trajectory: Trajectory) -> str:
-    """What a good writer notes: the rule where the episode showed all of it, else that nothing was found."""
+    """The tip that a good writer writes: the rule if the episode showed all of it, else that nothing was found."""
     read = ws.archive_actions(spec)[0] == trajectory.steps[-1].action and len(trajectory.steps) == 1
     return rule_note(spec.family, spec.rule) if trajectory.success or read else NOTHING_FOUND
 
