@@ -97,7 +97,7 @@ def test_once_more_trains_and_plays_nothing(
 
     monkeypatch.setattr("trailnotes.compare.processes.Process", never)
     monkeypatch.setattr(module, "play_subject", never)
-    monkeypatch.setattr("trailnotes.commands.evaluation.play_panel", never)
+    monkeypatch.setattr("trailnotes.runs.panels.play_panel", never)
     before = (out / "table.json").read_bytes()
     assert demo(out, config_path=path, seeds=1, trials=1, settings=SETTINGS) == rows
     assert (out / "table.json").read_bytes() == before

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trailnotes.commands.adapting import adapt
+from trailnotes.commands.adapt import adapt
 from trailnotes.commands.demo_story import before_and_after, draw, last_line, print_table
-from trailnotes.commands.evaluation import play_subject
 from trailnotes.compare.processes import Job as Command
 from trailnotes.compare.processes import compile_games, ended_by_signals, is_trained, run_jobs
 from trailnotes.config.toml import diff, load_config
@@ -22,7 +21,16 @@ from trailnotes.errors import ConfigError, RunError
 from trailnotes.reporting.intervals import bootstrap
 from trailnotes.runs.console import Bar, clock
 from trailnotes.runs.directory import run_config
-from trailnotes.runs.panels import COUNTS, PanelResult, family_of, spending, value_of, write_episodes, write_table
+from trailnotes.runs.panels import (
+    COUNTS,
+    PanelResult,
+    family_of,
+    play_subject,
+    spending,
+    value_of,
+    write_episodes,
+    write_table,
+)
 from trailnotes.storage.files import read_jsonl, write_text_atomic
 from trailnotes.storage.records import trajectory_from_json
 
