@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from tinyrun import SAME, differences, distance, equal_weights, metrics, tiny_config, train_in_process
 from trailnotes.algorithms.empo2 import draw_modes
-from trailnotes.config.schema import AlgorithmConfig, Config
+from trailnotes.config.methods_schema import AlgorithmConfig
+from trailnotes.config.schema import Config
 from trailnotes.learner.learner import Learner
 from trailnotes.rollout import Written
 from trailnotes.runs import training as run_module

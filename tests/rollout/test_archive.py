@@ -17,7 +17,8 @@ from test_rollout import SeededPolicy, settings
 
 from tiny import step
 from tinyrun import SAME, differences, episodes, metrics, tiny_config, train_in_process
-from trailnotes.config.schema import ArchiveConfig, Config
+from trailnotes.config.methods_schema import ArchiveConfig
+from trailnotes.config.schema import Config
 from trailnotes.errors import EnvError
 from trailnotes.learner.learner import Learner
 from trailnotes.rollout import Pool, run_groups

@@ -15,7 +15,7 @@ from trailnotes.learner.samples import build_samples, with_behavior
 if TYPE_CHECKING:
     import random
 
-    from trailnotes.config.schema import AlgorithmConfig
+    from trailnotes.config.methods_schema import AlgorithmConfig
     from trailnotes.runs.training import TrainingRun
     from trailnotes.types import Mode
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from trailnotes.config.schema import GigpoConfig
+    from trailnotes.config.methods_schema import GigpoConfig
     from trailnotes.credit import Scores, Visits
     from trailnotes.runs.training import TrainingRun
 

@@ -24,7 +24,8 @@ from trailnotes.algorithms.rememberer.method import AdvisedActor, advice_of, tra
 from trailnotes.algorithms.rememberer.situations import Situations
 from trailnotes.algorithms.rememberer.values import ActionValue, Estimate, Record, Transition
 from trailnotes.commands.adapt import adapt
-from trailnotes.config.schema import Config, RemembererConfig
+from trailnotes.config.methods_schema import RemembererConfig
+from trailnotes.config.schema import Config
 from trailnotes.errors import BudgetError
 from trailnotes.policies.scripted import ScriptedPolicy
 from trailnotes.prompts import NO_OP

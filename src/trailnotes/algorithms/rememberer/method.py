@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from trailnotes.algorithms.rememberer.experience import ExperienceTable
     from trailnotes.algorithms.rememberer.values import Record
-    from trailnotes.config.schema import RemembererConfig
+    from trailnotes.config.methods_schema import RemembererConfig
     from trailnotes.rollout import Seating
     from trailnotes.runs.adaptation import AdaptationRun
     from trailnotes.types import Message, Observation, Trajectory, TrajectoryGroup
