@@ -19,8 +19,7 @@ from typing import Any
 import pytest
 
 from small import small_config
-from trailnotes.commands import adapting
-from trailnotes.commands.adapting import adapt
+from trailnotes.commands.adapt import adapt
 from trailnotes.config.schema import Config
 from trailnotes.errors import BudgetError, EnvError
 from trailnotes.policies.scripted import ScriptedPolicy
@@ -111,9 +110,9 @@ def adapt_by(
 ) -> list[PanelResult]:
     """`adapt` with this policy in the place of a model; without the picture, which takes longer than all else."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(adapting, "load_policy", lambda *_: policy)
+        patch.setattr("trailnotes.runs.players.load_policy", lambda *_: policy)
         if not picture:
-            patch.setattr(adapting, "trial_curve", lambda *_, **__: None)
+            patch.setattr("trailnotes.reporting.plots.trial_curve", lambda *_, **__: None)
         return adapt(gate_config(**sections), "guesser", method=method, out=out)
 
 

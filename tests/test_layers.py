@@ -79,7 +79,7 @@ def test_a_start_loads_nothing_heavy(code: str) -> None:
 
 LIGHT = (
     "envs", "config.toml", "runs.directory", "memory", "envs.tasks", "prompts", "credit", "compare",
-    "commands.evaluation", "commands.adapting", "commands.runs",
+    "commands.eval", "commands.adapt", "runs.adaptation", "runs.panels",
 )  # fmt: skip
 
 
@@ -92,10 +92,20 @@ def test_what_the_base_install_needs_is_free_of_torch(module: str) -> None:
 @pytest.mark.parametrize("old", sorted(MOVED))
 def test_old_paths_still_work_and_name_the_new(old: str) -> None:
     sys.modules.pop(old, None)
-    with pytest.warns(DeprecationWarning, match=re.escape(f"{old} is now {MOVED[old]}")):
+    with pytest.warns(DeprecationWarning, match=re.escape(f"{old} is now {' and '.join(MOVED[old])}")):
         moved = importlib.import_module(old)
-    new = importlib.import_module(MOVED[old])
-    assert all(getattr(moved, name) is value for name, value in vars(new).items() if not name.startswith("_"))
-    assert new.__spec__.name == MOVED[old], "the module itself is untouched"
+    homes = [importlib.import_module(home) for home in MOVED[old]]
+    new = {name: value for home in reversed(homes) for name, value in vars(home).items() if not name.startswith("_")}
+    assert all(getattr(moved, name) is value for name, value in new.items())
+    assert [home.__spec__.name for home in homes] == list(MOVED[old]), "the modules themselves are untouched"
     with pytest.raises(AttributeError, match="nothing"):
         moved.nothing  # noqa: B018
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_what_old_paths_were_imported_for_is_there() -> None:
+    from trailnotes.logs import Progress, RunDir, RunLock, read_jsonl, run_config, trajectory_to_json  # noqa: F401
+    from trailnotes.training import open_run, train
+
+    assert train is trailnotes.train
+    assert open_run.__module__ == "trailnotes.runs.training"

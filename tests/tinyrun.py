@@ -25,15 +25,12 @@ from safetensors.torch import load_file
 
 from small import small_config
 from trailnotes.commands import main
-from trailnotes.commands.training import open_run
 from trailnotes.config.methods import method_of
 from trailnotes.config.schema import Config
 from trailnotes.envs.waymarks.env import WaymarksSimulator
-from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.errors import EnvError
-from trailnotes.runs.console import Progress
 from trailnotes.runs.directory import RunDir
-from trailnotes.runs.training import Run
+from trailnotes.runs.training import TrainingRun, opened_run
 from trailnotes.storage.files import read_jsonl
 from trailnotes.types import Observation, Task
 
@@ -62,17 +59,13 @@ def tiny_config(start: Path, **sections: dict[str, Any]) -> Config:
     return small_config(**{name: own.get(name, {}) | sections.get(name, {}) for name in own | sections})
 
 
-def train_in_process(config: Config, directory: Path, method: str = "") -> Run:
+def train_in_process(config: Config, directory: Path, method: str = "") -> TrainingRun:
     """What `train` does, but the finished run comes back, closed."""
 
-    async def body() -> Run:
-        with RunDir.open(directory, config) as opened, EnvPool(config.env) as pool, Progress(config, opened) as bar:
-            run = open_run(config, opened, pool, bar)
-            try:
-                await method_of(method or config.algorithm.name).load()(run)
-            finally:
-                run.close()
-            return run
+    async def body() -> TrainingRun:
+        with RunDir.open(directory, config) as opened, opened_run(config, opened) as run:
+            await method_of(method or config.algorithm.name).load()(run)
+        return run
 
     return asyncio.run(body())
 
@@ -195,7 +188,7 @@ def command(words: Sequence[str], touched: Path, fatal: int, number: int = signa
 def run_command(words: Sequence[str], touched: Path, fatal: int = 0, number: int = signal.SIGKILL) -> int:
     """Exit code of `command`, negative for the signal that ended it."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["trailnotes.commands.training", "tinyrun"])
+    context.set_forkserver_preload(["trailnotes.runs.training", "tinyrun"])
     process = context.Process(target=command, args=(words, touched, fatal, number))
     process.start()
     process.join(120)

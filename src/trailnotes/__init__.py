@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from trailnotes import moved
 
 if TYPE_CHECKING:
-    from trailnotes.commands.adapting import adapt
-    from trailnotes.commands.evaluation import evaluate
-    from trailnotes.commands.training import train
+    from trailnotes.commands.adapt import adapt
+    from trailnotes.commands.eval import evaluate
+    from trailnotes.commands.train import train
     from trailnotes.config.schema import Config
     from trailnotes.config.toml import load_config
     from trailnotes.envs import check_env, make_env
@@ -25,13 +25,13 @@ __all__ = ["Config", "adapt", "check_env", "evaluate", "load_config", "make_env"
 
 _HOMES = {
     "Config": "trailnotes.config.schema",
-    "adapt": "trailnotes.commands.adapting",
+    "adapt": "trailnotes.commands.adapt",
     "check_env": "trailnotes.envs",
-    "evaluate": "trailnotes.commands.evaluation",
+    "evaluate": "trailnotes.commands.eval",
     "load_config": "trailnotes.config.toml",
     "make_env": "trailnotes.envs",
     "open_memory": "trailnotes.memory",
-    "train": "trailnotes.commands.training",
+    "train": "trailnotes.commands.train",
 }
 
 moved.install()

@@ -11,22 +11,22 @@ import warnings
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_loader
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import ModuleType
 
 MOVED = {
-    "trailnotes.logs": "trailnotes.runs.directory",
-    "trailnotes.samples": "trailnotes.learner.samples",
-    "trailnotes.tasks": "trailnotes.envs.tasks",
-    "trailnotes.training": "trailnotes.commands.training",
+    "trailnotes.logs": ("trailnotes.runs.directory", "trailnotes.runs.console"),
+    "trailnotes.samples": ("trailnotes.learner.samples",),
+    "trailnotes.tasks": ("trailnotes.envs.tasks",),
+    "trailnotes.training": ("trailnotes.commands.train", "trailnotes.runs.training"),
 }
 
 
 class _Moved(MetaPathFinder, Loader):
-    """Finds the old paths, and answers every name with that of the new one."""
+    """Finds the old paths, and answers every name from the first of the new ones that has it."""
 
     def find_spec(
         self, fullname: str, _path: Sequence[str] | None = None, _target: ModuleType | None = None
@@ -35,11 +35,17 @@ class _Moved(MetaPathFinder, Loader):
         return spec_from_loader(fullname, self) if fullname in MOVED else None
 
     def exec_module(self, module: ModuleType) -> None:
-        """Warn, and let the new module answer."""
-        home = MOVED[module.__name__]
-        warnings.warn(f"{module.__name__} is now {home}", DeprecationWarning, stacklevel=2)
-        new = importlib.import_module(home)
-        module.__getattr__ = lambda name: getattr(new, name)  # type: ignore[method-assign]
+        """Warn, and let the new modules answer."""
+        homes = MOVED[module.__name__]
+        warnings.warn(f"{module.__name__} is now {' and '.join(homes)}", DeprecationWarning, stacklevel=2)
+
+        def answer(name: str) -> Any:
+            for home in map(importlib.import_module, homes):
+                if hasattr(home, name):
+                    return getattr(home, name)
+            raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
+
+        module.__getattr__ = answer  # type: ignore[method-assign]
 
 
 def install() -> None:

@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 
 from tinyrun import SAME, differences, distance, equal_weights, metrics, tiny_config, train_in_process
 from trailnotes.algorithms.empo2 import draw_modes
-from trailnotes.config.schema import AlgorithmConfig, Config
+from trailnotes.config.methods_schema import AlgorithmConfig
+from trailnotes.config.schema import Config
 from trailnotes.learner.learner import Learner
 from trailnotes.rollout import Written
 from trailnotes.runs import training as run_module
 from trailnotes.runs.directory import RunDir
-from trailnotes.runs.training import Run
+from trailnotes.runs.training import TrainingRun
 from trailnotes.types import Mode, Sample, Trajectory, TrajectoryGroup
 
 # --- modes
@@ -89,9 +90,9 @@ class Watched:
     def __init__(self, config: Config, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.groups: list[list[TrajectoryGroup]] = []
         self.samples: list[list[Sample]] = []
-        rollout, update = Run.rollout, Learner.update
+        rollout, update = TrainingRun.rollout, Learner.update
 
-        async def watched_rollout(run: Run, *args: Any) -> list[TrajectoryGroup]:
+        async def watched_rollout(run: TrainingRun, *args: Any) -> list[TrajectoryGroup]:
             self.groups.append(await rollout(run, *args))
             return self.groups[-1]
 
@@ -100,7 +101,7 @@ class Watched:
             return update(learner, samples, **options)
 
         with monkeypatch.context() as patch:
-            patch.setattr(Run, "rollout", watched_rollout)
+            patch.setattr(TrainingRun, "rollout", watched_rollout)
             patch.setattr(Learner, "update", watched_update)
             self.run = train_in_process(config, directory)
 
@@ -173,7 +174,7 @@ def test_a_tip_is_never_in_a_plain_prompt(start_model: Path, tmp_path: Path, mon
     monkeypatch.setattr(run_module, "write_tips", zebras)
     algorithm = {"p_memory": 0.5, "q_off_policy": 0.5}
     watched = Watched(tiny_config(start_model, algorithm=algorithm), tmp_path, monkeypatch)
-    decode = watched.run.tokenizer.decode
+    decode = watched.run.policy.tokenizer.decode
     trained = {"off_policy": 0, "on_policy_tips": 0}
     for trajectory, sample, _ in watched.pairs():
         for step in trajectory.steps:

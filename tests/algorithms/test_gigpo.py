@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tinyrun import distance, episodes, equal_weights, metrics, tiny_config, train_in_process
 from trailnotes.algorithms.gigpo import TwoLevels, term_metrics, two_levels
-from trailnotes.config.schema import GigpoConfig
+from trailnotes.config.methods_schema import GigpoConfig
 from trailnotes.credit import Scores, Visits, group_advantages, hierarchical, histories, state_ids, visits_of
 from trailnotes.runs.directory import RunDir
 

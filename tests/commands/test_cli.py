@@ -6,7 +6,6 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -30,19 +29,17 @@ def names(commands: list[Command]) -> list[str]:
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Replaces the function of a module by one that records its call, without importing the module."""
+    """Replaces the function of a module by one that records its call."""
     calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
 
-    def install(module: str, function: str, answer: Any = None, **others: Any) -> list[Any]:
+    def install(name: str, answer: Any = None) -> list[Any]:
         def record(*args: Any, **kwargs: Any) -> Any:
             calls.append((args, kwargs))
             if isinstance(answer, BaseException):
                 raise answer
             return answer
 
-        stand_in = ModuleType(module)
-        vars(stand_in).update({function: record, **others})
-        monkeypatch.setitem(sys.modules, module, stand_in)
+        monkeypatch.setattr(f"trailnotes.{name}", record)
         return calls
 
     return install
@@ -150,7 +147,7 @@ def test_debug_shows_where_it_comes_from(tmp_path: Path, capsys: pytest.CaptureF
     ],
 )
 def test_exit_codes(raised: BaseException, code: int, line: str, fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    fake("trailnotes.commands.diagnosis", "diagnose", raised)
+    fake("commands.diagnose.diagnose", raised)
     assert main(["diagnose", "runs/a"]) == code
     error = capsys.readouterr().err
     assert error.endswith(line)
@@ -158,10 +155,10 @@ def test_exit_codes(raised: BaseException, code: int, line: str, fake: Any, caps
 
 
 def test_other_missing_modules_and_bugs_are_not_hidden(fake: Any) -> None:
-    fake("trailnotes.commands.diagnosis", "diagnose", ModuleNotFoundError("No module", name="mistyped"))
+    fake("commands.diagnose.diagnose", ModuleNotFoundError("No module", name="mistyped"))
     with pytest.raises(ModuleNotFoundError):
         main(["diagnose", "runs/a"])
-    fake("trailnotes.commands.diagnosis", "diagnose", ZeroDivisionError())
+    fake("commands.diagnose.diagnose", ZeroDivisionError())
     with pytest.raises(ZeroDivisionError):
         main(["diagnose", "runs/a"])
 
@@ -195,14 +192,14 @@ def config_file(tmp_path: Path) -> str:
 
 
 def test_train(fake: Any, config_file: str, capsys: pytest.CaptureFixture[str]) -> None:
-    calls = fake("trailnotes.commands.training", "train", Path("runs/a/checkpoints/step-000010/model"))
+    calls = fake("commands.train.train", Path("runs/a/checkpoints/step-000010/model"))
     words = ["train", config_file, "--run-dir", "runs/a", "--allow-change", "optim", "--allow-change", "run.name"]
     assert main([*words, "--optim.lr", "1e-3"]) == 0
     ((config, run_dir), options) = calls[0]
     assert (config.run.seed, config.optim.lr, run_dir) == (5, 1e-3, Path("runs/a"))
     assert options == {"allow_change": ["optim", "run.name"]}
     assert capsys.readouterr().out == "last model: runs/a/checkpoints/step-000010/model\n"
-    fake("trailnotes.commands.dry_run", "dry_run", "about 5 minutes\n")
+    fake("commands.dry_run.dry_run", "about 5 minutes\n")
     assert main([*words, "--dry-run"]) == 0
     assert [len(arguments) for arguments, _ in calls] == [2, 1]  # train(config, run_dir), then dry_run(config)
     assert capsys.readouterr().out == "about 5 minutes\n"
@@ -214,7 +211,7 @@ def test_eval_takes_the_settings_of_the_run_unless_told_otherwise(
     run = tmp_path / "run"
     run.mkdir()
     (run / "config.toml").write_text("[run]\nseed = 9\n")
-    calls = fake("trailnotes.commands.evaluation", "evaluate", "row")
+    calls = fake("commands.eval.evaluate", "row")
     monkeypatch.setattr("trailnotes.runs.panels.markdown_table", lambda rows: f"table of {rows}\n")
     assert main(["eval", str(run), "--eval.num_tasks", "4", "--out", str(tmp_path / "out")]) == 0
     ((config, subject), options) = calls[0]
@@ -228,7 +225,7 @@ def test_eval_takes_the_settings_of_the_run_unless_told_otherwise(
 
 
 def test_adapt(fake: Any, config_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    calls = fake("trailnotes.commands.adapting", "adapt", [])
+    calls = fake("commands.adapt.adapt", [])
     (tmp_path / "table.md").write_text("table\n")
     words = ["adapt", "model", "--config", config_file, "--out", str(tmp_path), "--trials", "3", "--method", "naive"]
     assert main(words) == 0
@@ -242,7 +239,7 @@ def test_rollout_prints_the_episodes(fake: Any, config_file: str, capsys: pytest
     said = Completion((1,), (2,), (-0.1,), "go left")
     step = Step(Observation("a hall"), (), said, (1,), "go left", 1.0)
     episode = Trajectory(Task("maze/1", "maze"), (step,), Observation("won"), "terminated", True, 1.0)
-    calls = fake("trailnotes.commands.evaluation", "rollout", [episode])
+    calls = fake("commands.rollout.rollout", [episode])
     assert main(["rollout", config_file, "--out", "e.jsonl"]) == 0
     assert calls[0][0][1] is None
     shown = capsys.readouterr().out
@@ -251,7 +248,7 @@ def test_rollout_prints_the_episodes(fake: Any, config_file: str, capsys: pytest
 
 
 def test_warmstart_shows_its_progress(fake: Any, config_file: str, capsys: pytest.CaptureFixture[str]) -> None:
-    calls = fake("trailnotes.warmstart.training", "warmstart", Path("start"))
+    calls = fake("warmstart.training.warmstart", Path("start"))
     assert main(["warmstart", config_file, "--out", "start"]) == 0
     assert calls[0][0][1] == Path("start")
     calls[0][1]["progress"]({"step": 1, "loss": 0.25, "lr": 1e-3})
@@ -261,11 +258,11 @@ def test_warmstart_shows_its_progress(fake: Any, config_file: str, capsys: pytes
 
 
 def test_diagnose_and_demo(fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    calls = fake("trailnotes.commands.diagnosis", "diagnose", "all well")
+    calls = fake("commands.diagnose.diagnose", "all well")
     assert main(["diagnose", "runs/a"]) == 0
     assert calls[0][0] == (Path("runs/a"),)
     assert capsys.readouterr().out == "all well\n"
-    calls = fake("trailnotes.commands.demo", "demo")
+    calls = fake("commands.demo.demo")
     assert main(["demo"]) == 0
     assert calls[-1][0] == (Path("runs/demo"),)
 

@@ -8,7 +8,7 @@ import pytest
 
 from small import small_config
 from trailnotes.commands import main
-from trailnotes.commands.diagnosis import Link, diagnose, links_of
+from trailnotes.commands.diagnose import Link, diagnose, links_of
 from trailnotes.config.toml import to_toml
 from trailnotes.errors import RunError
 
@@ -144,7 +144,7 @@ def test_the_first_weak_link_is_named_and_all_fits_the_terminal(tmp_path: Path, 
     run = a_run(tmp_path / "run", [line(i, **weak) for i in range(5)], EPISODES)
     assert main(["diagnose", str(run)]) == 0
     rows = capsys.readouterr().out.splitlines()
-    assert "first weak link: usable notes, of those written" in rows
+    assert "first weak link: usable tips, of those written" in rows
     assert sum(row.startswith("WEAK") for row in rows) == 3
     assert max(len(row) for row in rows[1:]) <= 100
 

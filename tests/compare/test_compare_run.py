@@ -23,8 +23,8 @@ from children import alive, children_of, wait_for
 from small import small_config
 from tinyrun import tiny_config, train_in_process
 from trailnotes.commands import main
-from trailnotes.commands.adapting import adapt
-from trailnotes.commands.evaluation import evaluate
+from trailnotes.commands.adapt import adapt
+from trailnotes.commands.eval import evaluate
 from trailnotes.compare import compare_own, compare_run
 from trailnotes.compare.comparison import beside_published, describe
 from trailnotes.compare.cost import cost_of, last_line, note_process

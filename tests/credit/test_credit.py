@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trailnotes.config.schema import AlgorithmConfig
+from trailnotes.config.methods_schema import AlgorithmConfig
 from trailnotes.credit import (
     Scores,
     discounted_return,

@@ -14,7 +14,7 @@ from test_rollout import TASK, Corridor, FakePool, SeededPolicy, failing, play_g
 
 from small import small_config
 from tinyrun import SAME, differences, episodes
-from trailnotes.commands.training import train
+from trailnotes.commands.train import train
 from trailnotes.config.schema import Config, EnvConfig
 from trailnotes.envs.tasks import tasks_of
 from trailnotes.envs.workers.pool import EnvPool

@@ -19,16 +19,17 @@ import trailnotes
 from adaptrun import NEVER, Gate, Guesser, adapt_by, gate_config, run_process, seeds_asked, seeds_on_disk
 from small import small_config
 from trailnotes.commands import main
-from trailnotes.commands.adapting import adapt
-from trailnotes.commands.evaluation import evaluate
+from trailnotes.commands.adapt import adapt
+from trailnotes.commands.eval import evaluate
 from trailnotes.config.toml import load_config, to_toml
 from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.errors import BudgetError, ConfigError, RunError
 from trailnotes.memory.store import TipStore
 from trailnotes.rollout import Request
-from trailnotes.runs.adaptation import Trials
+from trailnotes.runs.adaptation import AdaptationRun
 from trailnotes.runs.directory import RunDir
-from trailnotes.runs.panels import PanelResult, Subject
+from trailnotes.runs.panels import PanelResult
+from trailnotes.runs.players import Subject
 from trailnotes.storage.files import read_jsonl
 from trailnotes.storage.records import trajectory_from_json
 from trailnotes.types import MODES, Message, Sampling
@@ -253,16 +254,16 @@ def with_trials(path: Path, body: Any, **sections: dict[str, Any]) -> Any:
     async def run() -> Any:
         config = gate_config(**sections)
         with RunDir.open(path, config) as directory, EnvPool(config.env) as pool:
-            return await body(Trials(config, directory, Guesser(), pool, Subject("guesser", "start"), None))
+            return await body(AdaptationRun(config, directory, Guesser(), pool, Subject("guesser", "start"), None))
 
     return asyncio.run(run())
 
 
 def test_what_comes_back_is_the_same_before_and_after_a_restart(tmp_path: Path) -> None:
-    async def body(trials: Trials) -> Any:
-        groups = await trials.play("trial-0", trials.tasks, num_samples=2)
+    async def body(run: AdaptationRun) -> Any:
+        groups = await run.play("trial-0", run.tasks, num_samples=2)
         request = Request([Message("user", "next time say w7")], Sampling(max_tokens=8))
-        return groups, await trials.write("trial-0", [request, request]), trials.policy
+        return groups, await run.write("trial-0", [request, request]), run.policy
 
     first, written, policy = with_trials(tmp_path, body)
     assert len(policy.prompts) == 8 + 2
@@ -276,10 +277,10 @@ def test_what_comes_back_is_the_same_before_and_after_a_restart(tmp_path: Path) 
 
 
 def test_phases_and_purposes_have_seeds_of_their_own(tmp_path: Path) -> None:
-    async def body(trials: Trials) -> Any:
+    async def body(run: AdaptationRun) -> Any:
         for phase in ("trial-0", "trial-1"):
-            await trials.play(phase, trials.tasks)
-        return trials.seed("a"), trials.seed("a", 1), trials.seed("b")
+            await run.play(phase, run.tasks)
+        return run.seed("a"), run.seed("a", 1), run.seed("b")
 
     assert len({*with_trials(tmp_path / "a", body)}) == 3
     assert with_trials(tmp_path / "a", body) == with_trials(tmp_path / "b", body)
@@ -288,10 +289,10 @@ def test_phases_and_purposes_have_seeds_of_their_own(tmp_path: Path) -> None:
 
 
 def test_a_line_is_written_once_with_the_methods_own_metrics(tmp_path: Path) -> None:
-    async def body(trials: Trials) -> Any:
-        groups = await trials.play("epoch-0", trials.tasks)
-        trials.log("epoch-0", groups, solved=1, memory={"tips": 3.0})
-        return trials.spent
+    async def body(run: AdaptationRun) -> Any:
+        groups = await run.play("epoch-0", run.tasks)
+        run.log("epoch-0", groups, solved=1, memory={"tips": 3.0})
+        return run.spent
 
     first = with_trials(tmp_path, body)
     assert with_trials(tmp_path, body) == first

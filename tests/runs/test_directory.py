@@ -16,7 +16,8 @@ from tinyrun import tiny_config, train_in_process
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config
 from trailnotes.errors import MissingExtraError, RunError
-from trailnotes.runs.directory import RunDir, RunLock, is_trained, read_jsonl, run_config
+from trailnotes.runs.directory import RunDir, RunLock, is_trained, run_config
+from trailnotes.storage.files import read_jsonl
 from trailnotes.types import Observation, Task, Trajectory
 
 HOLDER = """
@@ -104,7 +105,7 @@ def test_a_changed_config_is_refused_unless_each_key_is_allowed(tmp_path: Path) 
     changed = load_config(None, ["--optim.lr", "1e-3", "--train.iterations", "7"])
     with pytest.raises(RunError, match=r"--allow-change optim\.lr --allow-change train\.iterations"):
         RunDir.open(tmp_path, changed)
-    with pytest.raises(RunError, match=r"another train\.iterations: go on"):
+    with pytest.raises(RunError, match=r"another train\.iterations: resume it"):
         RunDir.open(tmp_path, changed, allow_change=["optim"])
     assert run_config(tmp_path) == Config()
     RunDir.open(tmp_path, changed, allow_change=["optim", "train.iterations"]).close()

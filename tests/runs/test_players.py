@@ -10,11 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trailnotes.commands.evaluation import rollout
+from small import small_config
+from trailnotes.commands.rollout import rollout
+from trailnotes.commands.train import train
 from trailnotes.config.schema import Config, EnvConfig, MemoryConfig, ModelConfig, RolloutConfig
-from trailnotes.errors import ConfigError, PolicyError
+from trailnotes.errors import ConfigError, PolicyError, RunError
+from trailnotes.policies.hf.policy import HFPolicy
 from trailnotes.prompts import Conversation, listed_actions
-from trailnotes.runs.players import RANDOM, random_player
+from trailnotes.runs.players import RANDOM, load_policy, random_player, resolve
+from trailnotes.runs.spent import BY_ROW, row_costs
+from trailnotes.storage.files import read_jsonl
 from trailnotes.types import Message, Observation, Sampling, Task
 
 ACTIONS = st.lists(st.text("abc xyz", min_size=1, max_size=8).map(str.strip).filter(bool), min_size=1, max_size=9)
@@ -96,3 +101,49 @@ def test_rollout_plays_with_it(tmp_path: Path) -> None:
     assert len(episodes) == 2
     assert all(step.action in (step.observation.actions or ()) for t in episodes for step in t.steps)
     assert len((tmp_path / "episodes.jsonl").read_text().splitlines()) == 2
+
+
+# -- who is examined
+
+
+@pytest.fixture(scope="module")
+def run_dir(start_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two iterations of EMPO2, with checkpoints and a memory."""
+    path = tmp_path_factory.mktemp("runs") / "empo2"
+    train(small_config(model={"path": str(start_model)}, train={"iterations": 2}), path)
+    return path
+
+
+def test_a_run_is_its_last_checkpoint_with_memory_and_spending(run_dir: Path) -> None:
+    last = run_dir / "checkpoints" / "step-000002"
+    of_run = resolve(run_dir)
+    assert of_run == resolve(last)
+    assert (of_run.model, of_run.memory, of_run.name) == (str(last / "model"), last / "memory.db", "empo2")
+    last_line = list(read_jsonl(run_dir / "metrics.jsonl"))[-1]
+    assert of_run.spent["env_steps"] == last_line["env_steps"] > 0
+    assert row_costs(of_run.spent) == {name: last_line[name] for name in BY_ROW}
+    earlier = resolve(str(run_dir / "checkpoints" / "step-000001"))
+    assert 0 < earlier.spent["env_steps"] < of_run.spent["env_steps"]
+    assert resolve(last / "model").name == "start"
+    assert resolve("some/hub-name").model == "some/hub-name"
+
+
+def test_a_run_without_a_checkpoint_and_a_damaged_one_are_named(run_dir: Path, tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(RunError, match="holds no finished checkpoint yet"):
+        resolve(tmp_path)
+    (tmp_path / "checkpoints").rmdir()
+    step = tmp_path / "step-000001"
+    (step / "model").mkdir(parents=True)
+    (step / "meta.json").write_text("{}")
+    with pytest.raises(RunError, match="step-000001 is damaged"):
+        resolve(step)
+
+
+def test_a_run_of_adapters_is_one_model(start_model: Path, tmp_path: Path) -> None:
+    model = {"path": str(start_model), "device": "cpu", "lora": {"enabled": True, "rank": 2, "alpha": 4.0}}
+    config = small_config(model=model, train={"iterations": 1}, algorithm={"name": "grpo"})
+    train(config, tmp_path)
+    policy = load_policy(config, resolve(tmp_path))
+    assert isinstance(policy, HFPolicy)
+    assert not any("lora" in name for name, _ in policy.model.named_parameters())

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from tinyrun import Paid, episodes, metrics, tiny_config
-from trailnotes.commands.training import train
+from trailnotes.commands.train import train
 from trailnotes.config.schema import Config
 from trailnotes.errors import EnvError
-from trailnotes.runs.training import Counters, Run
+from trailnotes.runs.training import Counters, TrainingRun
 from trailnotes.types import Observation
 
 
@@ -41,7 +41,7 @@ def test_what_failed_episodes_cost_is_counted(start_model: Path, tmp_path: Path)
 def test_the_learning_rate_falls_over_the_last_part_of_the_run() -> None:
     def scale(iteration: int, env_steps: int = 0, *, max_env_steps: int = 0, decay: float = 0.5) -> float:
         settings = {"train": {"iterations": 10, "max_env_steps": max_env_steps}, "optim": {"lr_decay": decay}}
-        run = Run.__new__(Run)
+        run = TrainingRun.__new__(TrainingRun)
         run.config, run.count = Config.model_validate(settings), Counters(iteration=iteration, env_steps=env_steps)
         return run.lr_scale
 

@@ -15,8 +15,8 @@ from trailnotes.learner.samples import build_samples, with_behavior
 if TYPE_CHECKING:
     import random
 
-    from trailnotes.config.schema import AlgorithmConfig
-    from trailnotes.runs.training import Run
+    from trailnotes.config.methods_schema import AlgorithmConfig
+    from trailnotes.runs.training import TrainingRun
     from trailnotes.types import Mode
 
 
@@ -42,7 +42,7 @@ def draw_modes(algorithm: AlgorithmConfig, num_tasks: int, group_size: int, rng:
     return [[tips_mode() if i < with_tips else "plain" for i in range(group_size)] for _ in range(num_tasks)]
 
 
-async def empo2(run: Run) -> None:
+async def empo2(run: TrainingRun) -> None:
     """Train until `run.finished`."""
     algorithm = run.config.algorithm
     while not run.finished:

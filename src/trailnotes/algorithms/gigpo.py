@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from trailnotes.config.schema import GigpoConfig
+    from trailnotes.config.methods_schema import GigpoConfig
     from trailnotes.credit import Scores, Visits
-    from trailnotes.runs.training import Run
+    from trailnotes.runs.training import TrainingRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ def two_levels(visits: Visits, returns: NDArray[np.float64], gigpo: GigpoConfig)
     return TwoLevels(visits, weighed.pop(0, nothing), sum(weighed.values(), nothing))
 
 
-async def gigpo(run: Run) -> None:
+async def gigpo(run: TrainingRun) -> None:
     """Train until `run.finished`."""
     while not run.finished:
         groups = await run.rollout(run.next_tasks())

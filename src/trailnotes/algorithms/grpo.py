@@ -12,10 +12,10 @@ from trailnotes.credit import group_advantages
 from trailnotes.learner.samples import build_samples
 
 if TYPE_CHECKING:
-    from trailnotes.runs.training import Run
+    from trailnotes.runs.training import TrainingRun
 
 
-async def grpo(run: Run) -> None:
+async def grpo(run: TrainingRun) -> None:
     """Train until `run.finished`."""
     normalize_std = run.config.algorithm.normalize_std
     while not run.finished:

@@ -8,12 +8,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trailnotes.runs.adaptation import Trials
+    from trailnotes.runs.adaptation import AdaptationRun
 
 
-async def naive(trials: Trials) -> None:
+async def naive(run: AdaptationRun) -> None:
     """Play the panel without any memory."""
-    groups = await trials.play("trial-0", trials.tasks, num_samples=trials.config.eval.num_samples)
-    trials.log("trial-0", groups)
-    trials.report("trial 0", groups, memory=False, trial=0)
-    trials.examine(groups, memory=False)
+    groups = await run.play("trial-0", run.tasks, num_samples=run.config.eval.num_samples)
+    run.log("trial-0", groups)
+    run.report("trial 0", groups, memory=False, trial=0)
+    run.examine(groups, memory=False)

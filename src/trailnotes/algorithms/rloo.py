@@ -12,10 +12,10 @@ from trailnotes.credit import leave_one_out_advantages
 from trailnotes.learner.samples import build_samples
 
 if TYPE_CHECKING:
-    from trailnotes.runs.training import Run
+    from trailnotes.runs.training import TrainingRun
 
 
-async def rloo(run: Run) -> None:
+async def rloo(run: TrainingRun) -> None:
     """Train until `run.finished`."""
     while not run.finished:
         groups = await run.rollout(run.next_tasks())

@@ -8,25 +8,33 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from trailnotes.commands import compare, critic, envs, memory, runs
+from trailnotes.commands import compare, config, envs, memory
+from trailnotes.commands.adapt import ADAPT
 from trailnotes.commands.command import Group, Table, parse
+from trailnotes.commands.critic import CRITIC
+from trailnotes.commands.demo import DEMO
+from trailnotes.commands.diagnose import DIAGNOSE
+from trailnotes.commands.eval import EVAL
+from trailnotes.commands.rollout import ROLLOUT
+from trailnotes.commands.train import TRAIN
+from trailnotes.commands.warmstart import WARMSTART
 from trailnotes.errors import TrailnotesError
 
 __all__ = ["TABLE", "main"]
 
 TABLE: Table = (
-    runs.TRAIN,
-    runs.EVAL,
-    runs.ADAPT,
-    runs.ROLLOUT,
-    runs.WARMSTART,
-    critic.CRITIC,
-    runs.DIAGNOSE,
-    runs.DEMO,
+    TRAIN,
+    EVAL,
+    ADAPT,
+    ROLLOUT,
+    WARMSTART,
+    CRITIC,
+    DIAGNOSE,
+    DEMO,
     Group("compare", "set results beside each other", compare.COMMANDS),
     Group("memory", "read, edit and carry the tips of a run", memory.COMMANDS),
-    Group("config", "settings", (runs.CONFIG_SHOW,)),
-    Group("envs", "environments", (envs.LIST, envs.CHECK)),
+    Group("config", "settings", config.COMMANDS),
+    Group("envs", "environments", envs.COMMANDS),
 )
 
 _EXTRAS = dict.fromkeys(("torch", "transformers", "tokenizers", "safetensors", "peft"), "train") | {

@@ -127,7 +127,7 @@ def page(table: Table) -> str:
         f"{ABOUT} {SETTINGS}\n\n"
         "Exit codes: 0; 2 with one line on standard error when something is wrong with the input; 130 when "
         "interrupted. `--debug` shows where an error comes from.\n\n"
-        "This page is made from the program's own help: `python -m trailnotes.commands.page > docs/cli.md`."
+        "This page is made from the program's own help: `python -m trailnotes.commands > docs/cli.md`."
     )
     return "\n\n".join(["# The command line", intro, index, *map(_section, commands)]) + "\n"
 

@@ -1,4 +1,4 @@
-"""The command that trains a critic from finished runs."""
+"""`trailnotes critic`: a critic trained from finished runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-def _critic(args: Namespace) -> None:
+def _run(args: Namespace) -> None:
     from trailnotes.algorithms.retrospex.critic import train_critic
     from trailnotes.config.toml import load_config
 
@@ -41,9 +41,9 @@ CRITIC = Command(
     about="Learn offline, by implicit Q-learning, what actions are worth, from the episodes of any runs: trainings, "
     "adaptations, evaluations. `retrospex` in the config has the settings. Whole tasks are held out, and the figures "
     "say how often a step of a won episode ranks above one of a lost episode there, with an interval from resampled "
-    "episodes. The same command goes on after an interruption. `trailnotes adapt --method retrospex` acts with it.",
+    "episodes. The same command continues after an interruption. `trailnotes adapt --method retrospex` acts with it.",
     example="trailnotes critic runs/smoke --out runs/critic --retrospex.epochs 2",
-    run=_critic,
+    run=_run,
     arguments=(
         argument("runs", metavar="RUN", nargs="+", help="a run directory, or a JSONL file of episodes"),
         argument("--config", type=Path, metavar="CONFIG", help="settings, a TOML file; the defaults without one"),

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from trailnotes.compare.comparison import run_plan
-from trailnotes.compare.plan import Budget, CompareSection, Method, Plan
-from trailnotes.compare.report import print_brief
-from trailnotes.compare.summary import Summary
-from trailnotes.config.toml import load_config, parse_overrides
+from trailnotes.commands.command import Command, argument
 from trailnotes.errors import ConfigError
-from trailnotes.reporting.story import Played, Record, before_and_after
-from trailnotes.runs.console import clock
 from trailnotes.storage.files import read_jsonl, write_text_atomic
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Sequence
+
+    from trailnotes.compare.plan import Plan
+    from trailnotes.compare.summary import Summary
+    from trailnotes.reporting.story import Played, Record
 
 CONFIG = Path("configs/demo.toml")
 
@@ -45,6 +47,11 @@ def demo(
         ConfigError: a setting that cannot work.
         RunError: a run failed, or `out` holds a demo of other settings.
     """
+    from trailnotes.compare.comparison import run_plan
+    from trailnotes.compare.report import print_brief
+    from trailnotes.reporting.story import before_and_after
+    from trailnotes.runs.console import clock
+
     started = time.monotonic()
     plan = plan_of(config_path, seeds, trials, settings)
     print(f"{2 * seeds} training runs of {plan.budget.env_steps:,} environment steps each, in {out}", flush=True)
@@ -60,6 +67,9 @@ def demo(
 
 def plan_of(path: Path, seeds: int, trials: int, settings: Sequence[str]) -> Plan:
     """The demo as a comparison: the start model, both methods, and what EMPO2 still learns from tips alone."""
+    from trailnotes.compare.plan import Budget, CompareSection, Method, Plan
+    from trailnotes.config.toml import load_config, parse_overrides
+
     budget = load_config(path, settings).train.max_env_steps
     if not budget:
         raise ConfigError("the methods of a demo get the same number of environment steps: set train.max_env_steps")
@@ -80,9 +90,28 @@ def plan_of(path: Path, seeds: int, trials: int, settings: Sequence[str]) -> Pla
 
 
 def _played(out: Path, seed: int) -> Played:
+    from trailnotes.reporting.story import Played
+
     before, after = (_panel(out / "runs" / f"{name}-{seed}") for name in ("start", "empo2"))
     return Played(before, after, partial(read_jsonl, out / "runs" / f"empo2-{seed}" / "trajectories.jsonl"))
 
 
 def _panel(run: Path) -> dict[str, Record]:
     return {record["task"]["id"]: record for record in read_jsonl(run / "eval" / "episodes.jsonl")}
+
+
+def _run(args: Namespace) -> None:
+    demo(args.out)
+
+
+DEMO = Command(
+    name="demo",
+    summary="EMPO2 against GRPO, end to end, in half an hour",
+    about="Train the same small model by both methods on games where tips matter, then print the table, draw the "
+    "curves, and show one episode before and after. May be interrupted, and continues where it was.",
+    example="trailnotes demo",
+    run=_run,
+    arguments=(
+        argument("--out", type=Path, metavar="DIR", default=Path("runs/demo"), help="where it all goes (runs/demo)"),
+    ),
+)

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trailnotes.commands.training import train
+from trailnotes.commands.train import train
 from trailnotes.runs.console import clock
 from trailnotes.runs.forecast import iterations, small
 from trailnotes.storage.files import read_jsonl

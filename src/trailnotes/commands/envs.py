@@ -37,22 +37,23 @@ def _check(args: Namespace) -> None:
         print(f"  not checked: {line}")
 
 
-LIST = Command(
-    name="envs list",
-    summary="the environments that can be named in env.name",
-    about="List built-in environments and those that installed packages offer by an entry point of the group "
-    "trailnotes.envs. An environment of your own needs neither: name it module:Class.",
-    example="trailnotes envs list",
-    run=_list,
-)
-
-CHECK = Command(
-    name="envs check",
-    summary="does an environment keep the contract?",
-    about="Play an environment as an author's test would: same seed, same text; endings; odd actions; what comes after "
-    "the end. Stops at the first violation and says what to change.",
-    example="trailnotes envs check waymarks-simulator",
-    run=_check,
-    arguments=(argument("name", metavar="NAME", help="built-in name, entry point, or module:Class"),),
-    settings=True,
+COMMANDS = (
+    Command(
+        name="envs list",
+        summary="the environments that can be named in env.name",
+        about="List built-in environments and those that installed packages offer by an entry point of the group "
+        "trailnotes.envs. An environment of your own needs neither: name it module:Class.",
+        example="trailnotes envs list",
+        run=_list,
+    ),
+    Command(
+        name="envs check",
+        summary="does an environment keep the contract?",
+        about="Play an environment as an author's test would: same seed, same text; endings; odd actions; what comes "
+        "after the end. Stops at the first violation and says what to change.",
+        example="trailnotes envs check waymarks-simulator",
+        run=_check,
+        arguments=(argument("name", metavar="NAME", help="built-in name, entry point, or module:Class"),),
+        settings=True,
+    ),
 )

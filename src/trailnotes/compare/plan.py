@@ -37,7 +37,8 @@ from typing import Any, Self
 from pydantic import ValidationError, model_validator
 
 from trailnotes.config.methods import method_of
-from trailnotes.config.schema import Config, Section, key
+from trailnotes.config.schema import Config
+from trailnotes.config.section import Section, key
 from trailnotes.config.toml import config_fields, flatten, load_config
 from trailnotes.errors import ConfigError
 

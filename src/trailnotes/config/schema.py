@@ -1,7 +1,8 @@
 """One tree of validated settings. Its defaults are the settled choices of the method; presets hold the paper's.
 
-Each key carries its meaning and, where it has one, its source. Reading TOML and command-line overrides, and
-printing the tree, is `configio.py`. Impossible combinations are refused here, before anything is built.
+Each key carries its meaning and, where it has one, its source. The sections of the methods are in
+`methods_schema.py`; reading TOML and command-line overrides, and printing the tree, is `toml.py`. Impossible
+combinations are refused here, before anything is built.
 """
 
 from __future__ import annotations
@@ -9,28 +10,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import model_validator
 
 from trailnotes.config.methods import method_of, names
+from trailnotes.config.methods_schema import (
+    AlgorithmConfig,
+    ArchiveConfig,
+    GigpoConfig,
+    ReflexionConfig,
+    RemembererConfig,
+    RetrospexConfig,
+)
+from trailnotes.config.section import PAPER, RELEASE, Section, key
 from trailnotes.errors import ConfigError
 
-PAPER = "EMPO2, arXiv 2602.23008"
-RELEASE = "EMPO2 release 0b40cb72"
 OPENAI = "openai:"  # before a model's name, as `model.path`: the model of that name at the endpoint
-
-
-def key(default: Any, doc: str, source: str = "", **limits: Any) -> Any:
-    """A setting: its default, its meaning, and where the value comes from."""
-    extra: dict[str, Any] | None = {"source": source} if source else None
-    if callable(default):
-        return Field(default_factory=default, description=doc, json_schema_extra=extra, **limits)
-    return Field(default, description=doc, json_schema_extra=extra, **limits)
-
-
-class Section(BaseModel):
-    """Base of all sections: frozen, and unknown keys are refused."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
 
 class RunConfig(Section):
@@ -148,171 +142,6 @@ class MemoryConfig(Section):
     write_temperature: float = key(1.0, "sampling temperature when a tip is written", ge=0)
     show_score: bool = key(True, "show each tip with the score of its episode")
     repeat_shown: bool = key(False, "show a tip again that an earlier turn of the episode already holds")
-
-
-class AlgorithmConfig(Section):
-    """Which method, and its named options."""
-
-    name: str = key("empo2", "the method, as its page in docs/algorithms is called; or module:NAME of your own")
-    normalize_std: bool = key(True, "divide group-relative advantages by the group's standard deviation")
-    p_memory: float = key(0.25, "p, share of rollouts that act with tips", PAPER, ge=0, le=1)
-    q_off_policy: float = key(
-        2 / 3, "q, share of the rollouts with tips that are trained without them", PAPER, ge=0, le=1
-    )
-    mode_unit: Literal["iteration", "trajectory"] = key(
-        "trajectory", "unit of the draw: the whole batch (paper), or the members of each group (mixed groups)"
-    )
-    draw: Literal["stratified", "independent"] = key(
-        "stratified", "mixed groups: round(p N) members act with tips, or each member draws for itself"
-    )
-    old_logprobs: Literal["acting", "tip_free"] = key(
-        "acting", "off-policy denominator: under the context acted on, or under the tip-free one", PAPER
-    )
-    intrinsic: Literal["none", "tips", "states", "counts", "rnd"] = key(
-        "none",
-        "novelty reward: 1/n with n = 1 + tips retrieved (tips, release), similar states seen (states, paper) or "
-        "visits of this very state (counts); or the error of Random Network Distillation (rnd)",
-    )
-    beta: float = key(1.0, "weight of the novelty reward in the return", ge=0)
-    novelty_threshold: float = key(
-        0.9, "states: cosine similarity from which two states count as the same", ge=-1, le=1
-    )
-    dynamic_sampling: int = key(
-        0, "rounds that replace groups of equal returns by freshly played ones; 0 = off", "DAPO, arXiv 2503.14476", ge=0
-    )
-    invalid_penalty: float = key(
-        0.0, "taken off for each action that cannot be read or that the environment does not admit", ge=0
-    )
-    invalid: Literal["format", "inadmissible"] = key(
-        "format", "what counts as invalid: an unreadable answer (release of GiGPO), or also an inadmissible action"
-    )
-    penalty_stage: Literal["before", "after"] = key(
-        "before", "the penalty is part of what advantages are made of (release of GiGPO), or taken off them"
-    )
-
-    @field_validator("name")
-    @classmethod
-    def refuse_unknown(cls, name: str) -> str:
-        """Refuse a name that no method has."""
-        method_of(name)
-        return name
-
-
-GIGPO = "GiGPO, arXiv 2505.10978"
-
-
-class GigpoConfig(Section):
-    """GiGPO and HGPO: step advantages among the visits of one state in a group, besides those of whole episodes."""
-
-    omega: float = key(1.0, "weight of the step advantages; 0 is GRPO", GIGPO, ge=0)
-    gamma: float = key(0.95, "discount of the return from each step on", GIGPO, gt=0, le=1)
-    norm: Literal["mean", "mean_std"] = key("mean", "take off the mean, or divide by the deviation too", GIGPO)
-    statistics: Literal["trajectories", "steps"] = key(
-        "trajectories", "unit of the episode statistics: one value an episode (paper), or one a step (release)"
-    )
-    ddof: Literal[0, 1] = key(1, "of the standard deviation: 1 in the release; HGPO's levels always have 0")
-    std_floor: float = key(0.0, "no group is divided by less than this", ge=0)
-    similarity: float = key(
-        1.0, "observations this similar (difflib ratio) share a state; 1 = only equal ones", GIGPO, gt=0, le=1
-    )
-    dedup: bool = key(False, "count a state once for each episode, by its first visit, in the step statistics")
-    hierarchical: bool = key(False, "HGPO: group by the last k observations, k = 1..history + 1")
-    history: int = key(2, "HGPO: K, observations of context before the newest", ge=0)
-    alpha: float = key(1.0, "HGPO: level k weighs (k + 1)^alpha", ge=0)
-    base_group: bool = key(False, "HGPO: the episode advantage takes part as level 0")
-
-
-class ReflexionConfig(Section):
-    """Reflexion: plans written after failures, per task."""
-
-    window: int = key(3, "reflections shown, the newest ones", "Reflexion, arXiv 2303.11366", ge=1)
-    max_write_tokens: int = key(256, "decoding limit of a reflection", "Reflexion release 218cf0e", ge=1)
-    temperature: float = key(0.0, "sampling temperature of the reflector", "Reflexion release 218cf0e", ge=0)
-    max_shown_tokens: int = key(128, "a shown reflection is cut here", ge=4)
-    replay_last: bool = key(False, "play solved tasks again in the last trial, so that it is one attempt at each")
-
-
-REMEMBERER = "REMEMBERER, arXiv 2306.07929"
-
-
-class RemembererConfig(Section):
-    """REMEMBERER: a table of (task, observation, action) and its value, shown as examples with advice."""
-
-    epochs: int = key(3, "passes over the training tasks that fill the table", "Rememberer release 552cb62", ge=0)
-    num_tasks: int = key(0, "training tasks, at even distances in train.split; 0 = all (release: 10)", ge=0)
-    group_size: int = key(1, "episodes of each training task in an epoch", ge=1)
-    examples: int = key(2, "records shown", "Rememberer release 552cb62", ge=0)
-    n_step: int = key(0, "rewards before the bootstrap; 0 = Monte Carlo, as the released launchers", REMEMBERER, ge=0)
-    gamma: float = key(1.0, "discount", "Rememberer release 552cb62", gt=0, le=1)
-    lr: float = key(0.0, "constant learning rate; 0 = 1/N, N the updates of the entry", REMEMBERER, ge=0, le=1)
-    double_q: bool = key(False, "two tables, each bootstrapped from the other", "Rememberer release 552cb62")
-    task_weight: float = key(0.5, "lambda, weight of the task in the similarity", REMEMBERER, ge=0, le=1)
-    task_similarity: Literal["embedding", "words", "equal"] = key("embedding", "how two tasks are compared")
-    observation_similarity: Literal["embedding", "words", "lines"] = key(
-        "words",
-        "how two observations are compared: embeddings, shared words, or the longest common subsequence of lines",
-    )
-    record_capacity: int = key(500, "records (task, observation)", "Rememberer release 552cb62", ge=1)
-    action_capacity: int = key(20, "actions of a record", "Rememberer release 552cb62", ge=1)
-    good: float = key(0.0, "an action is encouraged if its value is above this", ge=-1e9)
-    bad: float = key(0.0, "actions up to this value are discouraged, the worst first; not above good", ge=-1e9)
-    random_advice: bool = key(True, "where no action is good, encourage an untried admissible one at random")
-    history: int = key(5, "last actions shown", "Rememberer release 552cb62", ge=0)
-    max_write_tokens: int = key(100, "decoding limit of an answer", "Rememberer release 552cb62", ge=1)
-    temperature: float = key(0.1, "sampling temperature", "Rememberer release 552cb62", ge=0)
-
-    @model_validator(mode="after")
-    def refuse_overlap(self) -> Self:
-        """Refuse thresholds by which the same action would be encouraged and discouraged."""
-        if self.good < self.bad:
-            raise ValueError("rememberer.good must not be below rememberer.bad: an action would be both")
-        return self
-
-
-RETROSPEX = "Retrospex, arXiv 2505.11807"
-
-
-class RetrospexConfig(Section):
-    """Retrospex: an offline critic that rescores what the policy proposes."""
-
-    data: tuple[str, ...] = key((), "run directories whose trajectories.jsonl train the critic")
-    critic: str = key("", "a critic trained before, instead of data")
-    reward: Literal["raw", "spread"] = key(
-        "raw", "rewards as the environment gave them, or the return spread evenly over the steps (WebShop)"
-    )
-    failure: Literal["raw", "floor0", "last_positive"] = key(
-        "raw", "a negative final score: as it is, as 0, or as the last positive one (release)"
-    )
-    embed_size: int = key(64, "width of the token embedding", "Retrospex release 6d169a4", ge=1)
-    hidden_size: int = key(128, "width of each field's encoder", "Retrospex release 6d169a4", ge=1)
-    encoder: Literal["gru", "embedding"] = key("gru", "one GRU a field (release), or memory.embedder's vectors")
-    expectile: float = key(0.7, "tau of the value loss", RETROSPEX, gt=0, lt=1)
-    gamma: float = key(0.99, "discount", RETROSPEX, gt=0, le=1)
-    target_rate: float = key(0.005, "share of the critic that enters its target after each step", ge=0, le=1)
-    lr: float = key(1e-4, "learning rate of the critic's Adam", "Retrospex release 6d169a4", gt=0)
-    batch_size: int = key(128, "transitions in a step", "Retrospex release 6d169a4", ge=1)
-    epochs: int = key(20, "passes over the transitions", "Retrospex release 6d169a4", ge=1)
-    held_out: float = key(0.2, "share of the tasks kept apart to measure the critic", ge=0, lt=1)
-    candidates: int = key(4, "k, actions that the policy proposes", "Retrospex release 6d169a4", ge=1)
-    temperature: float = key(0.9, "sampling temperature of the candidates", "Retrospex release 6d169a4", gt=0)
-    top_p: float = key(0.95, "nucleus of the candidates", "Retrospex release 6d169a4", gt=0, le=1)
-    decay: float = key(0.97, "d: the policy weighs max(floor, d^t) at step t", RETROSPEX, gt=0, le=1)
-    first_step: Literal[0, 1] = key(
-        0, "t of the first action: 0, where the policy decides alone, or 1 (ALFWorld)", "Retrospex release 6d169a4"
-    )
-    floor: float = key(0.6, "b: the policy's least weight", RETROSPEX, ge=0, le=1)
-    score_clip: float = key(0.0, "largest advantage Q - V that counts, either way; 0 = no limit", ge=0)
-    heuristics: tuple[Literal["recent_actions", "focus_named"], ...] = key(
-        (), "rules of the release, off by default: no action of the last three; focus on what the task names only"
-    )
-
-
-class ArchiveConfig(Section):
-    """Go-Explore's first phase: promising states that episodes return to before they explore."""
-
-    share: float = key(0.0, "share of the plain members that start from a kept state; 0 = off", ge=0, le=1)
-    capacity: int = key(64, "states kept for each task", ge=1)
-    max_depth: int = key(0, "actions that a kept state may be away from the start; 0 = any", ge=0)
 
 
 class LossConfig(Section):

@@ -21,7 +21,8 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from trailnotes.config.presets import PRESETS
-from trailnotes.config.schema import Config, Section
+from trailnotes.config.schema import Config
+from trailnotes.config.section import Section
 from trailnotes.errors import ConfigError
 
 SURROUNDINGS = ("endpoint", "env.num_workers", "env.max_envs", "env.timeout", "run.threads")

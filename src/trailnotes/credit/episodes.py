@@ -16,7 +16,7 @@ from trailnotes.types import Trajectory
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from trailnotes.config.schema import AlgorithmConfig
+    from trailnotes.config.methods_schema import AlgorithmConfig
     from trailnotes.types import Step, TrajectoryGroup
 
 

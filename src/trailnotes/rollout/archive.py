@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from trailnotes.config.schema import ArchiveConfig
+from trailnotes.config.methods_schema import ArchiveConfig
 from trailnotes.credit.novelty import state_hash
 from trailnotes.rollout import AsyncEnv, Pool
 from trailnotes.types import Mode, Observation, Task, Trajectory, TrajectoryGroup

@@ -1,4 +1,4 @@
-"""Trials: everything that a method without weight updates asks for, living in one run directory.
+"""An adaptation: everything that a method without weight updates asks for, living in one run directory.
 
 A method's code runs from its top at every start. Each episode and each written answer is on disk as soon as it ends, in
 a file of its phase; whatever is there is read back instead of being asked for again. What a method gets is always what
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from trailnotes.rollout import MakeActor, Pool, Request
     from trailnotes.runs.console import Bar
     from trailnotes.runs.directory import RunDir
-    from trailnotes.runs.panels import Subject
+    from trailnotes.runs.players import Subject
     from trailnotes.types import Completion, Mode, Task, Trajectory
 
 PHASE = re.compile(r"[a-z0-9][a-z0-9-]*")
@@ -63,23 +63,22 @@ class _Pending:
     episodes: list[dict[str, Any]] = field(default_factory=list)  # records, failed attempts too
 
 
-class Trials:
-    """State and services of a method that changes no weights. A method (algorithms/) reads and drives it.
+class AdaptationRun:
+    """State and services of a run that changes no weights. A method (algorithms/) reads and drives it.
 
-    Built by `adapting.adapt`, which owns the directory, the pool and the progress bar.
+    `trailnotes adapt` makes one, and owns the directory, the pool and the progress bar.
     """
 
     def __init__(
         self, config: Config, directory: RunDir, policy: Policy, pool: Pool, subject: Subject, progress: Bar | None
     ) -> None:
         self.config, self.directory, self.policy, self.pool = config, directory, policy, pool
-        self.path: Path = directory.path
         self.tasks: list[Task] = panel_of(config)
         self.figures: list[Figure] = []
         self.spent = Spent()  # up to the last `log`
         self._subject, self._progress = subject, progress
         self._pending = _Pending()
-        self._phases = self.path / "phases"
+        self._phases = directory.path / "phases"
         self._phases.mkdir(exist_ok=True)
         for journal in [*self._phases.glob("*.episodes.jsonl"), *self._phases.glob("*.notes.jsonl")]:
             set_aside(journal)
@@ -159,7 +158,7 @@ class Trials:
         def keep(index: int, completion: Completion) -> None:
             append_jsonl(journal, [{"index": missing[index], **completion_to_json(completion)}], sync=True)
             done.add(missing[index])
-            self._show(phase, len(done), len(requests), "notes")
+            self._show(phase, len(done), len(requests), "tips")
 
         await write_all(self.policy, [requests[index] for index in missing], on_done=keep)
         records = {record["index"]: record for record in read_jsonl(journal)}
@@ -219,7 +218,7 @@ class Trials:
         episodes = [trajectory for group in groups for trajectory in group.trajectories]
         subject = self._examined(episodes)
         result = panel_result(episodes, self.config, subject, memory=memory)
-        write_evaluation(self.path / name, self.config, subject, episodes, result)
+        write_evaluation(self.directory.path / name, self.config, subject, episodes, result)
         return result
 
     # -- details

@@ -32,13 +32,10 @@ from typing import Any, Self
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import diff, flatten, load_config, to_toml
 from trailnotes.errors import ConfigError, MissingExtraError, RunError
-from trailnotes.runs.console import Progress
 from trailnotes.storage import checkpoint
 from trailnotes.storage.files import append_jsonl, read_jsonl, set_aside, write_text_atomic
 from trailnotes.storage.records import trajectory_to_json
 from trailnotes.types import Trajectory
-
-__all__ = ["Progress", "RunDir", "RunLock", "is_trained", "read_jsonl", "run_config", "trajectory_to_json"]
 
 _PACKAGES = ("trailnotes", "numpy", "pydantic", "torch", "transformers", "tokenizers", "peft", "textworld")
 
@@ -140,7 +137,7 @@ class RunDir:
             refused = [n for n in names if not any(n == k or n.startswith(f"{k}.") for k in allow_change)]
             if refused:
                 flags = " ".join(f"--allow-change {name}" for name in refused)
-                raise RunError(f"{self.path} holds a run with another {', '.join(refused)}: go on with it by {flags}, "
+                raise RunError(f"{self.path} holds a run with another {', '.join(refused)}: resume it by {flags}, "
                                "or choose another directory")  # fmt: skip
             before, after = flatten(old), flatten(self.config)
             changed = {name: [before[name], after[name]] for name in names}

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import to_toml
 from trailnotes.envs.tasks import panel, tasks_of
+from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.errors import ConfigError
+from trailnotes.memory import TipMemory, open_memory
 from trailnotes.reporting.intervals import Interval, bootstrap, wilson
 from trailnotes.rollout import Pool, run_groups
+from trailnotes.runs.players import Subject, load_policy, resolve
 from trailnotes.runs.spent import row_costs
 from trailnotes.seeds import derive_seed
 from trailnotes.storage.files import encode_line, write_bytes_atomic, write_text_atomic
@@ -71,17 +76,6 @@ def interval_of(episodes: Sequence[Trajectory], config: Config) -> tuple[Interva
     return interval, f"bootstrap over families, then games, {confidence:.0%}"
 
 
-@dataclass(frozen=True, slots=True)
-class Subject:
-    """Who is examined: a model directory, and where it comes from a run, that run's memory and what it spent."""
-
-    model: str
-    name: str
-    memory: Path | None = None
-    spent: Mapping[str, float] = field(default_factory=dict)  # the counters of its checkpoint
-    trained: Config | None = None  # the settings of that run
-
-
 def panel_result(episodes: Sequence[Trajectory], config: Config, subject: Subject, *, memory: bool) -> PanelResult:
     """The row of a table for the `episodes` of `subject`."""
     if not episodes:
@@ -130,6 +124,26 @@ async def play_panel(
         seed=derive_seed(seed, "panel"),
     )
     return [trajectory for group in groups for trajectory in group.trajectories]
+
+
+def play_subject(
+    config: Config, model_or_run: Path | str, *, use_memory: bool = False, directory: Path | None = None
+) -> tuple[Subject, list[Trajectory]]:
+    """Who was examined, and the episodes of the panel in the order of its tasks; `directory` as in `load_policy`."""
+    subject = resolve(model_or_run)
+    if use_memory and subject.memory is None:
+        raise ConfigError(f"{model_or_run} has no memory to act with: give a run directory of empo2, or drop --memory")
+    policy = load_policy(config, subject, directory)
+
+    async def play(memory: TipMemory | None) -> list[Trajectory]:
+        with EnvPool(config.env) as pool:
+            return await play_panel(policy, pool, panel_of(config), config, memory=memory, seed=config.run.seed)
+
+    if not use_memory or subject.memory is None:
+        return subject, asyncio.run(play(None))
+    with closing(open_memory(None, config.memory)) as memory:
+        memory.restore(subject.memory)
+        return subject, asyncio.run(play(memory))
 
 
 def panel_of(config: Config) -> list[Task]:

@@ -1,17 +1,97 @@
-"""Players that are no model: they need no torch and no weights, and show what an environment does."""
+"""Who plays: the model of a run, any other model, one at an endpoint, or nobody but chance."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from trailnotes.config.schema import Config
-from trailnotes.errors import PolicyError
+from trailnotes.config.schema import OPENAI, Config, LoraConfig
+from trailnotes.errors import PolicyError, RunError
 from trailnotes.policies.scripted import ScriptedPolicy
 from trailnotes.prompts import listed_actions
+from trailnotes.runs.directory import run_config
+from trailnotes.storage import checkpoint
 from trailnotes.types import Message
 
+if TYPE_CHECKING:
+    from trailnotes.policies.base import Policy
+    from trailnotes.policies.hf.policy import HFPolicy
+
 RANDOM = "random"  # as `model.path`: draws from the actions that the turn lists
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """Who is examined: a model directory, and where it comes from a run, that run's memory and what it spent."""
+
+    model: str
+    name: str
+    memory: Path | None = None
+    spent: Mapping[str, float] = field(default_factory=dict)  # the counters of its checkpoint
+    trained: Config | None = None  # the settings of that run
+
+
+def resolve(model_or_run: Path | str) -> Subject:
+    """A run directory (its last whole checkpoint), a checkpoint of one, or whatever `model.path` may be.
+
+    Raises:
+        RunError: the run has no checkpoint yet, or a damaged one.
+    """
+    path = Path(model_or_run)
+    root = path / "checkpoints"
+    if root.is_dir():
+        found = checkpoint.latest(root)
+        if found is None:
+            raise RunError(f"{path} holds no finished checkpoint yet; train it first, or wait for the first save")
+        return _checkpointed(found)
+    if (path / "model").is_dir() and (path / checkpoint.META).is_file():
+        if problems := checkpoint.verify(path):
+            raise RunError(f"{path} is damaged ({problems[0]}); name another checkpoint, or the run directory")
+        return _checkpointed(path)
+    name = str(model_or_run)
+    return Subject(name, RANDOM if name == RANDOM else "start")
+
+
+def _checkpointed(path: Path) -> Subject:
+    run_dir, memory = path.parent.parent, path / "memory.db"
+    has_memory = memory.is_file()
+    trained = run_config(run_dir) if (run_dir / "config.toml").is_file() else None
+    name = trained.algorithm.name if trained else "empo2" if has_memory else "grpo"
+    return Subject(str(path / "model"), name, memory if has_memory else None, checkpoint.load_meta(path), trained)
+
+
+def load_policy(config: Config, subject: Subject, directory: Path | None = None) -> Policy:
+    """The policy of `subject` under this config's device and limits; an endpoint's answers are kept in `directory`."""
+    if subject.model == RANDOM:
+        return random_player(config)
+    if subject.model.startswith(OPENAI):
+        from trailnotes.policies.openai.policy import OpenAIPolicy
+
+        answers = directory / "answers.jsonl" if directory else None
+        return OpenAIPolicy(config, subject.model.removeprefix(OPENAI), answers=answers)
+    whole = {"path": subject.model, "lora": LoraConfig()}  # adapters are merged into what a checkpoint exports
+    return model_policy(config.model_copy(update={"model": config.model.model_copy(update=whole)}))
+
+
+def model_policy(config: Config) -> HFPolicy:
+    """The model at `model.path`, as it acts."""
+    import torch
+
+    from trailnotes.policies.hf.policy import HFPolicy, load_model
+
+    if config.run.threads:
+        torch.set_num_threads(config.run.threads)
+    model, tokenizer = load_model(config.model)
+    return HFPolicy(
+        model,
+        tokenizer,
+        name=config.model.path,
+        deterministic=config.run.deterministic,
+        max_context_tokens=config.rollout.max_context_tokens,
+    )
 
 
 def random_player(config: Config) -> ScriptedPolicy:

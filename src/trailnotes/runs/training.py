@@ -1,101 +1,109 @@
-"""A run: everything that a method's loop asks for, built from one config and living in one run directory.
+"""A training run: everything that a method's loop asks for, built from one config and living in one run directory.
 
 All randomness is drawn from (seed, iteration, purpose), never from a generator that lives on; so a run that is
-resumed at an iteration goes on exactly as it would have.
+resumed at an iteration continues exactly as it would have.
 """
 
 from __future__ import annotations
 
-import json
+import contextlib
 import random
 import time
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import torch
-from safetensors import SafetensorError
-from safetensors.numpy import load_file as load_numpy
-from safetensors.numpy import save_file as save_numpy
-from safetensors.torch import load_file as load_torch
-from safetensors.torch import save_file as save_torch
 
 from trailnotes.config.methods import method_of
 from trailnotes.credit.episodes import scores_of, valid_share
 from trailnotes.credit.novelty import Novelty
 from trailnotes.envs.tasks import batch_of, panel, tasks_of
+from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.errors import RunError
 from trailnotes.learner.learner import Learner
 from trailnotes.memory import open_memory
-from trailnotes.policies.hf.policy import HFPolicy, load_model
+from trailnotes.memory.exchange import rewind
+from trailnotes.policies.hf.policy import load_model
 from trailnotes.rollout import WrittenTip, rollout_metrics, run_groups, tip_metrics, write_tips
 from trailnotes.rollout.archive import Archive, from_start
 from trailnotes.rollout.dynamic import further_tasks, replace_equal
+from trailnotes.runs.console import Progress
 from trailnotes.runs.panels import play_panel
+from trailnotes.runs.players import model_policy
+from trailnotes.runs.saving import Counters, load, save
 from trailnotes.runs.spent import BY_TRAINING
 from trailnotes.seeds import derive_seed
 from trailnotes.storage import checkpoint
+from trailnotes.storage.files import free_name
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from trailnotes.config.schema import Config
     from trailnotes.credit import Scores
-    from trailnotes.envs.workers.pool import EnvPool
-    from trailnotes.runs.directory import Progress, RunDir
+    from trailnotes.runs.directory import RunDir
     from trailnotes.types import Mode, Sample, Task, Trajectory, TrajectoryGroup
 
 
 EMPTY_ITERATIONS = 3  # without any episode, after which the environment counts as broken
 
 
-@dataclass
-class Counters:
-    """What a run has spent so far; saved with every checkpoint."""
-
-    iteration: int = 0
-    env_steps: int = 0
-    episodes: int = 0
-    tokens_generated: int = 0  # actions and tips
-    tokens_trained: int = 0  # trained positions, times passes
-    seconds: float = 0.0
-    best_validation: float | None = None
-    best_iteration: int = 0
+@contextlib.contextmanager
+def opened_run(config: Config, directory: RunDir) -> Iterator[TrainingRun]:
+    """A run where `directory` left it, with environments and a bar of its own. Needs the event loop that trains."""
+    with EnvPool(config.env) as pool, Progress(config, directory) as progress:
+        run = open_run(config, directory, pool, progress)
+        try:
+            yield run
+        finally:
+            run.close()
 
 
-class Run:
+def open_run(config: Config, directory: RunDir, pool: EnvPool, progress: Progress) -> TrainingRun:
+    """A run at its last whole checkpoint, or at its start.
+
+    Lines and tips that came after it are set aside in files of their own: not lost, and not counted.
+    """
+    saved = checkpoint.latest(directory.checkpoints)
+    done = int(checkpoint.load_meta(saved)["iteration"]) if saved else 0
+    resumed = directory.has_history
+    run = TrainingRun(config, directory, pool, progress)
+    if saved is not None:
+        load(run, saved)
+    kept = directory.set_aside_after(done) if resumed else []
+    if resumed and run.memory is not None:
+        aside = free_name(directory.path / f"tips.after-{done:06d}.jsonl")
+        if rewind(run.memory, saved / "memory.db" if saved else None, aside):
+            kept.append(aside)
+    if resumed:
+        progress.note(f"resuming after iteration {done}" + "".join(f"; set aside {path.name}" for path in kept))
+    return run
+
+
+class TrainingRun:
     """State and services of a training run. A method (algorithms/) reads and drives it; it knows no method.
 
-    Built by `training.open_run`, which also resumes; `pool` lives in the event loop that trains.
+    `open_run` makes one; `pool` lives in the event loop that trains.
     """
 
     def __init__(self, config: Config, directory: RunDir, pool: EnvPool, progress: Progress) -> None:
         self.config, self.directory, self.pool, self.progress = config, directory, pool, progress
-        if config.run.threads:
-            torch.set_num_threads(config.run.threads)
+        self.archive = Archive(config.archive) if config.archive.share else None
+        self.novelty = Novelty(config.algorithm, config.memory, derive_seed(config.run.seed, "novelty"))
+        self.tasks = tasks_of(config, config.train.split)
         torch.manual_seed(derive_seed(config.run.seed, "weights"))  # adapters start at random
-        model, self.tokenizer = load_model(config.model)
-        self.policy = HFPolicy(
-            model,
-            self.tokenizer,
-            name=config.model.path,
-            deterministic=config.run.deterministic,
-            max_context_tokens=config.rollout.max_context_tokens,
-        )
-        reference = load_model(config.model)[0] if config.loss.kl and not config.model.lora.enabled else None
+        self.policy = model_policy(config)
         self.learner = Learner(
-            model,
+            self.policy.model,
             config.optim,
             config.loss,
             temperature=config.rollout.temperature,
-            reference=reference,
+            reference=load_model(config.model)[0] if config.loss.kl and not config.model.lora.enabled else None,
             dump_dir=directory.path / "dumps",
         )
         uses_memory = method_of(config.algorithm.name).memory
         self.memory = open_memory(directory.memory_path, config.memory) if uses_memory else None
-        self.novelty = Novelty(config.algorithm, config.memory, derive_seed(config.run.seed, "novelty"))
-        self.archive = Archive(config.archive) if config.archive.share else None
-        self.tasks = tasks_of(config, config.train.split)
         self.count = Counters()
         self.stop_requested = False
         self.saved: Path | None = None  # the newest checkpoint of this run
@@ -115,7 +123,7 @@ class Run:
 
     @property
     def _share(self) -> float:
-        return self.config.train.share({name: getattr(self.count, name) for name in ("iteration", *BY_TRAINING)})
+        return self.config.train.share(asdict(self.count))
 
     @property
     def lr_scale(self) -> float:
@@ -123,9 +131,13 @@ class Run:
         decay = self.config.optim.lr_decay
         return min(1.0, (1.0 - self._share) / decay) if decay else 1.0
 
-    def rng(self, purpose: str) -> random.Random:
+    def seed(self, *purpose: object) -> int:
+        """A seed for one purpose in this iteration; the same at every start."""
+        return derive_seed(self.config.run.seed, self.count.iteration, *purpose)
+
+    def rng(self, *purpose: object) -> random.Random:
         """A generator for one purpose in this iteration."""
-        return random.Random(derive_seed(self.config.run.seed, self.count.iteration, purpose))
+        return random.Random(self.seed(*purpose))
 
     def next_tasks(self) -> list[Task]:
         """The B tasks of this iteration."""
@@ -181,14 +193,14 @@ class Run:
             modes,
             self.memory,
             self.config,
-            seed=derive_seed(self.config.run.seed, self.count.iteration, purpose),
+            seed=self.seed(purpose),
             progress=ended.append,
             on_error=self._errors.append,
         )
         return archive.regroup(groups) if archive else groups
 
     async def write_tips(self, groups: Sequence[TrajectoryGroup]) -> None:
-        """Have the policy write one note an episode, and store them in task order.
+        """Have the policy write about every episode, and store them in task order.
 
         None is written about an episode that returned to a kept state: it would tell the last part of the way alone.
         """
@@ -199,7 +211,7 @@ class Run:
                 self.policy,
                 self._from_start(groups),
                 self.config,
-                seed=derive_seed(self.config.run.seed, self.count.iteration, "tips"),
+                seed=self.seed("tips"),
                 step=self.count.iteration,
                 on_tip=written.append,
             )
@@ -232,7 +244,7 @@ class Run:
     def update(self, samples: Sequence[Sample]) -> dict[str, float]:
         """One pass of the learner over the batch; the engine's caches are void afterwards."""
         with self._timed("update"):
-            seed = derive_seed(self.config.run.seed, self.count.iteration, "update")
+            seed = self.seed("update")
             torch.manual_seed(seed)
             metrics = self.learner.update(samples, seed=seed, lr_scale=self.lr_scale)
             self.policy.weights_changed()
@@ -268,7 +280,7 @@ class Run:
         self._timings, self._metrics, self._errors, self._left_out = {}, {}, [], []
         best = count.best_iteration == count.iteration
         if best or count.iteration % self.config.train.save_every == 0 or self.finished:
-            self.save()
+            save(self)
 
     async def validate(self) -> dict[str, float]:
         """Act on held-out variations of the training families, without memory, and remember the best."""
@@ -282,86 +294,16 @@ class Run:
             self.count.best_validation, self.count.best_iteration = score, self.count.iteration
         return {"validation/success": success, "validation/return": value}
 
-    # -- saving and resuming
-
-    def save(self) -> None:
-        """Write a checkpoint, whole or not at all, and delete those that are no longer kept.
-
-        Raises:
-            RunError: the disk is full or not writable; earlier checkpoints are as they were.
-        """
-        root, count = self.directory.checkpoints, self.count
-        try:
-            self.saved = checkpoint.save(root, count.iteration, self._write_state, meta=asdict(count))
-            self._mark_best()
-            checkpoint.prune(root, keep_last=self.config.train.keep_last)
-        except (OSError, SafetensorError) as error:
-            raise RunError(
-                f"cannot save iteration {count.iteration} in {root} ({getattr(error, 'strerror', None) or error}): "
-                "free space or fix the permissions"
-            ) from error
-
-    def _mark_best(self) -> None:
-        count = self.count
-        if self.saved is not None and count.best_validation is not None and count.best_iteration == count.iteration:
-            checkpoint.mark_best(self.directory.checkpoints, self.saved, count.best_validation)
-
-    def _write_state(self, path: Path) -> None:
-        """All that a resumed run needs. Random states are not among it: they follow from seed and iteration."""
-        self.learner.export(path / "model", self.tokenizer)
-        tensors, rest = self.learner.state_dict()
-        save_torch(tensors, path / "learner.safetensors")
-        checkpoint.write_json(path / "learner.json", rest)
-        arrays, rest = self.novelty.state_dict()
-        save_numpy(dict(arrays), path / "novelty.safetensors")
-        checkpoint.write_json(path / "novelty.json", rest)
-        if self.archive is not None:
-            checkpoint.write_json(path / "archive.json", self.archive.state_dict())
-        if self.memory is not None:
-            self.memory.snapshot(path / "memory.db")
-
-    def load(self, path: Path) -> None:
-        """Take up the state of a checkpoint directory, but for the memory, which is rewound with care (training.py).
-
-        Raises:
-            RunError: it is the state of another model or of another embedder.
-        """
-        self.count = Counters(**checkpoint.load_meta(path))
-        novelty = load_numpy(path / "novelty.safetensors")
-        try:
-            self.learner.load_state_dict(load_torch(path / "learner.safetensors"), _read_json(path / "learner.json"))
-            self.novelty.load_state_dict(novelty, _read_json(path / "novelty.json"))
-            if self.archive is not None and (path / "archive.json").exists():  # it may have been off until now
-                self.archive.load_state_dict(_read_json(path / "archive.json"))
-        except (ValueError, RuntimeError) as error:  # torch's word for tensors of other shapes is RuntimeError
-            raise RunError(f"{path} does not fit the settings of this start: {error}") from error
-        self.policy.weights_changed()
-        self.policy.version = self.count.iteration
-        self.saved = path
-        self._mark_best()  # a kill may have come between the checkpoint and its mark
-
     def close(self) -> None:
         """Close what must be closed; the pool and the lock belong to whoever opened them."""
         if self.memory is not None:
             self.memory.close()
 
-    def _timed(self, name: str) -> _Timer:
-        return _Timer(self._timings, name)
-
-
-class _Timer:
-    """Adds the seconds of a `with` block to a dictionary of timings."""
-
-    def __init__(self, timings: dict[str, float], name: str) -> None:
-        self.timings, self.name = timings, name
-
-    def __enter__(self) -> None:
-        self.start = time.monotonic()
-
-    def __exit__(self, *_: object) -> None:
-        self.timings[self.name] = self.timings.get(self.name, 0.0) + time.monotonic() - self.start
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return value
+    @contextlib.contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        """Add the seconds of a `with` block to the timings of this iteration."""
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self._timings[name] = self._timings.get(name, 0.0) + time.monotonic() - started

@@ -16,7 +16,8 @@ from trailnotes.algorithms.rememberer.experience import ExperienceTable, open_ex
 from trailnotes.algorithms.rememberer.similarity import LinesPart, WordsPart
 from trailnotes.algorithms.rememberer.situations import Situations
 from trailnotes.algorithms.rememberer.values import Record, Transition
-from trailnotes.config.schema import Config, RemembererConfig
+from trailnotes.config.methods_schema import RemembererConfig
+from trailnotes.config.schema import Config
 from trailnotes.errors import MemoryStoreError
 from trailnotes.memory.retrieval import CachedEmbedder, HashingEmbedder
 

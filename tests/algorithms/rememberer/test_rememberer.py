@@ -23,9 +23,9 @@ from trailnotes.algorithms.rememberer.experience import ExperienceTable, open_ex
 from trailnotes.algorithms.rememberer.method import AdvisedActor, advice_of, transitions_of
 from trailnotes.algorithms.rememberer.situations import Situations
 from trailnotes.algorithms.rememberer.values import ActionValue, Estimate, Record, Transition
-from trailnotes.commands import adapting
-from trailnotes.commands.adapting import adapt
-from trailnotes.config.schema import Config, RemembererConfig
+from trailnotes.commands.adapt import adapt
+from trailnotes.config.methods_schema import RemembererConfig
+from trailnotes.config.schema import Config
 from trailnotes.errors import BudgetError
 from trailnotes.policies.scripted import ScriptedPolicy
 from trailnotes.prompts import NO_OP
@@ -47,7 +47,7 @@ def cave_config(**keys: Any) -> Config:
 
 def run(out: Path, monkeypatch, policy: ScriptedPolicy | None = None, **keys: Any) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl."""
-    monkeypatch.setattr(adapting, "load_policy", lambda *_: policy or caves.adviser())
+    monkeypatch.setattr("trailnotes.runs.players.load_policy", lambda *_: policy or caves.adviser())
     adapt(cave_config(**keys), "adviser", out=out, method="rememberer")
     return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 

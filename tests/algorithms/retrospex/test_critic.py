@@ -30,7 +30,8 @@ from trailnotes.algorithms.retrospex.transitions import (
 )
 from trailnotes.algorithms.retrospex.vocabulary import EMPTY, MAX_WORDS, Vocabulary
 from trailnotes.commands import main
-from trailnotes.config.schema import Config, RetrospexConfig
+from trailnotes.config.methods_schema import RetrospexConfig
+from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError
 from trailnotes.memory.retrieval import HashingEmbedder
 from trailnotes.storage import checkpoint

@@ -25,7 +25,7 @@ from trailnotes.algorithms.retrospex.rescoring import (
     policy_weight,
     to_admissible,
 )
-from trailnotes.commands.adapting import adapt
+from trailnotes.commands.adapt import adapt
 from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError
 from trailnotes.memory.retrieval import Floats, HashingEmbedder

@@ -20,42 +20,42 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from trailnotes.policies.base import Policy
-    from trailnotes.runs.adaptation import Trials
+    from trailnotes.runs.adaptation import AdaptationRun
     from trailnotes.types import Trajectory, TrajectoryGroup
 
 
-async def reflexion(trials: Trials) -> None:
+async def reflexion(run: AdaptationRun) -> None:
     """Trial 0, then `eval.trials` trials with plans; a solved task is not played again."""
-    config = trials.config
+    config = run.config
     if config.eval.num_samples != 1:
         raise ConfigError("reflexion plays a task once in each trial: set eval.num_samples = 1")
     latest: dict[str, TrajectoryGroup] = {}  # of each task; a solved one stays
     solved: set[str] = set()
-    with ReflectionMemory(trials.directory.memory_path, config.reflexion.window) as memory:
+    with ReflectionMemory(run.directory.memory_path, config.reflexion.window) as memory:
         for trial in range(config.eval.trials + 1):
             phase, again = f"trial-{trial}", config.reflexion.replay_last and trial == config.eval.trials
-            tasks = [task for task in trials.tasks if again or task.id not in solved]
+            tasks = [task for task in run.tasks if again or task.id not in solved]
             act = (lambda seating: PlansActor(seating, memory)) if trial else None
-            groups = await trials.play(phase, tasks, make_actor=act)
+            groups = await run.play(phase, tasks, make_actor=act)
 
             latest |= {group.task.id: group for group in groups if group.task.id not in solved}
             solved |= {group.task.id for group in groups if group.trajectories[0].success}
-            written = await write_plans(trials, trial, memory, [g for g in groups if g.task.id not in solved])
+            written = await write_plans(run, trial, memory, [g for g in groups if g.task.id not in solved])
             memory.add([plan for each in written for plan in each.tips], once=phase)
 
-            counts = {"attempted": len(tasks), "solved": len(solved), "solved_share": len(solved) / len(trials.tasks)}
-            trials.log(phase, groups, **counts, tips=tip_metrics(written), memory=memory.stats())
-            so_far = [latest[task.id] for task in trials.tasks if task.id in latest]
-            trials.report(f"solved by trial {trial}" if trial else "trial 0", so_far, memory=trial > 0, trial=trial)
-        trials.report("final trial only", groups, memory=config.eval.trials > 0)
-        trials.examine(groups if config.reflexion.replay_last else so_far, memory=config.eval.trials > 0)
+            counts = {"attempted": len(tasks), "solved": len(solved), "solved_share": len(solved) / len(run.tasks)}
+            run.log(phase, groups, **counts, tips=tip_metrics(written), memory=memory.stats())
+            so_far = [latest[task.id] for task in run.tasks if task.id in latest]
+            run.report(f"solved by trial {trial}" if trial else "trial 0", so_far, memory=trial > 0, trial=trial)
+        run.report("final trial only", groups, memory=config.eval.trials > 0)
+        run.examine(groups if config.reflexion.replay_last else so_far, memory=config.eval.trials > 0)
 
 
 async def write_plans(
-    trials: Trials, trial: int, memory: ReflectionMemory, failed: Sequence[TrajectoryGroup]
+    run: AdaptationRun, trial: int, memory: ReflectionMemory, failed: Sequence[TrajectoryGroup]
 ) -> list[WrittenTip]:
     """One plan for each failed episode, written with the plans in sight that its task has already."""
-    config, policy, options = trials.config, trials.policy, trials.config.reflexion
+    config, policy, options = run.config, run.policy, run.config.reflexion
     episodes = written_about([group.trajectories[0] for group in failed])
     requests = [
         Request(
@@ -65,12 +65,12 @@ async def write_plans(
             ),
             Sampling(
                 options.temperature, max_tokens=options.max_write_tokens,
-                seed=completion_seed(trials.seed("plans", trial), t.task.id, t.member, "plan"),
+                seed=completion_seed(run.seed("plans", trial), t.task.id, t.member, "plan"),
             ),
         )
         for t in episodes
     ]  # fmt: skip
-    completions = await trials.write(f"trial-{trial}", requests)
+    completions = await run.write(f"trial-{trial}", requests)
     return [
         WrittenTip(t, completion, tuple(plan_of(t, completion.text, author=policy, run=config.run.name, trial=trial)))
         for t, completion in zip(episodes, completions, strict=True)

@@ -31,7 +31,8 @@ from trailnotes.memory.schema import Identity, OpenFile, named_errors
 from trailnotes.memory.tips import MAX_KEY_CHARS, encodable
 
 if TYPE_CHECKING:
-    from trailnotes.config.schema import Config, RemembererConfig
+    from trailnotes.config.methods_schema import RemembererConfig
+    from trailnotes.config.schema import Config
 
 COLUMNS = ("task", "observation", "history", "admissible", "last_reward", "total_reward", "visits", "age")
 

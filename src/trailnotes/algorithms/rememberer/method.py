@@ -33,19 +33,19 @@ if TYPE_CHECKING:
 
     from trailnotes.algorithms.rememberer.experience import ExperienceTable
     from trailnotes.algorithms.rememberer.values import Record
-    from trailnotes.config.schema import RemembererConfig
+    from trailnotes.config.methods_schema import RemembererConfig
     from trailnotes.rollout import Seating
-    from trailnotes.runs.adaptation import Trials
+    from trailnotes.runs.adaptation import AdaptationRun
     from trailnotes.types import Message, Observation, Trajectory, TrajectoryGroup
 
 TRIED_EXAMPLES = 20  # records looked at in one step, at most, for some that fit the context
 
 
-async def rememberer(trials: Trials) -> None:
+async def rememberer(run: AdaptationRun) -> None:
     """Fill the table on the training tasks, epoch by epoch, then play the panel with it and without updates."""
-    config = trials.config.rememberer
-    tasks = panel(tasks_of(trials.config, trials.config.train.split), config.num_tasks)
-    with open_experience(trials.path / "experience.db", trials.config) as table:
+    config = run.config.rememberer
+    tasks = panel(tasks_of(run.config, run.config.train.split), config.num_tasks)
+    with open_experience(run.directory.path / "experience.db", run.config) as table:
 
         def advised(seating: Seating) -> AdvisedActor:
             return AdvisedActor(seating, table)
@@ -54,8 +54,8 @@ async def rememberer(trials: Trials) -> None:
             if not tasks:
                 break
             phase = f"epoch-{epoch}"
-            groups = await trials.play(phase, tasks, make_actor=advised, num_samples=config.group_size)
-            trials.log(phase, groups, **table_metrics(table, groups))  # of the table as it was acted on
+            groups = await run.play(phase, tasks, make_actor=advised, num_samples=config.group_size)
+            run.log(phase, groups, **table_metrics(table, groups))  # of the table as it was acted on
             with table.transaction():
                 if table.once(phase):
                     for group in groups:
@@ -65,12 +65,10 @@ async def rememberer(trials: Trials) -> None:
                 solved = {group.task.id for group in groups if all(t.success for t in group.trajectories)}
                 tasks = [task for task in tasks if task.id not in solved]
 
-        groups = await trials.play(
-            "panel", trials.tasks, make_actor=advised, num_samples=trials.config.eval.num_samples
-        )
-        trials.log("panel", groups, **table_metrics(table, groups))
-        trials.report(f"after {config.epochs} epochs of experience", groups, memory=True)
-        trials.examine(groups, memory=True)
+        groups = await run.play("panel", run.tasks, make_actor=advised, num_samples=run.config.eval.num_samples)
+        run.log("panel", groups, **table_metrics(table, groups))
+        run.report(f"after {config.epochs} epochs of experience", groups, memory=True)
+        run.examine(groups, memory=True)
 
 
 def transitions_of(trajectory: Trajectory) -> list[Transition]:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from trailnotes.config.schema import RemembererConfig
+from trailnotes.config.methods_schema import RemembererConfig
 from trailnotes.memory.retrieval import DECIMALS, WORD, Floats
 
 

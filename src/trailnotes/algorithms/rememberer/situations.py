@@ -8,7 +8,7 @@ import numpy as np
 
 from trailnotes.algorithms.rememberer.similarity import Similarity
 from trailnotes.algorithms.rememberer.values import Record
-from trailnotes.config.schema import RemembererConfig
+from trailnotes.config.methods_schema import RemembererConfig
 from trailnotes.memory.retrieval import Floats
 
 Situation = tuple[str, str]  # task, observation

@@ -67,7 +67,7 @@ class Critic:
 
 
 def train_critic(config: Config, places: Sequence[str | Path], out: Path) -> Critic:
-    """Train a critic from the episodes in `places` into `out`, or go on with it, or load it if it is finished.
+    """Train a critic from the episodes in `places` into `out`, or resume it, or load it if it is finished.
 
     Args:
         config: `retrospex`, `run.seed`, `run.threads`; `memory.embedder` with `retrospex.encoder = "embedding"`.

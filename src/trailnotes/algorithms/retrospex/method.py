@@ -27,20 +27,20 @@ if TYPE_CHECKING:
     from trailnotes.algorithms.retrospex.critic import Critic
     from trailnotes.memory.retrieval import Embedder
     from trailnotes.rollout import Seating
-    from trailnotes.runs.adaptation import Trials
+    from trailnotes.runs.adaptation import AdaptationRun
     from trailnotes.types import Observation, TrajectoryGroup
 
 
-async def retrospex(trials: Trials) -> None:
+async def retrospex(run: AdaptationRun) -> None:
     """Train or load the critic, then play the panel as the policy would, and again with its proposals rescored."""
-    config, settings = trials.config, trials.config.retrospex
-    if not hasattr(trials.policy, "score"):
+    config, settings = run.config, run.config.retrospex
+    if not hasattr(run.policy, "score"):
         raise ConfigError(
-            f"retrospex weighs actions by their log-probabilities, and {trials.policy.name} gives none (no "
+            f"retrospex weighs actions by their log-probabilities, and {run.policy.name} gives none (no "
             "OpenAI-compatible server does): set model.path to a model directory or hub name"
         )
-    critic, embedder = obtain_critic(trials), make_embedder(config.memory.embedder)
-    decisions = trials.path / "decisions.jsonl"
+    critic, embedder = obtain_critic(run), make_embedder(config.memory.embedder)
+    decisions = run.directory.path / "decisions.jsonl"
     set_aside(decisions)
 
     def plain(seating: Seating) -> TipsActor:
@@ -50,22 +50,22 @@ async def retrospex(trials: Trials) -> None:
         return Rescorer(proposing(seating), critic, embedder, lambda record: append_jsonl(decisions, [record]))
 
     num = config.eval.num_samples
-    alone = await trials.play("plain", trials.tasks, make_actor=plain, mode="plain", num_samples=num)
-    trials.log("plain", alone)
-    trials.report("plain", alone, memory=False)
-    trials.examine(alone, memory=False, name="eval-plain")
+    alone = await run.play("plain", run.tasks, make_actor=plain, mode="plain", num_samples=num)
+    run.log("plain", alone)
+    run.report("plain", alone, memory=False)
+    run.examine(alone, memory=False, name="eval-plain")
 
-    groups = await trials.play("rescored", trials.tasks, make_actor=rescored, mode="plain", num_samples=num)
-    trials.log("rescored", groups, **decision_metrics(list(read_jsonl(decisions)), groups))
-    trials.report(f"rescored, decay {settings.decay:g}, floor {settings.floor:g}", groups, memory=False)
-    trials.examine(groups, memory=False)
+    groups = await run.play("rescored", run.tasks, make_actor=rescored, mode="plain", num_samples=num)
+    run.log("rescored", groups, **decision_metrics(list(read_jsonl(decisions)), groups))
+    run.report(f"rescored, decay {settings.decay:g}, floor {settings.floor:g}", groups, memory=False)
+    run.examine(groups, memory=False)
 
 
-def obtain_critic(trials: Trials) -> Critic:
+def obtain_critic(run: AdaptationRun) -> Critic:
     """The critic that `retrospex.critic` names, or one trained into the run directory from `retrospex.data`."""
     from trailnotes.algorithms.retrospex.critic import load_critic, train_critic
 
-    settings, own = trials.config.retrospex, trials.path / "critic"
+    settings, own = run.config.retrospex, run.directory.path / "critic"
     if settings.critic or (own / "critic.json").is_file():  # the latter of an earlier start
         return load_critic(Path(settings.critic) if settings.critic else own)
     if not settings.data:
@@ -73,7 +73,7 @@ def obtain_critic(trials: Trials) -> Critic:
             "retrospex has no critic: name runs whose episodes train one (retrospex.data), or a trained one "
             "(retrospex.critic)"
         )
-    return train_critic(trials.config, settings.data, own)
+    return train_critic(run.config, settings.data, own)
 
 
 def proposing(seating: Seating) -> Seating:

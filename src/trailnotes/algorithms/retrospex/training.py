@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from trailnotes.algorithms.retrospex.network import CriticNetworks
 from trailnotes.algorithms.retrospex.transitions import Transition
-from trailnotes.config.schema import OptimConfig, RetrospexConfig
+from trailnotes.config.methods_schema import RetrospexConfig
+from trailnotes.config.schema import OptimConfig
 from trailnotes.learner.optimizer import MasterAdamW
 from trailnotes.seeds import derive_seed
 
@@ -87,7 +88,7 @@ class IQL:
         return {f"{part}.{name}": tensor.clone() for part, tensors in parts.items() for name, tensor in tensors.items()}
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore what `state_dict` gave; training goes on bit for bit. Raises ValueError for another critic's."""
+        """Restore what `state_dict` gave; training continues bit for bit. Raises ValueError for another critic's."""
 
         def part(prefix: str) -> dict[str, Tensor]:
             return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}

@@ -6,24 +6,21 @@ import asyncio
 import contextlib
 import signal
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trailnotes.commands.arguments import ALLOW_CHANGE, CONFIG
+from trailnotes.commands.command import Command, argument
 from trailnotes.config.methods import method_of
-from trailnotes.envs.tasks import tasks_of
-from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.errors import ConfigError
-from trailnotes.memory.exchange import rewind
-from trailnotes.policies.hf.policy import context_length_of
-from trailnotes.runs.directory import Progress, RunDir
-from trailnotes.runs.training import Run
-from trailnotes.storage import checkpoint
-from trailnotes.storage.files import free_name
 
 if TYPE_CHECKING:
+    from argparse import Namespace
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
     from trailnotes.config.schema import Config
+    from trailnotes.runs.directory import RunDir
+    from trailnotes.runs.training import TrainingRun
 
 
 def train(
@@ -35,7 +32,7 @@ def train(
     """Train `config.algorithm` until it is done, and return the directory of the last model.
 
     A directory that holds a run is resumed exactly where its last checkpoint stands. Ctrl-C finishes the iteration,
-    saves, and says how to go on; a second one stops at once.
+    saves, and says how to resume; a second one stops at once.
 
     Args:
         config: the whole configuration.
@@ -47,33 +44,37 @@ def train(
         RunError: the directory is in use, damaged, or belongs to another config; or it cannot be written.
         KeyboardInterrupt: interrupted twice; what the last checkpoint holds is safe.
     """
+    from trailnotes.runs.directory import RunDir
+
     _refuse_early(config)
     with RunDir.open(run_dir, config, allow_change=allow_change) as directory:
         return asyncio.run(_train(config, directory))
 
 
 async def _train(config: Config, directory: RunDir) -> Path:
-    with EnvPool(config.env) as pool, Progress(config, directory) as progress:
-        run = open_run(config, directory, pool, progress)
+    from trailnotes.runs.saving import save
+    from trailnotes.runs.training import opened_run
+
+    with opened_run(config, directory) as run:
         try:
             with _stop_on_signal(run):
                 await method_of(config.algorithm.name).load()(run)
-                if run.saved is None or checkpoint.load_meta(run.saved)["iteration"] != run.count.iteration:
-                    run.save()
+                save(run)
         except BaseException:
-            safe = f"{run.saved} is saved, and the same command goes on from there" if run.saved else "nothing is saved"
-            progress.note(f"stopped: {safe}")
+            safe = f"{run.saved} is saved, and the same command resumes there" if run.saved else "nothing is saved"
+            run.progress.note(f"stopped: {safe}")
             raise
-        finally:
-            run.close()
         if run.stop_requested:
-            progress.note(f"stopped after iteration {run.count.iteration}; go on with the same command")
+            run.progress.note(f"stopped after iteration {run.count.iteration}; the same command resumes there")
         assert run.saved is not None
         return run.saved / "model"
 
 
 def _refuse_early(config: Config) -> None:
     """Refuse all that can be refused without loading weights, so that a bad setting leaves no directory behind."""
+    from trailnotes.envs.tasks import tasks_of
+    from trailnotes.policies.hf.policy import context_length_of
+
     config.refuse_training()
     tasks_of(config, config.train.split)
     if config.train.eval_every:
@@ -86,29 +87,8 @@ def _refuse_early(config: Config) -> None:
         )
 
 
-def open_run(config: Config, directory: RunDir, pool: EnvPool, progress: Progress) -> Run:
-    """A run at its last whole checkpoint, or at its start.
-
-    Lines and tips that came after it are set aside in files of their own: not lost, and not counted.
-    """
-    saved = checkpoint.latest(directory.checkpoints)
-    done = int(checkpoint.load_meta(saved)["iteration"]) if saved else 0
-    resumed = directory.has_history
-    run = Run(config, directory, pool, progress)
-    if saved is not None:
-        run.load(saved)
-    kept = directory.set_aside_after(done) if resumed else []
-    if resumed and run.memory is not None:
-        aside = free_name(directory.path / f"tips.after-{done:06d}.jsonl")
-        if rewind(run.memory, saved / "memory.db" if saved else None, aside):
-            kept.append(aside)
-    if resumed:
-        progress.note(f"going on after iteration {done}" + "".join(f"; set aside {path.name}" for path in kept))
-    return run
-
-
 @contextlib.contextmanager
-def _stop_on_signal(run: Run) -> Iterator[None]:
+def _stop_on_signal(run: TrainingRun) -> Iterator[None]:
     """The first SIGINT or SIGTERM asks the run to stop after its iteration; the second one stops it at once.
 
     Plain handlers, not those of the event loop, which does not come round while the learner computes.
@@ -131,3 +111,33 @@ def _stop_on_signal(run: Run) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _run(args: Namespace) -> None:
+    from trailnotes.config.toml import load_config
+
+    config = load_config(args.config, args.settings)
+    if args.dry_run:
+        from trailnotes.commands.dry_run import dry_run
+
+        print(dry_run(config), end="")
+    else:
+        print(f"last model: {train(config, args.run_dir, allow_change=args.allow_change)}")
+
+
+TRAIN = Command(
+    name="train",
+    summary="train a model in an environment",
+    about="Train a model by the method that the config names, in a run directory of its own. The same command on a "
+    "directory that holds a run resumes where its last checkpoint stands. Ctrl-C finishes the iteration and saves; "
+    "a second one stops at once.",
+    example="trailnotes train configs/smoke.toml --run-dir runs/smoke --dry-run",
+    run=_run,
+    arguments=(
+        CONFIG,
+        argument("--run-dir", type=Path, metavar="DIR", required=True, help="directory of the run, made if absent"),
+        ALLOW_CHANGE,
+        argument("--dry-run", action="store_true", help="check everything, estimate time, memory and disk, and stop"),
+    ),
+    settings=True,
+)

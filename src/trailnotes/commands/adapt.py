@@ -4,32 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trailnotes.commands.evaluation import load_policy, resolve
+from trailnotes.commands.arguments import ALLOW_CHANGE, OTHER_CONFIG, SUBJECT, config_of, say_where
+from trailnotes.commands.command import Command, argument
 from trailnotes.config.methods import method_of, names
-from trailnotes.config.toml import SURROUNDINGS
-from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.errors import BudgetError, ConfigError, MissingExtraError
-from trailnotes.reporting.intervals import Interval
-from trailnotes.reporting.plots import trial_curve
-from trailnotes.runs.adaptation import Trials
-from trailnotes.runs.directory import RunDir
-from trailnotes.runs.panels import write_table
 
 if TYPE_CHECKING:
+    from argparse import Namespace
     from collections.abc import Sequence
-    from pathlib import Path
 
     from trailnotes.config.schema import Config
     from trailnotes.runs.adaptation import Figure
     from trailnotes.runs.console import Bar
-    from trailnotes.runs.panels import PanelResult, Subject
+    from trailnotes.runs.directory import RunDir
+    from trailnotes.runs.panels import PanelResult
+    from trailnotes.runs.players import Subject
 
 logger = logging.getLogger(__name__)
 DEFAULT_METHOD = "empo2-tips"
-FREE = (*SURROUNDINGS, "eval.trials", "eval.confidence", "run.tensorboard")
-"""What may differ when a run goes on: its surroundings, how long it lasts, and how it is shown."""
+FREE = ("eval.trials", "eval.confidence", "run.tensorboard")
+"""What may differ when a run is resumed, besides its surroundings: how long it lasts, and how it is shown."""
 
 
 def adapt(
@@ -46,7 +43,7 @@ def adapt(
 
     No weight changes. `out` becomes an ordinary run directory, with the table of all figures, the curve over the
     trials (where matplotlib is installed), and the last trial in `out/eval`. The same command on the same directory
-    goes on where it stopped: no finished episode is played again, and nothing that was written is asked for again.
+    continues where it stopped: no finished episode is played again, and nothing that was written is asked for again.
 
     Args:
         config: the whole configuration.
@@ -54,7 +51,7 @@ def adapt(
         out: directory of the run; made if it does not exist.
         method: one that changes no weights; by default `algorithm.name` where it is such a one, else "empo2-tips".
         trials: overrides `eval.trials`.
-        allow_change: further keys that may differ from those of the run that goes on.
+        allow_change: further keys that may differ from those of the run that is resumed.
         progress: shows how far the phase is, and a line when it ends.
 
     Returns:
@@ -65,9 +62,13 @@ def adapt(
         BudgetError: a spending limit was reached; what has ended is on disk.
         RunError: `out` is in use, damaged, or belongs to another config.
     """
+    from trailnotes.config.toml import SURROUNDINGS
+    from trailnotes.runs.directory import RunDir
+    from trailnotes.runs.players import resolve
+
     subject = resolve(model_or_run)
     config = settled(config, subject, method, trials)
-    with RunDir.open(out, config, allow_change=[*FREE, *allow_change]) as directory:
+    with RunDir.open(out, config, allow_change=[*SURROUNDINGS, *FREE, *allow_change]) as directory:
         figures = asyncio.run(_adapt(config, directory, subject, progress))
         write_figures(figures, out)
     curve = [figure.result for figure in figures if figure.trial is not None]
@@ -91,22 +92,28 @@ def settled(config: Config, subject: Subject, method: str | None, trials: int | 
 
 
 async def _adapt(config: Config, directory: RunDir, subject: Subject, progress: Bar | None) -> list[Figure]:
+    from trailnotes.envs.workers.pool import EnvPool
+    from trailnotes.runs.adaptation import AdaptationRun
+    from trailnotes.runs.players import load_policy
+
     policy = load_policy(config, subject, directory.path)
     with EnvPool(config.env) as pool:
-        trials = Trials(config, directory, policy, pool, subject, progress)
+        run = AdaptationRun(config, directory, policy, pool, subject, progress)
         try:
-            await method_of(config.algorithm.name).load()(trials)
+            await method_of(config.algorithm.name).load()(run)
         except BudgetError as error:
-            write_figures(trials.figures, directory.path)
+            write_figures(run.figures, directory.path)
             raise BudgetError(
-                f"{error}; every episode and note that has ended is kept in {directory.path}: raise the limit, and the "
-                "same command goes on"
+                f"{error}; every episode and tip that has ended is kept in {directory.path}: raise the limit, and the "
+                "same command continues"
             ) from error
-        return trials.figures
+        return run.figures
 
 
 def write_figures(figures: Sequence[Figure], out: Path) -> None:
     """`table.json` and `table.md` of an adaptation."""
+    from trailnotes.runs.panels import write_table
+
     write_table([figure.result for figure in figures], out, [figure.name for figure in figures])
 
 
@@ -114,9 +121,52 @@ def _draw(results: Sequence[PanelResult], path: Path) -> None:
     """The curve of an adaptation, if it is more than a point."""
     if len(results) < 2:
         return
+    from trailnotes.reporting.intervals import Interval
+    from trailnotes.reporting.plots import trial_curve
+
     intervals = [Interval(row.mean, row.ci_low, row.ci_high) for row in results]
     title = f"{results[0].algorithm} on {results[0].panel} ({results[0].num_tasks} tasks)\n{results[-1].interval}"
     try:
         trial_curve(intervals, path, ylabel=results[0].metric, title=title)
     except MissingExtraError as error:
         logger.warning("no %s: %s", path.name, error)
+
+
+def _run(args: Namespace) -> None:
+    from trailnotes.runs.console import Bar
+
+    config = config_of(args.subject, args.config, args.settings)
+    with Bar(1.0, "adapt") as bar:
+        adapt(
+            config,
+            args.subject,
+            out=args.out,
+            method=args.method,
+            trials=args.trials,
+            allow_change=args.allow_change,
+            progress=bar,
+        )
+    print((args.out / "table.md").read_text(encoding="utf-8"), end="")
+    say_where(args.out)
+
+
+ADAPT = Command(
+    name="adapt",
+    summary="get better at new games, trial after trial, without training",
+    about="Play the panel of the config's [eval] again and again by a method that changes no weights: tips of every "
+    "episode (empo2-tips), plans after failures (reflexion), and others; docs/algorithms has a page for each. DIR is a "
+    "run directory of its own, with the figures, the curve, and the last trial as `trailnotes eval` writes it. The "
+    "same command continues wherever it stopped: nothing that has ended is played, asked or paid for again.",
+    example="trailnotes adapt runs/smoke --method reflexion --out runs/smoke/adapt --trials 2 --eval.num_tasks 2",
+    run=_run,
+    arguments=(
+        SUBJECT,
+        OTHER_CONFIG,
+        argument("--method", metavar="METHOD", help=f"{', '.join(names(trains=False))}, or module:NAME of your own; "
+                 f"by default that of the config where it adapts, else {DEFAULT_METHOD}"),
+        argument("--trials", type=int, metavar="K", help="trials after trial 0; eval.trials by default"),
+        argument("--out", type=Path, metavar="DIR", required=True, help="directory of the run, made if absent"),
+        ALLOW_CHANGE,
+    ),
+    settings=True,
+)  # fmt: skip

@@ -27,7 +27,7 @@ from tinyrun import (
     weights,
 )
 from trailnotes.commands import main
-from trailnotes.commands.training import train
+from trailnotes.commands.train import train
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import to_toml
 from trailnotes.errors import RunError
@@ -173,7 +173,7 @@ def test_one_signal_finishes_the_iteration(
         model = train(long_config(start_model), tmp_path)
     assert model.parent.name == "step-000003"
     assert len(metrics(tmp_path)) == 3
-    assert "stopped after iteration 3; go on with the same command" in capsys.readouterr().err
+    assert "stopped after iteration 3; the same command resumes there" in capsys.readouterr().err
     assert signal.getsignal(number) is before
     train(long_config(start_model), tmp_path)
     assert differences(alone, tmp_path) == SAME
@@ -249,7 +249,7 @@ def test_a_state_of_another_model_is_refused(alone: Path, tmp_path: Path, start_
 
 
 @pytest.mark.parametrize(
-    "broken", ["runs.training.save_torch", "storage.checkpoint.write_json", "storage.jsonl.Path.open"]
+    "broken", ["runs.saving.save_torch", "storage.checkpoint.write_json", "storage.files.Path.open"]
 )
 def test_a_full_disk_stops_with_what_was_saved_and_where(
     alone: Path,
@@ -270,7 +270,10 @@ def test_a_full_disk_stops_with_what_was_saved_and_where(
         with pytest.raises(RunError, match=r"cannot (save iteration 4|write) .*No space left on device.*free space"):
             train(long_config(start_model), tmp_path)
     monkeypatch.undo()
-    assert f"{tmp_path / 'checkpoints' / 'step-000002'} is saved, and the same command" in capsys.readouterr().err
+    assert (
+        f"{tmp_path / 'checkpoints' / 'step-000002'} is saved, and the same command resumes there"
+        in capsys.readouterr().err
+    )
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000002"]
     train(long_config(start_model), tmp_path)
     assert differences(alone, tmp_path) == SAME

@@ -1,4 +1,4 @@
-"""`trailnotes diagnose`: follow a run link by link, from the note that is written to the model that needs none.
+"""`trailnotes diagnose`: follow a run link by link, from the tip that is written to the model that needs none.
 
 A chain of seven links, each with the number that shows whether it holds and, where it does not, what usually mends it
 (docs/algorithms/empo2.md, "why it may not learn"). Read from the run's own files; nothing is played.
@@ -9,19 +9,20 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trailnotes.runs.directory import run_config
+from trailnotes.commands.command import Command, argument
 from trailnotes.storage.files import read_jsonl
 from trailnotes.types import MODES
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from argparse import Namespace
 
 Line = Mapping[str, Any]
 WINDOW = 0.2  # share of the run that counts as its start and as its end
-HARM = -0.1  # gain in return below which reading notes does harm
-RELIANCE = 0.05  # nats a token; below this the model acts as if it had read the note
+HARM = -0.1  # gain in return below which reading tips does harm
+RELIANCE = 0.05  # nats a token; below this the model acts as if it had read the tip
 WIDTH = 100
 
 
@@ -51,6 +52,8 @@ def diagnose(run_dir: Path) -> str:
     Raises:
         RunError: there is no run, or its files are damaged.
     """
+    from trailnotes.runs.directory import run_config
+
     config = run_config(run_dir)
     lines = list(read_jsonl(run_dir / "metrics.jsonl"))
     if not lines:
@@ -68,11 +71,11 @@ def links_of(lines: Sequence[Line], episodes: Sequence[Line]) -> list[Link]:
     """The chain of a run, from its metrics and its episodes."""
     return [
         _link(
-            lines, "usable notes, of those written", _usable, 0.8,
-            "the model does not write notes that can be kept: warm-start it on writing, or raise max_write_tokens",
+            lines, "usable tips, of those written", _usable, 0.8,
+            "the model does not write tips that can be kept: warm-start it on writing, or raise max_write_tokens",
         ),
         _link(
-            lines, "notes shown in a turn with memory", _tips_shown, 0.01,
+            lines, "tips shown in a turn with memory", _tips_shown, 0.01,
             "nothing is retrieved: lower memory.threshold (it belongs to the embedder), or look at `trailnotes memory`",
         ),
         _gain(episodes),
@@ -84,7 +87,7 @@ def links_of(lines: Sequence[Line], episodes: Sequence[Line]) -> list[Link]:
         _link(
             lines, "off-policy tokens that the mask leaves in",
             lambda m: 1 - m["update/masked_fraction"] if m.get("update/tokens_off_policy") else None, 0.5,
-            "the tip-free model finds the notes' actions too unlikely: lower loss.mask_logprob, or train more slowly",
+            "the tip-free model finds the tips' actions too unlikely: lower loss.mask_logprob, or train more slowly",
         ),
         _reliance(lines),
         _rise(lines),
@@ -99,9 +102,9 @@ def _link(
 
 
 def _gain(episodes: Sequence[Line]) -> Link:
-    """Are notes followed to any use? Return of episodes that were shown tips, less that of those without."""
-    question = "return with notes shown, less return without"
-    # An episode that returned to a kept state (archive.py) began on the way: no measure of playing without notes.
+    """Are tips followed to any use? Return of episodes that were shown tips, less that of those without."""
+    question = "return with tips shown, less return without"
+    # An episode that returned to a kept state (archive.py) began on the way: no measure of playing without tips.
     whole = [e for e in episodes if "return_to" not in e.get("task", {}).get("options", {})]
     played = [e for e in whole if e["outcome"] != "error"]
     num_iterations = 1 + max((e["iteration"] for e in played), default=0)
@@ -115,36 +118,36 @@ def _gain(episodes: Sequence[Line]) -> Link:
     known = [value for value in map(gain, fifths) if value is not None]
     if known and max(known) > 0 and known[-1] < HARM:
         advice = (
-            "readers of notes have come to do worse than the others: the model unlearns to obey them; train a share "
-            "of these episodes with their notes (algorithm.q_off_policy below 1), or more slowly"
+            "readers of tips have come to do worse than the others: the model unlearns to obey them; train a share "
+            "of these episodes with their tips (algorithm.q_off_policy below 1), or more slowly"
         )
     else:
-        advice = "notes do not help their readers: are they right (trailnotes memory list)? does the model obey them?"
+        advice = "tips do not help their readers: are they right (trailnotes memory list)? does the model obey them?"
     holds = max(known) > 0 and known[-1] >= HARM if known else None
     return Link(question, known[0] if known else None, known[-1] if known else None, holds, advice)
 
 
 def _reliance(lines: Sequence[Line]) -> Link:
-    """Does the tip-free policy come to expect what was done with notes?
+    """Does the tip-free policy come to expect what was done with tips?
 
-    The mean log-probability of off-policy actions with the note less that without it, as the k3 estimate of
-    KL(with the note || without), in nats a token: 0 is a model that needs no note.
+    The mean log-probability of off-policy actions with the tip less that without it, as the k3 estimate of
+    KL(with the tip || without), in nats a token: 0 is a model that needs no tip.
     """
     values = [m["update/kl_to_behavior_off_policy"] if m.get("update/tokens_off_policy") else None for m in lines]
     first, last, trend = _trend(values)
     advice = (
-        "what notes make the model do does not get likelier without them: are there off-policy rows that win "
+        "what tips make the model do does not get likelier without them: are there off-policy rows that win "
         "(algorithm.q_off_policy), and is loss.kl so large that it holds the model where it was?"
     )
     holds = None if trend is None or last is None else trend < 0 or last < RELIANCE
-    return Link("reliance on notes: log-probability with less without", first, last, holds, advice)
+    return Link("reliance on tips: log-probability with less without", first, last, holds, advice)
 
 
 def _rise(lines: Sequence[Line]) -> Link:
     """Does the tip-free policy get better?"""
     first, last, trend = _trend([line.get("rollout/return/plain") for line in lines])
     advice = "nothing reaches the tip-free policy: look at the links above, then at optim.lr and optim.epochs"
-    return Link("return without notes", first, last, None if trend is None else trend > 0, advice)
+    return Link("return without tips", first, last, None if trend is None else trend > 0, advice)
 
 
 def _tips_shown(line: Line) -> float | None:
@@ -184,3 +187,18 @@ def _trend(values: Sequence[float | None]) -> tuple[float | None, float | None, 
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3g}"
+
+
+def _run(args: Namespace) -> None:
+    print(diagnose(args.run_dir))
+
+
+DIAGNOSE = Command(
+    name="diagnose",
+    summary="find the weak link of a run",
+    about="Follow a run link by link: are its tips right, are they found, are they followed, do groups differ within, "
+    "does the model learn to do without them?",
+    example="trailnotes diagnose runs/smoke",
+    run=_run,
+    arguments=(argument("run_dir", type=Path, metavar="RUN", help="a run directory"),),
+)

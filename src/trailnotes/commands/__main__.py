@@ -1,0 +1,8 @@
+"""Prints `docs/cli.md`: ``python -m trailnotes.commands > docs/cli.md``."""
+
+from __future__ import annotations
+
+from trailnotes.commands import TABLE
+from trailnotes.commands.command import page
+
+print(page(TABLE), end="")

@@ -1,0 +1,34 @@
+"""The command that shows settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trailnotes.commands.command import Command, argument
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+
+def _show(args: Namespace) -> None:
+    from trailnotes.config.toml import resolve, show
+
+    resolved = resolve(args.config, args.settings)
+    print(show(resolved.config, resolved.origins), end="")
+
+
+COMMANDS = (
+    Command(
+        name="config show",
+        summary="all settings, resolved",
+        about="Print every setting with its value, its meaning, its source, and where the value was set. The output is "
+        "a config file itself.",
+        example="trailnotes config show --preset paper-scienceworld --optim.lr 1e-5",
+        run=_show,
+        arguments=(
+            argument("config", type=Path, metavar="CONFIG", nargs="?", help="a TOML file; without one, the defaults"),
+        ),
+        settings=True,
+    ),
+)

@@ -1,0 +1,51 @@
+"""`trailnotes rollout`: a few episodes to read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trailnotes.commands.arguments import CONFIG, config_of, say_where
+from trailnotes.commands.command import Command, argument
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from trailnotes.config.schema import Config
+    from trailnotes.types import Trajectory
+
+
+def rollout(config: Config, model_or_run: Path | str | None = None, *, out: Path | None = None) -> list[Trajectory]:
+    """Play `rollout.num_tasks` tasks of the training split once each, to be read; optionally written as JSONL."""
+    from trailnotes.runs.panels import play_subject, write_episodes
+
+    panel = config.eval.model_copy(update={"split": config.train.split, "num_tasks": config.rollout.num_tasks})
+    _, episodes = play_subject(config.model_copy(update={"eval": panel}), model_or_run or config.model.path)
+    if out is not None:
+        write_episodes(episodes, out)
+    return episodes
+
+
+def _run(args: Namespace) -> None:
+    from trailnotes.reporting.episodes import render_episode
+
+    config = config_of(args.model, args.config, args.settings)
+    for episode in rollout(config, args.model, out=args.out):
+        print(render_episode(episode))
+    say_where(args.out)
+
+
+ROLLOUT = Command(
+    name="rollout",
+    summary="play a few episodes and read them",
+    about="Play rollout.num_tasks games of the training split once each, and print who said what, which tips were "
+    "shown, and what it earned.",
+    example="trailnotes rollout configs/smoke.toml --rollout.num_tasks 2 --out runs/episodes.jsonl",
+    run=_run,
+    arguments=(
+        CONFIG,
+        argument("--model", metavar="MODEL_OR_RUN", help="who plays; model.path by default"),
+        argument("--out", type=Path, metavar="FILE", help="write the episodes as JSONL, too"),
+    ),
+    settings=True,
+)

@@ -1,0 +1,46 @@
+"""`trailnotes warmstart`: a small start model, or one fine-tuned on demonstrations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trailnotes.commands.arguments import CONFIG
+from trailnotes.commands.command import Command, argument
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Mapping
+
+
+def _run(args: Namespace) -> None:
+    from trailnotes.config.toml import load_config
+    from trailnotes.runs.console import Bar
+    from trailnotes.warmstart.training import warmstart
+
+    config = load_config(args.config, args.settings)
+    with Bar(config.warmstart.steps, "warmstart") as bar:
+
+        def progress(state: Mapping[str, float]) -> None:
+            bar.update(state["step"], {"loss": state["loss"], "lr": state["lr"]})
+
+        out = warmstart(config, args.out, progress=progress)
+    print(f"model: {out}")
+
+
+WARMSTART = Command(
+    name="warmstart",
+    summary="make a small start model, or fine-tune one on demonstrations",
+    about="With model.path empty: train a tokenizer on the environment's text and a small model on its scripted "
+    "episodes, without any download. With model.path set: plain supervised fine-tuning of that model, for example on "
+    "the JSONL file that warmstart.demonstrations names.",
+    example="trailnotes warmstart configs/demo-warmstart.toml --out runs/start --warmstart.steps 20",
+    run=_run,
+    arguments=(
+        CONFIG,
+        argument(
+            "--out", type=Path, metavar="DIR", required=True, help="where the model goes, as Hugging Face saves it"
+        ),
+    ),
+    settings=True,
+)

@@ -1,0 +1,104 @@
+"""Checkpoints of a training run: all that it needs to resume as if it had never stopped.
+
+No random state is among it: every draw follows from seed and iteration.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from safetensors import SafetensorError
+from safetensors.numpy import load_file as load_numpy
+from safetensors.numpy import save_file as save_numpy
+from safetensors.torch import load_file as load_torch
+from safetensors.torch import save_file as save_torch
+
+from trailnotes.errors import RunError
+from trailnotes.storage import checkpoint
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from trailnotes.runs.training import TrainingRun
+
+
+@dataclass
+class Counters:
+    """What a run has spent so far; saved with every checkpoint."""
+
+    iteration: int = 0
+    env_steps: int = 0
+    episodes: int = 0
+    tokens_generated: int = 0  # actions and tips
+    tokens_trained: int = 0  # trained positions, times passes
+    seconds: float = 0.0
+    best_validation: float | None = None
+    best_iteration: int = 0
+
+
+def save(run: TrainingRun) -> None:
+    """Write a checkpoint, whole or not at all, and delete those that are no longer kept; nothing if it is there.
+
+    Raises:
+        RunError: the disk is full or not writable; earlier checkpoints are as they were.
+    """
+    root, count = run.directory.checkpoints, run.count
+    if run.saved is not None and checkpoint.load_meta(run.saved)["iteration"] == count.iteration:
+        return
+    try:
+        run.saved = checkpoint.save(root, count.iteration, lambda path: _write_state(run, path), meta=asdict(count))
+        _mark_best(run, run.saved)
+        checkpoint.prune(root, keep_last=run.config.train.keep_last)
+    except (OSError, SafetensorError) as error:
+        raise RunError(
+            f"cannot save iteration {count.iteration} in {root} ({getattr(error, 'strerror', None) or error}): "
+            "free space or fix the permissions"
+        ) from error
+
+
+def load(run: TrainingRun, path: Path) -> None:
+    """Take up the state of a checkpoint directory, but for the memory, which `open_run` rewinds with care.
+
+    Raises:
+        RunError: it is the state of another model or of another embedder.
+    """
+    run.count = Counters(**checkpoint.load_meta(path))
+    novelty = load_numpy(path / "novelty.safetensors")
+    try:
+        run.learner.load_state_dict(load_torch(path / "learner.safetensors"), _read_json(path / "learner.json"))
+        run.novelty.load_state_dict(novelty, _read_json(path / "novelty.json"))
+        if run.archive is not None and (path / "archive.json").exists():  # it may have been off until now
+            run.archive.load_state_dict(_read_json(path / "archive.json"))
+    except (ValueError, RuntimeError) as error:  # torch's word for tensors of other shapes is RuntimeError
+        raise RunError(f"{path} does not fit the settings of this start: {error}") from error
+    run.policy.weights_changed()
+    run.policy.version = run.count.iteration
+    run.saved = path
+    _mark_best(run, path)  # a kill may have come between the checkpoint and its mark
+
+
+def _write_state(run: TrainingRun, path: Path) -> None:
+    run.learner.export(path / "model", run.policy.tokenizer)
+    tensors, rest = run.learner.state_dict()
+    save_torch(tensors, path / "learner.safetensors")
+    checkpoint.write_json(path / "learner.json", rest)
+    arrays, rest = run.novelty.state_dict()
+    save_numpy(dict(arrays), path / "novelty.safetensors")
+    checkpoint.write_json(path / "novelty.json", rest)
+    if run.archive is not None:
+        checkpoint.write_json(path / "archive.json", run.archive.state_dict())
+    if run.memory is not None:
+        run.memory.snapshot(path / "memory.db")
+
+
+def _mark_best(run: TrainingRun, saved: Path) -> None:
+    count = run.count
+    if count.best_validation is not None and count.best_iteration == count.iteration:
+        checkpoint.mark_best(run.directory.checkpoints, saved, count.best_validation)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return value
