@@ -26,7 +26,7 @@ format: $(INSTALLED)
 
 bench: $(INSTALLED)
 	mkdir -p runs/bench
-	set -e; for file in benchmarks/*.py; do \
+	set -e; for file in $(filter-out %/shared.py,$(wildcard benchmarks/*.py)); do \
 	  $(BIN)/python $$file --json runs/bench/$$(basename $$file .py).json; \
 	done
 

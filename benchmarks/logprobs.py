@@ -11,18 +11,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
-import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
+from shared import console, finish, in_a_process, make_model, make_parser, peak_mb, print_table
 from torch import Tensor
-from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from trailnotes.config.schema import OptimConfig
 from trailnotes.learner.logprobs import TokenScorer
@@ -31,21 +26,6 @@ FLOOR = 4.0
 VOCABULARY = 151_936
 TOLERANCE = 1e-5
 DEFAULT_CHUNK = OptimConfig().logprob_chunk
-
-
-def make_model() -> Any:
-    """A random Qwen2 of one thin layer: nearly all of its memory is the vocabulary's."""
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=VOCABULARY,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        tie_word_embeddings=True,
-    )
-    return Qwen2ForCausalLM(config).eval()
 
 
 def make_batch(tokens: int, trained: float) -> tuple[Tensor, Tensor]:
@@ -68,19 +48,20 @@ def naive(model: Any, token_ids: Tensor, mask: Tensor) -> Tensor:
 def run_side(chunk: int, tokens: int, trained: float) -> dict[str, Any]:
     """One side in this process; `chunk` 0 is the naive one."""
     torch.set_num_threads(1)
-    model, (token_ids, mask) = make_model(), make_batch(tokens, trained)
+    model = make_model(VOCABULARY, 64, 1, intermediate_size=128)  # nearly all of its memory is the vocabulary's
+    token_ids, mask = make_batch(tokens, trained)
     score = TokenScorer(model, chunk=chunk) if chunk else None
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = peak_mb()
     start = time.perf_counter()
     logprobs = score(token_ids, mask)[0][mask] if score else naive(model, token_ids, mask)
     logprobs.mean().backward()
     seconds = time.perf_counter() - start
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    peak = peak_mb() - before
     gradient = model.get_output_embeddings().weight.grad
     return {
         "chunk": chunk,
         "seconds": seconds,
-        "peak_mb": peak / 1024,
+        "peak_mb": peak,
         "trained": int(mask.sum()),
         "logprobs": logprobs.tolist(),
         "gradient_norm": float(gradient.norm()),
@@ -93,9 +74,8 @@ def measure(tokens: int, trained: float) -> dict[str, Any]:
     for chunk in (0, 1024, DEFAULT_CHUNK, 64):
         if any(side["chunk"] == chunk for side in sides):
             continue
-        command = [sys.executable, __file__, "--side", str(chunk), "--tokens", str(tokens), "--trained", str(trained)]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        sides.append(json.loads(done.stdout.splitlines()[-1]))
+        command = ("--side", str(chunk), "--tokens", str(tokens), "--trained", str(trained))
+        sides.append(in_a_process(__file__, *command))
     reference = sides[0]["logprobs"]
     for side in sides:
         pairs = zip(side.pop("logprobs"), reference, strict=True)
@@ -115,26 +95,23 @@ def measure(tokens: int, trained: float) -> dict[str, Any]:
 def report(result: dict[str, Any]) -> None:
     """Print the table."""
     trained = result["rows"][0]["trained"]
-    table = Table(
-        title=f"{result['tokens']} tokens, {trained} of them trained, a vocabulary of {result['vocabulary']}, float32"
-    )
-    for column in ("log-probabilities", "peak MB", "times less", "seconds", "largest difference"):
-        table.add_column(column, justify="left" if column == "log-probabilities" else "right")
+    rows = []
     for row in result["rows"]:
         default = " (default)" if row["chunk"] == DEFAULT_CHUNK else ""
         name = f"chunks of {row['chunk']}{default}" if row["chunk"] else "naive"
         numbers = (f"{row['peak_mb']:.0f}", f"{row['ratio']:.1f}", f"{row['seconds']:.1f}")
-        table.add_row(name, *numbers, f"{row['largest_difference']:.1e}")
-    console = Console()
-    console.print(table)
+        rows.append((name, *numbers, f"{row['largest_difference']:.1e}"))
+    print_table(
+        f"{result['tokens']} tokens, {trained} of them trained, a vocabulary of {result['vocabulary']}, float32",
+        ("log-probabilities", "peak MB", "times less", "seconds", "largest difference"),
+        rows,
+    )
     console.print(f"ratio {result['ratio']:.2f} (floor {result['floor']:g}), equal to {TOLERANCE:g}: {result['equal']}")
 
 
 def main() -> None:
     """Parse the arguments, measure, print, and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result here")
-    parser.add_argument("--quick", action="store_true", help="half the tokens")
+    parser = make_parser(__doc__, quick="half the tokens")
     parser.add_argument("--tokens", type=int, default=2048, help="tokens of the batch, a multiple of 256")
     parser.add_argument("--trained", type=float, default=1 / 3, help="share of the tokens that is trained")
     parser.add_argument("--side", type=int, help=argparse.SUPPRESS)
@@ -143,9 +120,7 @@ def main() -> None:
         sys.stdout.write(json.dumps(run_side(arguments.side, arguments.tokens, arguments.trained)) + "\n")
         return
     result = measure(1024 if arguments.quick else arguments.tokens, arguments.trained)
-    report(result)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    finish(result, report, arguments.json)
 
 
 if __name__ == "__main__":

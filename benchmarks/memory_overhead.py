@@ -9,9 +9,7 @@ policy's work and is printed apart. The model, the observations and the tips are
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import random
 import statistics
 import tempfile
@@ -24,10 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from shared import SPECIAL, console, finish, make_model, make_parser, make_tokenizer, print_table
 
 from trailnotes.config.schema import Config
 from trailnotes.memory import TipMemory, open_memory
@@ -36,11 +31,6 @@ from trailnotes.rollout import run_groups, write_tips
 from trailnotes.types import Observation, Task, Tip
 
 FLOOR = 0.03  # at most
-SPECIAL = ["<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
-CHAT_TEMPLATE = (
-    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-)
 
 
 @dataclass(frozen=True)
@@ -128,29 +118,11 @@ def room(rng: random.Random, words: int) -> str:
 
 def make_policy(load: Workload) -> HFPolicy:
     """A random Qwen2 over one token for each word."""
-    words = SPECIAL + [f"w{index}" for index in range(load.vocab_size - len(SPECIAL))]
-    core = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token=SPECIAL[0]))
-    core.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=core, pad_token=SPECIAL[0], eos_token=SPECIAL[1], additional_special_tokens=SPECIAL[2:]
-    )
-    tokenizer.chat_template = CHAT_TEMPLATE
-    torch.manual_seed(0)
-    heads = load.hidden_size // 64
-    config = Qwen2Config(
-        vocab_size=load.vocab_size,
-        hidden_size=load.hidden_size,
-        intermediate_size=4 * load.hidden_size,
-        num_hidden_layers=load.num_layers,
-        num_attention_heads=heads,
-        num_key_value_heads=heads,
-        max_position_embeddings=8192,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=0,
-        tie_word_embeddings=True,
-    )
-    policy = HFPolicy(Qwen2ForCausalLM(config).eval(), tokenizer, name="random")
+    model = make_model(
+        load.vocab_size, load.hidden_size, load.num_layers, heads=load.hidden_size // 64,
+        max_position_embeddings=8192, bos_token_id=None, eos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
+    policy = HFPolicy(model, make_tokenizer(load.vocab_size), name="random")
     policy.engine.end_ids = frozenset()  # every action has the same length
     return policy
 
@@ -190,7 +162,7 @@ async def play(policy: HFPolicy, memory: TipMemory, load: Workload, seed: int) -
 
 
 def make_config(load: Workload) -> Config:
-    """The default memory, with short actions and notes."""
+    """The default memory, with short actions and tips."""
     return Config.model_validate(
         {
             "rollout": {
@@ -231,12 +203,7 @@ def report(result: dict[str, Any]) -> None:
     median = {name: statistics.median(run[name] for run in result["runs"]) for name in result["runs"][0]}
     episodes = load["num_tasks"] * load["group_size"]
     whole = median["rollout"] + median["store"]
-    table = Table(
-        title=f"{episodes} episodes of {load['turns']} turns, {load['tips']} tips a task, "
-        f"{result['parameters'] / 1e6:.1f}M parameters, {result['threads']} threads"
-    )
-    for column in ("part", "seconds", "share", "each"):
-        table.add_column(column, justify="left" if column == "part" else "right")
+    rows = []
     each = {
         "search": f"{1e3 * median['search'] / median['searches']:.2f} ms a search",
         "store": f"{1e3 * median['store'] / episodes:.2f} ms a tip",
@@ -246,25 +213,25 @@ def report(result: dict[str, Any]) -> None:
     for part in ("search", "store", "rollout", "write_tips"):
         share = "" if part == "write_tips" else f"{100 * median[part] / whole:.2f} %"
         label = names.get(part, "writing tips (not counted)")
-        table.add_row(label, f"{median[part]:.3f}", share, each.get(part, ""))
-    console = Console()
-    console.print(table)
+        rows.append((label, f"{median[part]:.3f}", share, each.get(part, "")))
+    print_table(
+        f"{episodes} episodes of {load['turns']} turns, {load['tips']} tips a task, "
+        f"{result['parameters'] / 1e6:.1f}M parameters, {result['threads']} threads",
+        ("part", "seconds", "share", "each"),
+        rows,
+    )
     console.print(f"ratio {result['ratio']:.4f} (at most {result['floor']:g})")
 
 
 def main() -> None:
     """Parse the arguments, measure, print, and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result here")
-    parser.add_argument("--quick", action="store_true", help="fewer and shorter episodes, once")
+    parser = make_parser(__doc__, quick="fewer and shorter episodes, once")
     parser.add_argument("--threads", type=int, default=0, help="torch threads; 0 leaves torch's default")
     arguments = parser.parse_args()
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     result = measure(QUICK if arguments.quick else Workload())
-    report(result)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    finish(result, report, arguments.json)
 
 
 if __name__ == "__main__":

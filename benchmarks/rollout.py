@@ -9,31 +9,20 @@ left-padded, with its own KV cache inside each turn.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import random
 import statistics
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from shared import SPECIAL, console, finish, make_model, make_parser, make_tokenizer, print_table
 
 from trailnotes.policies.hf.policy import HFPolicy
 from trailnotes.types import Message, Sampling
 
 FLOOR = 2.0
-CHAT_TEMPLATE = (
-    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-)
-SPECIAL = ["<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
 
 
 @dataclass(frozen=True)
@@ -53,34 +42,12 @@ class Workload:
 QUICK = Workload(hidden_size=128, num_layers=3, repeats=1)
 
 
-def make_tokenizer(vocab_size: int) -> PreTrainedTokenizerFast:
-    """One token for each word `w0`, `w1`, ..."""
-    words = SPECIAL + [f"w{index}" for index in range(vocab_size - len(SPECIAL))]
-    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<|pad|>"))  # noqa: S106
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token=SPECIAL[0], eos_token=SPECIAL[1], additional_special_tokens=SPECIAL[2:]
-    )
-    fast.chat_template = CHAT_TEMPLATE
-    return fast
-
-
-def make_model(load: Workload) -> Any:
-    """A random Qwen2 that never stops early, on either side."""
-    config = Qwen2Config(
-        vocab_size=load.vocab_size,
-        hidden_size=load.hidden_size,
-        intermediate_size=4 * load.hidden_size,
-        num_hidden_layers=load.num_layers,
-        num_attention_heads=load.hidden_size // 64,
-        num_key_value_heads=load.hidden_size // 64,
-        max_position_embeddings=4096,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=0,
-        tie_word_embeddings=True,
-    )
-    return Qwen2ForCausalLM(config).eval()
+def model_of(load: Workload) -> Any:
+    """A model that never stops early, on either side."""
+    return make_model(
+        load.vocab_size, load.hidden_size, load.num_layers, heads=load.hidden_size // 64,
+        max_position_embeddings=4096, bos_token_id=None, eos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
 
 
 def observations(load: Workload) -> list[list[str]]:
@@ -146,8 +113,7 @@ def play_generate(policy: HFPolicy, texts: list[list[str]], load: Workload) -> l
 
 def measure(load: Workload) -> dict[str, Any]:
     """Interleaved repeats of both sides, and their medians."""
-    torch.manual_seed(0)
-    policy = HFPolicy(make_model(load), make_tokenizer(load.vocab_size))
+    policy = HFPolicy(model_of(load), make_tokenizer(load.vocab_size))
     policy.engine.end_ids = frozenset()
     texts = observations(load)
     sides = {"model.generate each turn": play_generate, "trailnotes": play_ours}
@@ -184,32 +150,31 @@ def measure(load: Workload) -> dict[str, Any]:
 def report(result: dict[str, Any]) -> None:
     """Print the table."""
     load = result["workload"]
-    table = Table(
-        title=f"{load['batch']} episodes of {load['turns']} turns, {load['action_tokens']} sampled tokens a turn, "
-        f"{result['parameters'] / 1e6:.1f}M parameters, {result['threads']} threads"
+    print_table(
+        f"{load['batch']} episodes of {load['turns']} turns, {load['action_tokens']} sampled tokens a turn, "
+        f"{result['parameters'] / 1e6:.1f}M parameters, {result['threads']} threads",
+        ("rollout", "seconds", "tokens/s", "episodes/s"),
+        (
+            (
+                row["side"],
+                f"{row['seconds']:.2f}",
+                f"{row['tokens_per_second']:.1f}",
+                f"{row['episodes_per_second']:.2f}",
+            )
+            for row in result["rows"]
+        ),
     )
-    for column in ("rollout", "seconds", "tokens/s", "episodes/s"):
-        table.add_column(column, justify="left" if column == "rollout" else "right")
-    for row in result["rows"]:
-        rates = (row["tokens_per_second"], row["episodes_per_second"])
-        table.add_row(row["side"], f"{row['seconds']:.2f}", f"{rates[0]:.1f}", f"{rates[1]:.2f}")
-    console = Console()
-    console.print(table)
     console.print(f"ratio {result['ratio']:.2f} (floor {result['floor']:g})")
 
 
 def main() -> None:
     """Parse the arguments, measure, print, and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result here")
-    parser.add_argument("--quick", action="store_true", help="a smaller model, once: seconds instead of minutes")
+    parser = make_parser(__doc__, quick="a smaller model, once: seconds instead of minutes")
     parser.add_argument("--threads", type=int, default=1, help="torch threads")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     result = measure(QUICK if arguments.quick else Workload())
-    report(result)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    finish(result, report, arguments.json)
 
 
 if __name__ == "__main__":

@@ -12,18 +12,13 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import resource
-import subprocess
 import sys
 import time
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from shared import console, finish, in_a_process, make_model, make_parser, peak_mb, print_table
 
 from trailnotes.config.schema import LossConfig, OptimConfig
 from trailnotes.learner.learner import Learner
@@ -49,22 +44,6 @@ class Workload:
 
 
 QUICK = Workload(hidden_size=64, num_layers=2, episodes=2)
-
-
-def make_model(load: Workload) -> Any:
-    """A random Qwen2."""
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=load.vocab_size,
-        hidden_size=load.hidden_size,
-        intermediate_size=4 * load.hidden_size,
-        num_hidden_layers=load.num_layers,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        max_position_embeddings=8192,
-        tie_word_embeddings=True,
-    )
-    return Qwen2ForCausalLM(config).eval()
 
 
 def make_group(load: Workload) -> TrajectoryGroup:
@@ -97,9 +76,10 @@ def run_side(side: str, load: Workload) -> dict[str, Any]:
     """One side in this process."""
     torch.set_num_threads(1)
     samples = make_samples(load, side)
-    learner = Learner(make_model(load), OptimConfig(minibatch=0), LossConfig())
+    model = make_model(load.vocab_size, load.hidden_size, load.num_layers, max_position_embeddings=8192)
+    learner = Learner(model, OptimConfig(minibatch=0), LossConfig())
     found = learner.logprobs(samples)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = peak_mb()
     start = time.perf_counter()
     metrics = learner.update([replace(s, behavior_logprobs=p) for s, p in zip(samples, found, strict=True)])
     seconds = time.perf_counter() - start
@@ -109,7 +89,7 @@ def run_side(side: str, load: Workload) -> dict[str, Any]:
         "tokens": sum(len(sample.token_ids) for sample in samples),
         "trained": int(metrics["tokens_trained"]),
         "seconds": seconds,
-        "peak_mb": (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024,
+        "peak_mb": peak_mb() - before,
         "gradient_norm": metrics["grad_norm"],
         "logprobs": [
             p for s, row in zip(samples, found, strict=True) for p, m in zip(row, s.loss_mask, strict=True) if m
@@ -119,17 +99,7 @@ def run_side(side: str, load: Workload) -> dict[str, Any]:
 
 def measure(load: Workload, quick: bool) -> dict[str, Any]:
     """Both sides, each in a process of its own."""
-    step, auto = (
-        json.loads(
-            subprocess.run(
-                [sys.executable, __file__, "--side", side, *(["--quick"] if quick else [])],
-                capture_output=True,
-                text=True,
-                check=True,
-            ).stdout.splitlines()[-1]
-        )
-        for side in ("step", "auto")
-    )
+    step, auto = (in_a_process(__file__, "--side", side, *(["--quick"] if quick else [])) for side in ("step", "auto"))
     pairs = zip(step.pop("logprobs"), auto.pop("logprobs"), strict=True)
     difference = max(abs(mine - theirs) for mine, theirs in pairs)
     return {
@@ -147,14 +117,19 @@ def measure(load: Workload, quick: bool) -> dict[str, Any]:
 def report(result: dict[str, Any]) -> None:
     """Print the table."""
     load = result["workload"]
-    table = Table(title=f"{load['episodes']} episodes of {load['turns']} turns, one update")
-    for column in ("rows", "number", "tokens", "trained", "seconds", "peak MB"):
-        table.add_column(column, justify="left" if column == "rows" else "right")
-    for row in result["rows"]:
-        counts = (f"{row[name]:,}" for name in ("rows", "tokens", "trained"))
-        table.add_row(row["side"], *counts, f"{row['seconds']:.1f}", f"{row['peak_mb']:.0f}")
-    console = Console()
-    console.print(table)
+    print_table(
+        f"{load['episodes']} episodes of {load['turns']} turns, one update",
+        ("rows", "number", "tokens", "trained", "seconds", "peak MB"),
+        (
+            (
+                row["side"],
+                *(f"{row[name]:,}" for name in ("rows", "tokens", "trained")),
+                f"{row['seconds']:.1f}",
+                f"{row['peak_mb']:.0f}",
+            )
+            for row in result["rows"]
+        ),
+    )
     console.print(
         f"ratio of tokens {result['ratio']:.2f} (floor {result['floor']:g}), of time {result['time_ratio']:.1f}, "
         f"of peak memory {result['memory_ratio']:.1f}; largest difference of a log-probability "
@@ -164,9 +139,7 @@ def report(result: dict[str, Any]) -> None:
 
 def main() -> None:
     """Parse the arguments, measure, print, and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result here")
-    parser.add_argument("--quick", action="store_true", help="a smaller model and fewer episodes")
+    parser = make_parser(__doc__, quick="a smaller model and fewer episodes")
     parser.add_argument("--side", choices=("step", "auto"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     load = QUICK if arguments.quick else Workload()
@@ -174,9 +147,7 @@ def main() -> None:
         sys.stdout.write(json.dumps(run_side(arguments.side, load)) + "\n")
         return
     result = measure(load, arguments.quick)
-    report(result)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    finish(result, report, arguments.json)
 
 
 if __name__ == "__main__":

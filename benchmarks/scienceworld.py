@@ -11,8 +11,6 @@ once, and whether a step becomes dearer in a long episode.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import random
 import statistics
@@ -25,8 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from rich.console import Console
-from rich.table import Table
+from shared import console, finish, make_parser, print_table
 
 if sys.path[0] == str(Path(__file__).parent):  # this file would be found in place of the package of its name
     del sys.path[0]
@@ -301,15 +298,14 @@ def measure(load: Workload) -> dict[str, Any]:
 
 def report(result: dict[str, Any]) -> None:
     """Print the tables."""
-    console = Console()
-    table = Table(
-        title=f"{result['steps']} steps of each, in turn; {100 * result['same_scores']:.1f} % of scores agree"
+    print_table(
+        f"{result['steps']} steps of each, in turn; {100 * result['same_scores']:.1f} % of scores agree",
+        ("simulator", "ms a step", "ms a start", "MB"),
+        (
+            (row["side"], f"{row['step_ms']:.2f}", f"{row['start_ms']:.1f}", f"{row['rss_mb']:.0f}")
+            for row in result["rows"]
+        ),
     )
-    for column in ("simulator", "ms a step", "ms a start", "MB"):
-        table.add_column(column, justify="left" if column == "simulator" else "right")
-    for row in result["rows"]:
-        table.add_row(row["side"], f"{row['step_ms']:.2f}", f"{row['start_ms']:.1f}", f"{row['rss_mb']:.0f}")
-    console.print(table)
     for limits, word in ((FLOORS, "floor"), (CEILINGS, "at most")):
         for name, limit in limits.items():
             console.print(f"{name} {result[name]:.2f} ({word} {limit:g})")
@@ -324,14 +320,10 @@ def report(result: dict[str, Any]) -> None:
 
 def main() -> None:
     """Parse the arguments, measure, print, and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result here")
-    parser.add_argument("--quick", action="store_true", help="fewer and shorter episodes, hardly warmed up")
+    parser = make_parser(__doc__, quick="fewer and shorter episodes, hardly warmed up")
     arguments = parser.parse_args()
     result = measure(QUICK if arguments.quick else Workload())
-    report(result)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    finish(result, report, arguments.json)
 
 
 if __name__ == "__main__":

@@ -10,10 +10,8 @@ was lost in between or not. Exits with 1 if any check fails.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import hashlib
-import json
 import os
 import random
 import signal
@@ -26,8 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rich.console import Console
-from rich.table import Table
+from shared import console, finish, make_parser, print_table
 
 if sys.path[0] == str(Path(__file__).parent):  # scienceworld.py beside this file is not the package of that name
     del sys.path[0]
@@ -311,16 +308,13 @@ def report(result: dict[str, Any]) -> None:
     """Print the table."""
     plan = result["plan"]
     faults = ", ".join(f"{count} {name}" for name, count in result["faults"].items())
-    table = Table(
-        title=f"{plan['episodes']} episodes, {plan['simulators']} simulators, {plan['workers']} workers, "
-        f"{result['seconds']:.0f} s; {faults}"
+    print_table(
+        f"{plan['episodes']} episodes, {plan['simulators']} simulators, {plan['workers']} workers, "
+        f"{result['seconds']:.0f} s; {faults}",
+        ("check", "value", ""),
+        ((row["name"], str(row["value"]), "ok" if row["ok"] else "FAILED") for row in result["checks"]),
+        left=("check", ""),
     )
-    for column in ("check", "value", ""):
-        table.add_column(column, justify="right" if column == "value" else "left")
-    for row in result["checks"]:
-        table.add_row(row["name"], str(row["value"]), "ok" if row["ok"] else "FAILED")
-    console = Console()
-    console.print(table)
     for error in result["errors"]:
         console.print(error, markup=False)
     console.print("PASS" if result["passed"] else "FAIL")
@@ -328,18 +322,14 @@ def report(result: dict[str, Any]) -> None:
 
 def main() -> int:
     """Parse the arguments, play, print, and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result here")
-    parser.add_argument("--quick", action="store_true", help="40 episodes")
+    parser = make_parser(__doc__, quick="40 episodes")
     for name, default in vars(Plan()).items():
         parser.add_argument(f"--{name}", type=type(default), help=f"(default {default})")
     arguments = vars(parser.parse_args())
     file, quick = arguments.pop("json"), arguments.pop("quick")
     given = {name: value for name, value in arguments.items() if value is not None}
     result = soak(Plan(**{**({"episodes": 40} if quick else {}), **given}))
-    report(result)
-    if file:
-        file.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    finish(result, report, file)
     return 0 if result["passed"] else 1
 
 

@@ -10,10 +10,8 @@ are their gradients. TRL is needed for this benchmark alone: `pip install trl`.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import copy
-import json
 import random
 import statistics
 import tempfile
@@ -21,14 +19,11 @@ import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, TrainerCallback
+from shared import SPECIAL, console, finish, make_model, make_parser, make_tokenizer, print_table
+from transformers import TrainerCallback
 
 from trailnotes.config.schema import LossConfig, OptimConfig
 from trailnotes.credit import group_relative
@@ -39,11 +34,6 @@ from trailnotes.types import Message, Observation, Sample, Sampling, Step, Task,
 
 FLOOR = 1.0
 TOLERANCE = 1e-5
-CHAT_TEMPLATE = (
-    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-)
-SPECIAL = ["<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
 
 
 @dataclass(frozen=True)
@@ -64,34 +54,11 @@ class Workload:
 QUICK = Workload(num_layers=2, steps=3)
 
 
-def make_tokenizer(vocab_size: int) -> PreTrainedTokenizerFast:
-    """One token for each word `w0`, `w1`, ..."""
-    words = SPECIAL + [f"w{index}" for index in range(vocab_size - len(SPECIAL))]
-    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<|pad|>"))  # noqa: S106
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token=SPECIAL[0], eos_token=SPECIAL[1], additional_special_tokens=SPECIAL[2:]
+def model_of(load: Workload) -> Any:
+    """The model that either side trains."""
+    return make_model(
+        load.vocab_size, load.hidden_size, load.num_layers, bos_token_id=None, pad_token_id=0, eos_token_id=1
     )
-    fast.chat_template = CHAT_TEMPLATE
-    return fast
-
-
-def make_model(load: Workload) -> Any:
-    """A random Qwen2."""
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=load.vocab_size,
-        hidden_size=load.hidden_size,
-        intermediate_size=4 * load.hidden_size,
-        num_hidden_layers=load.num_layers,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        bos_token_id=None,
-        pad_token_id=0,
-        eos_token_id=1,
-        tie_word_embeddings=True,
-    )
-    return Qwen2ForCausalLM(config).eval()
 
 
 def make_prompts(load: Workload) -> list[str]:
@@ -272,10 +239,10 @@ def compare_losses(ours: Ours, trainer: Any) -> dict[str, float]:
 def measure(load: Workload) -> dict[str, Any]:
     """The losses, and then the steps of either side."""
     tokenizer = make_tokenizer(load.vocab_size)
-    ours = Ours(make_model(load), tokenizer, load)
+    ours = Ours(model_of(load), tokenizer, load)
     turns = Turns(ours)
     with tempfile.TemporaryDirectory() as directory:
-        trainer = make_trainer(make_model(load), tokenizer, load, directory, turns)
+        trainer = make_trainer(model_of(load), tokenizer, load, directory, turns)
         losses = compare_losses(ours, trainer)
         trainer.train()
     timed = turns.seconds[2:]  # the first two warm up
@@ -303,17 +270,13 @@ def measure(load: Workload) -> dict[str, Any]:
 def report(result: dict[str, Any]) -> None:
     """Print the table."""
     load = result["workload"]
-    table = Table(
-        title=f"one GRPO step: {load['prompts']} prompts x {load['group_size']} completions of "
-        f"{load['completion_tokens']} tokens, {result['parameters'] / 1e6:.1f}M parameters, {result['threads']} threads"
+    parts = ("seconds", "rollout", "update")
+    print_table(
+        f"one GRPO step: {load['prompts']} prompts x {load['group_size']} completions of {load['completion_tokens']} "
+        f"tokens, {result['parameters'] / 1e6:.1f}M parameters, {result['threads']} threads",
+        ("side", *parts),
+        ([row["side"], *(f"{row[name]:.3f}" if name in row else "" for name in parts)] for row in result["rows"]),
     )
-    for column in ("side", "seconds", "rollout", "update"):
-        table.add_column(column, justify="left" if column == "side" else "right")
-    for row in result["rows"]:
-        parts = (f"{row[name]:.3f}" if name in row else "" for name in ("rollout", "update"))
-        table.add_row(row["side"], f"{row['seconds']:.3f}", *parts)
-    console = Console()
-    console.print(table)
     console.print(
         f"ratio {result['ratio']:.2f} (floor {result['floor']:g}); loss of one batch: TRL {result['loss_trl']:.6f}, "
         f"trailnotes {result['loss_trailnotes']:.6f}; gradient norm: {result['grad_norm_trl']:.6f}, "
@@ -323,18 +286,14 @@ def report(result: dict[str, Any]) -> None:
 
 def main() -> None:
     """Parse the arguments, measure, print, and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result here")
-    parser.add_argument("--quick", action="store_true", help="a smaller model and fewer steps")
+    parser = make_parser(__doc__, quick="a smaller model and fewer steps")
     parser.add_argument("--threads", type=int, default=1, help="torch threads")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # TRL's and its dependencies'
         result = measure(QUICK if arguments.quick else Workload())
-    report(result)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    finish(result, report, arguments.json)
 
 
 if __name__ == "__main__":

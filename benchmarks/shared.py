@@ -1,0 +1,104 @@
+"""What the benchmarks share: a random model and its words, arguments, child processes, tables. Measures nothing."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+from collections.abc import Callable, Collection, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+SPECIAL = ["<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
+
+console = Console()
+
+
+# --- model; torch is imported only where there is one
+
+
+def make_tokenizer(vocab_size: int) -> Any:
+    """One token for each word `w0`, `w1`, ..."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = SPECIAL + [f"w{index}" for index in range(vocab_size - len(SPECIAL))]
+    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token=SPECIAL[0]))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token=SPECIAL[0], eos_token=SPECIAL[1], additional_special_tokens=SPECIAL[2:]
+    )
+    fast.chat_template = CHAT_TEMPLATE
+    return fast
+
+
+def make_model(vocab_size: int, hidden_size: int, num_layers: int, *, heads: int = 4, **options: Any) -> Any:
+    """A random Qwen2; `options` are of its config."""
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=vocab_size,
+        hidden_size=hidden_size,
+        num_hidden_layers=num_layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        tie_word_embeddings=True,
+        **{"intermediate_size": 4 * hidden_size, **options},
+    )
+    return Qwen2ForCausalLM(config).eval()
+
+
+# --- measuring
+
+
+def peak_mb() -> float:
+    """The most memory that this process has held so far, in MiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def in_a_process(file: str, *arguments: str) -> dict[str, Any]:
+    """What the benchmark `file` prints as its last line, called again with `arguments`."""
+    done = subprocess.run([sys.executable, file, *arguments], capture_output=True, text=True, check=True)
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+# --- arguments and results
+
+
+def make_parser(doc: str | None, quick: str) -> argparse.ArgumentParser:
+    """A parser of --json and --quick."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result here")
+    parser.add_argument("--quick", action="store_true", help=quick)
+    return parser
+
+
+def print_table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: Collection[str] | None = None
+) -> None:
+    """Print a table; the columns in `left`, or else the first, are set to the left."""
+    table = Table(title=title)
+    for column in columns:
+        table.add_column(column, justify="left" if column in (columns[:1] if left is None else left) else "right")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+
+
+def finish(result: dict[str, Any], report: Callable[[dict[str, Any]], None], file: Path | None) -> None:
+    """Print the result, and write it to `file` if there is one."""
+    report(result)
+    if file:
+        file.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
