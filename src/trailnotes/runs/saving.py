@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from trailnotes.runs.training import TrainingRun
 
 
+SPENT = ("env_steps", "episodes", "tokens_generated", "tokens_trained", "seconds")
+
+
 @dataclass
 class Counters:
     """What a run has spent so far; saved with every checkpoint."""
@@ -36,6 +39,11 @@ class Counters:
     seconds: float = 0.0
     best_validation: float | None = None
     best_iteration: int = 0
+
+    @property
+    def spent(self) -> dict[str, float]:
+        """The totals that a line of metrics.jsonl has."""
+        return {name: getattr(self, name) for name in SPENT}
 
 
 def save(run: TrainingRun) -> None:
