@@ -16,6 +16,7 @@ from safetensors.torch import load_file as load_torch
 from safetensors.torch import save_file as save_torch
 
 from trailnotes.errors import RunError
+from trailnotes.runs.spent import BY_TRAINING
 from trailnotes.storage import checkpoint
 
 if TYPE_CHECKING:
@@ -36,6 +37,11 @@ class Counters:
     seconds: float = 0.0
     best_validation: float | None = None
     best_iteration: int = 0
+
+    @property
+    def spent(self) -> dict[str, float]:
+        """The totals that a line of metrics.jsonl has."""
+        return {name: getattr(self, name) for name in BY_TRAINING}
 
 
 def save(run: TrainingRun) -> None:

@@ -31,7 +31,6 @@ from trailnotes.runs.console import Progress
 from trailnotes.runs.panels import play_panel
 from trailnotes.runs.players import model_policy
 from trailnotes.runs.saving import Counters, load, save
-from trailnotes.runs.spent import BY_TRAINING
 from trailnotes.seeds import derive_seed
 from trailnotes.storage import checkpoint
 from trailnotes.storage.files import free_name
@@ -45,19 +44,18 @@ if TYPE_CHECKING:
     from trailnotes.runs.directory import RunDir
     from trailnotes.types import Mode, Sample, Task, Trajectory, TrajectoryGroup
 
-
 EMPTY_ITERATIONS = 3  # without any episode, after which the environment counts as broken
 
 
 @contextlib.contextmanager
 def opened_run(config: Config, directory: RunDir) -> Iterator[TrainingRun]:
     """A run where `directory` left it, with environments and a bar of its own. Needs the event loop that trains."""
-    with EnvPool(config.env) as pool, Progress(config, directory) as progress:
-        run = open_run(config, directory, pool, progress)
-        try:
-            yield run
-        finally:
-            run.close()
+    with (
+        EnvPool(config.env) as pool,
+        Progress(config, directory) as progress,
+        contextlib.closing(open_run(config, directory, pool, progress)) as run,
+    ):
+        yield run
 
 
 def open_run(config: Config, directory: RunDir, pool: EnvPool, progress: Progress) -> TrainingRun:
@@ -272,11 +270,10 @@ class TrainingRun:
             self._metrics |= await self.validate()
         count.seconds += time.monotonic() - self._iteration_started
         self._iteration_started = time.monotonic()
-        spent = {key: getattr(count, key) for key in BY_TRAINING}
-        timings = {f"seconds/{k}": v for k, v in self._timings.items()}
         modes = "+".join(sorted({t.mode for t in trajectories}))
-        self.directory.append_metrics({"iteration": iteration, "mode": modes, **spent, **self._metrics, **timings})
-        self.progress.update({"iteration": iteration, "mode": modes, **spent, **self._metrics})
+        line = {"iteration": iteration, "mode": modes, **count.spent, **self._metrics}
+        self.directory.append_metrics(line | {f"seconds/{name}": took for name, took in self._timings.items()})
+        self.progress.update(line)
         self._timings, self._metrics, self._errors, self._left_out = {}, {}, [], []
         best = count.best_iteration == count.iteration
         if best or count.iteration % self.config.train.save_every == 0 or self.finished:

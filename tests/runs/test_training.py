@@ -29,7 +29,7 @@ class Brittle(Paid):
 
 
 def test_what_failed_episodes_cost_is_counted(start_model: Path, tmp_path: Path) -> None:
-    env = {"name": "test_training_run:Brittle", "num_workers": 0}
+    env = {"name": "test_training:Brittle", "num_workers": 0}
     train(tiny_config(start_model, env=env, train={"iterations": 1}), tmp_path)
     (line,), played = metrics(tmp_path), episodes(tmp_path)
     assert any(episode["steps"] for episode in played if episode["outcome"] == "error")
