@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 def _run(args: Namespace) -> None:
     from trailnotes.compare import comparison
+    from trailnotes.compare.page import print_summary
     from trailnotes.compare.plan import load_plan
-    from trailnotes.compare.report import print_summary
 
     if args.dry_run:
         from trailnotes.compare.estimate import estimate
@@ -31,8 +31,8 @@ def _run(args: Namespace) -> None:
 
 def _table(args: Namespace) -> None:
     from trailnotes.compare import compare_own, compare_table, published_panel
+    from trailnotes.compare.page import print_summary
     from trailnotes.compare.published.page import print_comparison
-    from trailnotes.compare.report import print_summary
 
     if panel := args.panel or published_panel(args.runs):
         print_comparison(compare_table(args.runs, panel=panel, out=args.out))

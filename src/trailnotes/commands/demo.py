@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 
 from trailnotes.compare.comparison import run_plan
+from trailnotes.compare.page import print_brief
 from trailnotes.compare.plan import Budget, CompareSection, Method, Plan
-from trailnotes.compare.report import print_brief
 from trailnotes.compare.summary import Summary
 from trailnotes.config.toml import load_config, parse_overrides
 from trailnotes.errors import ConfigError

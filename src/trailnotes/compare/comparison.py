@@ -17,13 +17,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trailnotes.compare.live import Board
+from trailnotes.compare.page import draw_summary, summary_json, summary_markdown
 from trailnotes.compare.plan import FROM_EPISODES, Plan, PlannedRun, dotted, load_plan, runs_of, slug
 from trailnotes.compare.processes import ended_by_signals
 from trailnotes.compare.published.comparability import comparability
 from trailnotes.compare.published.figures import PANELS
 from trailnotes.compare.published.page import to_json, to_markdown
 from trailnotes.compare.published.table import Comparison, compare
-from trailnotes.compare.report import draw_summary, summary_json, summary_markdown
 from trailnotes.compare.results import Result, read_result
 from trailnotes.compare.running import compile_games, go_through, left_of, refuse_changed, stages_of
 from trailnotes.compare.summary import Question, Summary, summarise
