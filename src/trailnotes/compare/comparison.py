@@ -43,8 +43,8 @@ def place_of(plan: Plan, out: Path | None) -> Path:
 def compare_run(path: Path, *, out: Path | None = None, at_once: int | None = None) -> Summary:
     """Run every method with every seed, and write table and picture.
 
-    What is finished is not run again, and what was interrupted goes on. A run that fails does not stop the others; its
-    line says what is missing and why.
+    What is finished is not run again, and what was interrupted is resumed. A run that fails does not stop the others;
+    its line says what is missing and why.
 
     Args:
         path: the comparison, a TOML file (see `plan`).
@@ -54,7 +54,7 @@ def compare_run(path: Path, *, out: Path | None = None, at_once: int | None = No
     Raises:
         ConfigError: a comparison that cannot work, before anything is started.
         RunError: the directory is in use, holds runs of other settings, or in the end no run has a result.
-        KeyboardInterrupt: interrupted; the same command goes on.
+        KeyboardInterrupt: interrupted; the same command resumes.
     """
     plan = load_plan(path)
     return run_plan(plan, path, place_of(plan, out), at_once=at_once, text=path.read_text(encoding="utf-8"))

@@ -129,7 +129,7 @@ def legend(summary: Summary) -> list[str]:
         )
     if any(line.trains for line in summary.lines):
         lines.append(
-            "Sample efficiency: the first point of the learning curve (validation games without notes, or training "
+            "Sample efficiency: the first point of the learning curve (validation games without tips, or training "
             "games where there is no validation) that reaches the threshold; a seed that never does is not counted in."
         )
     lines.append(

@@ -49,7 +49,7 @@ NAMES = {
     "rloo": "RLOO",
     "gigpo": "GiGPO",
     "empo2": "EMPO²",
-    "empo2-tips": "EMPO², notes only",
+    "empo2-tips": "EMPO², tips only",
 }
 FROM_EPISODES = "retrospex"  # takes the episodes of another run, where other methods take its model
 _OURS = ("run.name", "run.seed", "algorithm.name")  # what the comparison itself sets in each run

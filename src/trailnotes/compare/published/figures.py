@@ -109,7 +109,7 @@ SCIENCEWORLD_18 = PublishedTable(
             "model": "Qwen2.5-7B-Instruct",
             "split": "test",
             "steps": 30,
-            "notes": "without",
+            "tips": "without",
             "temperature": 0.4,
             "simplification": "easy",
             "score": "raw",
