@@ -146,7 +146,7 @@ def test_interrupted_with_two_seeds_it_ends_as_if_left_alone(start_model: Path, 
     assert pids
     assert not any(alive(pid) for pid in pids)
     assert not (cut / "table.json").exists()
-    assert "the same command goes on from here" in output
+    assert "the same command resumes from here" in output
     subprocess.run([sys.executable, "-c", code, str(cut)], check=True)
     tables = [json.loads((directory / "table.json").read_text()) for directory in (whole, cut)]
     for table in tables:

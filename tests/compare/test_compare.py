@@ -189,12 +189,12 @@ def test_a_column_is_named_after_its_method(
 ) -> None:
     config = a_config(algorithm=algorithm, memory=memory)
     evaluated(tmp_path / "plain", 1.0, config=config)
-    evaluated(tmp_path / "notes", 2.0, config=config, memory=True)
+    evaluated(tmp_path / "tips", 2.0, config=config, memory=True)
     evaluated(tmp_path / "start", 3.0, untrained=True)
     evaluated(tmp_path / "random", 3.0, untrained=True, player="random")
-    comparison = table(*(tmp_path / name for name in ("plain", "notes", "start", "random")))
-    assert [c.label for c in comparison.columns] == [label, f"{label}, with notes", "start model", "random"]
-    assert comparison.columns[1].cells["find-animal"].differences == ("acted with notes",)
+    comparison = table(*(tmp_path / name for name in ("plain", "tips", "start", "random")))
+    assert [c.label for c in comparison.columns] == [label, f"{label}, with tips", "start model", "random"]
+    assert comparison.columns[1].cells["find-animal"].differences == ("acted with tips",)
     assert "| start model |" not in to_markdown(comparison), "a model that came from no run has no training cost"
 
 
@@ -243,7 +243,7 @@ def test_the_papers_protocol_has_no_footnote(tmp_path: Path) -> None:
     assert footnotes(comparison) == []
     (only,) = comparison.columns
     assert only.model == QWEN
-    assert only.protocol == "4 to 5 train variations, 4 to 20 test variations, 30 steps, temperature 0.4, without notes"
+    assert only.protocol == "4 to 5 train variations, 4 to 20 test variations, 30 steps, temperature 0.4, without tips"
 
 
 @pytest.mark.parametrize(

@@ -31,11 +31,11 @@ from trailnotes.compare.cost import cost_of, last_line, note_process
 from trailnotes.compare.estimate import estimate
 from trailnotes.compare.evaluations import read
 from trailnotes.compare.live import Board
+from trailnotes.compare.page import summary_json, summary_markdown
 from trailnotes.compare.picture import Marks, colours_of, draw_methods, spread
 from trailnotes.compare.plan import load_plan, runs_of, slug
 from trailnotes.compare.processes import Ended
 from trailnotes.compare.published.comparability import comparability
-from trailnotes.compare.report import summary_json, summary_markdown
 from trailnotes.compare.results import Result, attempts_at, read_result
 from trailnotes.compare.running import Stage, left_of, refuse_changed, stages_of
 from trailnotes.compare.statistics import Values, interquartile_mean, iqm, paired, pooled, steps_to

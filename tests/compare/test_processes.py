@@ -147,7 +147,7 @@ def test_whoever_interrupts_has_each_process_asked_once_to_save(
     assert all((job.directory / "saved").exists() for job in jobs)
     assert not any(alive(pid_of(job)) for job in jobs)
     assert ends == {"one": 0, "two": 0}, "what an interrupted process took is not forgotten"
-    assert "the same command goes on from here" in capsys.readouterr().out
+    assert "the same command resumes from here" in capsys.readouterr().out
 
 
 def test_a_process_that_will_not_stop_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from trailnotes.compare.report import HEADS
+from trailnotes.compare.page import HEADS
 from trailnotes.runs.panels import PanelResult
 from trailnotes.runs.spent import BY_ROW, BY_RUN, BY_TRAINING, SPENT, Spent, row_costs
 

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 def _run(args: Namespace) -> None:
     from trailnotes.compare import comparison
+    from trailnotes.compare.page import print_summary
     from trailnotes.compare.plan import load_plan
-    from trailnotes.compare.report import print_summary
 
     if args.dry_run:
         from trailnotes.compare.estimate import estimate
@@ -31,8 +31,8 @@ def _run(args: Namespace) -> None:
 
 def _table(args: Namespace) -> None:
     from trailnotes.compare import compare_own, compare_table, published_panel
+    from trailnotes.compare.page import print_summary
     from trailnotes.compare.published.page import print_comparison
-    from trailnotes.compare.report import print_summary
 
     if panel := args.panel or published_panel(args.runs):
         print_comparison(compare_table(args.runs, panel=panel, out=args.out))
@@ -46,7 +46,7 @@ RUN = Command(
     summary="methods beside each other: run them all, then the table and the picture",
     about="Run every method of a comparison with every seed on one panel and under one budget, then write the table "
     "with intervals, differences and costs, and the picture. Every run is an ordinary run directory in DIR/runs. The "
-    "same command runs nothing again that is finished, and goes on with what was interrupted. A run that fails leaves "
+    "same command runs nothing again that is finished, and resumes what was interrupted. A run that fails leaves "
     "the others running; its cell says why, and the command ends with 2. Ctrl-C asks each run to stop.",
     example="trailnotes compare run configs/compare/small.toml --jobs 2",
     run=_run,
@@ -67,7 +67,7 @@ TABLE = Command(
     "seeds pooled, with interval and counts, and the published rows in columns of their own; a mean of fewer tasks "
     "than the panel has is never called its average, and footnotes say where a run left the published protocol. For "
     "any other panel it is the table of `compare run`: a line for each method. Methods are told apart by "
-    "algorithm.name, algorithm.mode_unit and whether notes were shown.",
+    "algorithm.name, algorithm.mode_unit and whether tips were shown.",
     example='trailnotes compare table --panel scienceworld-18 runs/grpo-0 runs/grpo-1 "runs/tuned=GRPO, tuned"',
     run=_table,
     arguments=(

@@ -48,7 +48,7 @@ def demo(
         RunError: a run failed, or `out` holds a demo of other settings.
     """
     from trailnotes.compare.comparison import run_plan
-    from trailnotes.compare.report import print_brief
+    from trailnotes.compare.page import print_brief
     from trailnotes.reporting.story import before_and_after
     from trailnotes.runs.console import clock
 

@@ -17,13 +17,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trailnotes.compare.live import Board
+from trailnotes.compare.page import draw_summary, summary_json, summary_markdown
 from trailnotes.compare.plan import FROM_EPISODES, Plan, PlannedRun, dotted, load_plan, runs_of, slug
 from trailnotes.compare.processes import ended_by_signals
 from trailnotes.compare.published.comparability import comparability
 from trailnotes.compare.published.figures import PANELS
 from trailnotes.compare.published.page import to_json, to_markdown
 from trailnotes.compare.published.table import Comparison, compare
-from trailnotes.compare.report import draw_summary, summary_json, summary_markdown
 from trailnotes.compare.results import Result, read_result
 from trailnotes.compare.running import compile_games, go_through, left_of, refuse_changed, stages_of
 from trailnotes.compare.summary import Question, Summary, summarise
@@ -43,8 +43,8 @@ def place_of(plan: Plan, out: Path | None) -> Path:
 def compare_run(path: Path, *, out: Path | None = None, at_once: int | None = None) -> Summary:
     """Run every method with every seed, and write table and picture.
 
-    What is finished is not run again, and what was interrupted goes on. A run that fails does not stop the others; its
-    line says what is missing and why.
+    What is finished is not run again, and what was interrupted is resumed. A run that fails does not stop the others;
+    its line says what is missing and why.
 
     Args:
         path: the comparison, a TOML file (see `plan`).
@@ -54,7 +54,7 @@ def compare_run(path: Path, *, out: Path | None = None, at_once: int | None = No
     Raises:
         ConfigError: a comparison that cannot work, before anything is started.
         RunError: the directory is in use, holds runs of other settings, or in the end no run has a result.
-        KeyboardInterrupt: interrupted; the same command goes on.
+        KeyboardInterrupt: interrupted; the same command resumes.
     """
     plan = load_plan(path)
     return run_plan(plan, path, place_of(plan, out), at_once=at_once, text=path.read_text(encoding="utf-8"))

@@ -42,7 +42,7 @@ class Evaluation:
     label: str  # given on the command line; "" = named after its method
     player: str  # as its own table calls who played
     metric: str  # that its own table shows
-    memory: bool  # whether notes were shown
+    memory: bool  # whether tips were shown
     costs: Mapping[str, float]  # of the training, by the names of `BY_ROW`
     model: str  # that played: a checkpoint's directory, a model directory, a hub name
     settings: Config  # that it was played with

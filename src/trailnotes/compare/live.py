@@ -96,7 +96,7 @@ class Board:
         state, run = self._states[name], self._runs[name]
         if state == "training":
             line = last_line(run.directory)
-            return name, state, f"{share_of(run, line):.0%}", facts_of(line)
+            return name, state, f"{share_of(run, line):.0%}", news_of(line)
         if state in DOING.values():
             return name, state, "", last_words(run.directory / LOG)
         return name, state, "", last_words(run.directory / LOG) if state == "failed" else ""
@@ -126,7 +126,7 @@ def share_of(run: PlannedRun, line: Mapping[str, Any]) -> float:
     return min(1.0, run.config.train.share({**line, "iteration": line["iteration"] + 1})) if line else 0.0
 
 
-def facts_of(line: Mapping[str, Any]) -> str:
+def news_of(line: Mapping[str, Any]) -> str:
     """``12,800 steps  success 0.25``."""
     names = ("validation/success", "rollout/success/plain", "rollout/success")
     success = next((line[name] for name in names if name in line), None)

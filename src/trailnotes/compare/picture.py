@@ -92,7 +92,7 @@ def _curves_together(
             axes.axhline(method.final.mean, color=colours[method.label], linewidth=1.0, linestyle=(0, (1, 2)), zorder=1)
     _frame(axes, metric, threshold)
     axes.set_xlim(right=last)
-    axes.set(xlabel="environment steps", ylabel=f"{metric} without notes")
+    axes.set(xlabel="environment steps", ylabel=f"{metric} without tips")
     _explain(axes, "learning curves, band: range over seeds; dotted: methods that change no weights, on the panel")
     axes.text(0.995, threshold, "threshold", transform=axes.get_yaxis_transform(), ha="right", va="bottom",
               fontsize=8, color=FAINT)  # fmt: skip
@@ -137,7 +137,7 @@ def _curves_apart(
         axes.tick_params(labelsize=8)
     behind = f"; grey: {baseline.label}" if baseline else ""
     figure.supxlabel(f"environment steps (band: range over seeds{behind})", fontsize=9)
-    figure.supylabel(f"{metric} without notes", fontsize=9)
+    figure.supylabel(f"{metric} without tips", fontsize=9)
 
 
 def _curve(axes: Any, method: Marks, colour: str, dashes: Any, width: float = 2.0) -> float:

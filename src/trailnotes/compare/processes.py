@@ -173,7 +173,7 @@ def stop(processes: Sequence[Process]) -> None:
         for process in alive:
             process.kill()
     if alive:
-        print("stopped; the same command goes on from here", flush=True)
+        print("stopped; the same command resumes from here", flush=True)
 
 
 @contextlib.contextmanager

@@ -42,7 +42,7 @@ class Result:
     games: Games  # as evaluated
     attempts: Attempts | None  # None: one attempt at a game
     costs: Mapping[str, float]
-    curve: tuple[tuple[float, float], ...]  # (environment steps, metric without notes); () without training
+    curve: tuple[tuple[float, float], ...]  # (environment steps, metric without tips); () without training
     families: Mapping[str, str] = field(default_factory=dict)  # game -> family
 
     @property
@@ -90,7 +90,7 @@ def _games(evaluation: Evaluation) -> dict[str, float]:
 
 
 def curve_of(run_dir: Path, metric: str) -> tuple[tuple[float, float], ...]:
-    """Environment steps against the metric without notes: on validation games where there are any, else in training."""
+    """Environment steps against the metric without tips: on validation games where there are any, else in training."""
     lines = list(read_jsonl(run_dir / "metrics.jsonl"))
     validated = f"validation/{metric}"
     name = validated if any(validated in line for line in lines) else f"rollout/{metric}/plain"

@@ -113,7 +113,7 @@ def go_through(stages: Sequence[Stage], at_once: int, watch: Callable[[Sequence[
     """Run the stages that are left, `at_once` side by side.
 
     Returns:
-        Name of the run -> why it has no result. The others went on.
+        Name of the run -> why it has no result. The others ran.
     """
     by_name = {stage.job.name: stage for stage in stages}
     for stage in stages:
@@ -125,7 +125,7 @@ def go_through(stages: Sequence[Stage], at_once: int, watch: Callable[[Sequence[
         if why := failure(job, ended):
             return why
         try:
-            return "" if stage.done else "stopped before its end; the same command goes on from there"
+            return "" if stage.done else "stopped before its end; the same command resumes from there"
         except RunError as error:
             return str(error)
 

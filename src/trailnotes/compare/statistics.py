@@ -22,7 +22,7 @@ CONFIDENCE = 0.95
 Values = Mapping[int, Mapping[str, float]]  # seed -> game -> value, the mean of its episodes
 Call = Literal["higher", "lower", ""]
 
-METHOD = (
+MEAN_METHOD = (
     f"Intervals: percentile bootstrap over seeds, then families, then games, {CONFIDENCE:.0%}; every seed weighs the "
     "same, as does every family within it."
 )

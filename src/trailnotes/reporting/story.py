@@ -5,11 +5,12 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from trailnotes.reporting.episodes import WIDTH
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
 Record = dict[str, Any]  # an episode as JSON (storage/records.py)
-WIDTH = 100
 SEEN, DONE = 62, 30  # columns of an observation and of an action
 
 

@@ -42,7 +42,7 @@ class PanelResult:
     num_tasks: int
     num_episodes: int
     interval: str  # how it was made
-    tokens_generated: int = 0  # by the training: actions and notes
+    tokens_generated: int = 0  # by the training: actions and tips
     tokens_trained: int = 0  # trained positions, times passes
     seconds: float = 0.0  # of the training
 

@@ -4,7 +4,7 @@ from statistics import mean
 
 import pytest
 
-from trailnotes.compare.published.figures import PANELS, SCIENCEWORLD_18, Column, Figure
+from trailnotes.compare.published.figures import PANELS, SCIENCEWORLD_18, PrintedColumn, PrintedFigure
 from trailnotes.envs.scienceworld.tasks import MAX_STEPS, PAPER_PANEL
 
 COLUMNS = {column.method: column for column in SCIENCEWORLD_18.columns}
@@ -35,22 +35,22 @@ def test_the_headline_follows_from_the_averages() -> None:
     assert round(100 * gain, 1) == 128.6
 
 
-def cell(method: str, task: str) -> Figure:
+def cell(method: str, task: str) -> PrintedFigure:
     return COLUMNS[method].figures[list(SCIENCEWORLD_18.rows).index(task)]
 
 
 @pytest.mark.parametrize(
     ("method", "task", "figure"),
     [
-        ("naive", "chemistry-mix", Figure(-42.0, 38.0)),
-        ("Retrospex", "identify-life-stages-1", Figure(19.0, 25.7)),
-        ("GRPO", "chemistry-mix-paint-tertiary-color", Figure(42.6, 6.2)),
-        ("EMPO²", "chemistry-mix-paint-tertiary-color", Figure(39.2, 8.7)),
-        ("Reflexion", "lifespan-shortest-lived", Figure(6.1, 1.9)),
-        ("EMPO²", "use-thermometer", Figure(82.7, 13.3)),
+        ("naive", "chemistry-mix", PrintedFigure(-42.0, 38.0)),
+        ("Retrospex", "identify-life-stages-1", PrintedFigure(19.0, 25.7)),
+        ("GRPO", "chemistry-mix-paint-tertiary-color", PrintedFigure(42.6, 6.2)),
+        ("EMPO²", "chemistry-mix-paint-tertiary-color", PrintedFigure(39.2, 8.7)),
+        ("Reflexion", "lifespan-shortest-lived", PrintedFigure(6.1, 1.9)),
+        ("EMPO²", "use-thermometer", PrintedFigure(82.7, 13.3)),
     ],
 )
-def test_figures_stand_in_their_row_and_column(method: str, task: str, figure: Figure) -> None:
+def test_figures_stand_in_their_row_and_column(method: str, task: str, figure: PrintedFigure) -> None:
     assert cell(method, task) == figure
 
 
@@ -67,5 +67,5 @@ def test_a_panel_says_what_its_numbers_depend_on() -> None:
     assert PANELS["scienceworld-18"] is SCIENCEWORLD_18
     assert SCIENCEWORLD_18.facts["steps"] == MAX_STEPS
     assert "18 rows are printed though the text says 19 tasks" in SCIENCEWORLD_18.notes[0]
-    assert all(isinstance(column, Column) for column in SCIENCEWORLD_18.columns)
-    assert str(Figure(-42.0, 38.0)) == "-42.0 ± 38.0"
+    assert all(isinstance(column, PrintedColumn) for column in SCIENCEWORLD_18.columns)
+    assert str(PrintedFigure(-42.0, 38.0)) == "-42.0 ± 38.0"

@@ -5,7 +5,7 @@ Printed wherever a published figure is. Facts quoted from the papers and release
 
 from __future__ import annotations
 
-from trailnotes.compare.published.page import table_lines
+from trailnotes.reporting.tables import table_lines
 
 HEAD = (
     "protocol of the published figures",

@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class PrintedFigure:
     """One printed cell: mean and standard deviation, in the unit of its table."""
 
     mean: float
@@ -22,11 +22,11 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class PrintedColumn:
     """One published method."""
 
     method: str
-    figures: tuple[Figure, ...]  # one a row of the table, in its order
+    figures: tuple[PrintedFigure, ...]  # one a row of the table, in its order
     average: float  # as printed
 
 
@@ -41,7 +41,7 @@ class PublishedTable:
     facts: Mapping[str, object]  # what of it can be held against a config of ours; see compare/protocol.py
     metric: str
     rows: Mapping[str, str]  # task as the simulator calls it -> as the paper prints it, in the paper's order
-    columns: tuple[Column, ...]
+    columns: tuple[PrintedColumn, ...]
     notes: tuple[str, ...]
 
 
@@ -90,10 +90,10 @@ _FIGURES = """
 _AVERAGES = {"naive": -61.3, "Reflexion": 17.1, "Retrospex": 33.8, "GRPO": 33.2, "EMPO²": 75.9}
 
 
-def _columns() -> tuple[Column, ...]:
+def _columns() -> tuple[PrintedColumn, ...]:
     lines = [[float(word) for word in line.split()] for line in _FIGURES.strip().splitlines()]
     return tuple(
-        Column(method, tuple(Figure(*line[2 * i : 2 * i + 2]) for line in lines), average)
+        PrintedColumn(method, tuple(PrintedFigure(*line[2 * i : 2 * i + 2]) for line in lines), average)
         for i, (method, average) in enumerate(_AVERAGES.items())
     )
 
@@ -109,7 +109,7 @@ SCIENCEWORLD_18 = PublishedTable(
             "model": "Qwen2.5-7B-Instruct",
             "split": "test",
             "steps": 30,
-            "notes": "without",
+            "tips": "without",
             "temperature": 0.4,
             "simplification": "easy",
             "score": "raw",

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from trailnotes.compare.published.table import METHOD, Cell, Column, Comparison
 from trailnotes.reporting.plots import panel_dots
+from trailnotes.reporting.tables import DASH, print_text, table_lines, width_of
 from trailnotes.runs.spent import BY_ROW
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-DASH = "-"
-WIDTH = 118  # of the text below a table on the console
 COUNTS_LEGEND = "After each number of ours: seeds · variations · episodes behind it."
 
 
@@ -132,12 +131,6 @@ def _cost_rows(comparison: Comparison) -> list[list[str]]:
     ]
 
 
-def table_lines(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """A Markdown table whose columns but the first are numbers."""
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
-    return [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines]
-
-
 # -- terminal
 
 
@@ -148,19 +141,12 @@ def print_comparison(comparison: Comparison) -> None:
     footnotes = Footnotes(comparison)
     console = Console(file=sys.stdout)
     tables = [_rich_table(comparison, footnotes, ours=True, theirs=True)]
-    if console.is_terminal and _width(tables[0]) > console.width:
+    if console.is_terminal and width_of(tables[0]) > console.width:
         tables = [_rich_table(comparison, footnotes, ours=mine, theirs=not mine) for mine in (True, False)]
-    console = Console(file=sys.stdout, width=max(console.width, *map(_width, tables)))
+    console = Console(file=sys.stdout, width=max(console.width, *map(width_of, tables)))
     for table in tables:
         console.print(table)
-    for line in [*(f"{c.label}: {c.protocol}." for c in comparison.columns), *legend(comparison, footnotes)]:
-        console.print(textwrap.fill(line, WIDTH, subsequent_indent="  "), markup=False, highlight=False)
-
-
-def _width(table: Table) -> int:
-    from rich.console import Console
-
-    return Console(width=10_000).measure(table).maximum
+    print_text([*(f"{c.label}: {c.protocol}." for c in comparison.columns), *legend(comparison, footnotes)])
 
 
 def _rich_table(comparison: Comparison, footnotes: Footnotes, *, ours: bool, theirs: bool) -> Table:

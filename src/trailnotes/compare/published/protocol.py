@@ -20,7 +20,7 @@ _WORDS = {
     "model": "model {ours}, not {theirs}",
     "split": "split {ours}, not {theirs}",
     "steps": "{ours} steps an episode, not {theirs}",
-    "notes": "acted {ours} notes",
+    "tips": "acted {ours} tips",
     "temperature": "temperature {ours}, not {theirs}",
     "simplification": "simplification {ours}, not {theirs}",
     "score": "score {ours}, not {theirs}",
@@ -34,9 +34,9 @@ _FREE = ("run.", "env.options", "env.num_workers", "env.max_envs", "env.timeout"
 
 
 def label_of(evaluation: Evaluation) -> str:
-    """The column that an evaluation belongs to, unless the user names it: its method, and whether notes were shown."""
+    """The column that an evaluation belongs to, unless the user names it: its method, and whether tips were shown."""
     method = evaluation.label or _method(evaluation.player, evaluation.trained)
-    return method if evaluation.label or not evaluation.memory else f"{method}, with notes"
+    return method if evaluation.label or not evaluation.memory else f"{method}, with tips"
 
 
 def _method(player: str, trained: Config | None) -> str:
@@ -59,7 +59,7 @@ def facts_of(evaluation: Evaluation, task: str) -> dict[str, object]:
         "model": model_of(evaluation),
         "split": config.eval.split,
         "steps": min(config.rollout.max_steps, max(limits, default=options["max_steps"])),
-        "notes": "with" if evaluation.memory else "without",
+        "tips": "with" if evaluation.memory else "without",
         "temperature": config.eval.temperature,
         "simplification": options.get("simplification"),
         "score": options.get("score"),
@@ -154,7 +154,7 @@ def protocol_of(evaluations: Sequence[Evaluation], panel: Collection[str]) -> st
             f"{_spread(tested)} {_all(facts, 'split')} variations",
             f"{_spread({fact['steps'] for fact in facts})} steps",
             f"temperature {_all(facts, 'temperature')}",
-            f"{_all(facts, 'notes')} notes",
+            f"{_all(facts, 'tips')} tips",
         )
     )
 

@@ -10,11 +10,11 @@ import numpy as np
 from trailnotes.compare.evaluations import Evaluation, variation_of
 from trailnotes.compare.published.figures import PublishedTable
 from trailnotes.compare.published.protocol import differences, label_of, models_of, protocol_of, unlike
+from trailnotes.compare.statistics import CONFIDENCE
 from trailnotes.errors import RunError
 from trailnotes.reporting.intervals import Interval, bootstrap, percentile_interval, resampled_means
 from trailnotes.runs.spent import BY_ROW
 
-CONFIDENCE = 0.95
 METHOD = f"bootstrap over seeds, then variations, {CONFIDENCE:.0%}; the tasks of a mean are fixed, not resampled"
 
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import sys
-import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from trailnotes.compare.picture import Marks, draw_methods
-from trailnotes.compare.published.page import DASH, WIDTH, table_lines
-from trailnotes.compare.statistics import DIFFERENCE_METHOD, IQM_METHOD, METHOD
+from trailnotes.compare.statistics import DIFFERENCE_METHOD, IQM_METHOD, MEAN_METHOD
 from trailnotes.compare.summary import Line, Summary
 from trailnotes.reporting.intervals import Interval
+from trailnotes.reporting.tables import DASH, Table, print_table, print_text, table_lines
 from trailnotes.runs.spent import BY_ROW, BY_RUN, SPENDING
 
 MEGABYTE = 1 << 20
@@ -28,7 +26,6 @@ HEADS = {
     "peak_memory": "peak memory (MB)",
     SPENDING: "spending",
 }
-Table = tuple[list[str], list[list[str]]]  # head and rows
 
 
 def result_table(summary: Summary) -> Table:
@@ -121,7 +118,7 @@ def tables_of(summary: Summary) -> list[tuple[str, Table]]:
 
 def legend(summary: Summary) -> list[str]:
     """Everything below the tables, a sentence or two a line."""
-    lines = [METHOD, IQM_METHOD]
+    lines = [MEAN_METHOD, IQM_METHOD]
     if summary.baseline:
         lines.append(DIFFERENCE_METHOD)
     if any(line.num_attempts > 1 for line in summary.lines):
@@ -132,7 +129,7 @@ def legend(summary: Summary) -> list[str]:
         )
     if any(line.trains for line in summary.lines):
         lines.append(
-            "Sample efficiency: the first point of the learning curve (validation games without notes, or training "
+            "Sample efficiency: the first point of the learning curve (validation games without tips, or training "
             "games where there is no validation) that reaches the threshold; a seed that never does is not counted in."
         )
     lines.append(
@@ -155,36 +152,19 @@ def summary_markdown(summary: Summary) -> str:
 
 
 def print_summary(summary: Summary) -> None:
-    """All tables on the console, as wide as they are. Text is never markup."""
+    """All tables on the console, with their legend."""
     for title, table in tables_of(summary):
-        _print_table(title, table)
-    for line in legend(summary):
-        print(textwrap.fill(line, WIDTH, subsequent_indent="  "))
+        print_table(title, table)
+    print_text(legend(summary))
 
 
 def print_brief(summary: Summary) -> None:
     """One table on the console, what differs from the baseline, and what a reader must know."""
-    _print_table(summary.title, brief_table(summary))
+    print_table(summary.title, brief_table(summary))
     for line in summary.lines:
         if line.difference is not None:
             print(f"{line.label} less {summary.baseline}: {_difference(line, summary).replace('**', '')}")
-    for note in summary.notes:
-        print(textwrap.fill(note, WIDTH, subsequent_indent="  "))
-
-
-def _print_table(title: str, table: Table) -> None:
-    from rich.console import Console
-    from rich.table import Table as RichTable
-    from rich.text import Text
-
-    head, rows = table
-    shown = RichTable(title=title)
-    for index, name in enumerate(head):
-        shown.add_column(Text(name), justify="right" if index else "left", no_wrap=True)
-    for row in rows:
-        shown.add_row(*(Text(cell.replace("**", "")) for cell in row))
-    width = Console(width=10_000).measure(shown).maximum
-    Console(file=sys.stdout, width=max(width, Console(file=sys.stdout).width)).print(shown)
+    print_text(summary.notes)
 
 
 def summary_json(summary: Summary, **more: Any) -> str:
@@ -203,7 +183,7 @@ def summary_json(summary: Summary, **more: Any) -> str:
         "baseline": summary.baseline,
         "lines": lines,
         "curves": {label: [list(map(list, curve)) for curve in curves] for label, curves in summary.curves.items()},
-        "methods": [METHOD, IQM_METHOD, DIFFERENCE_METHOD],
+        "methods": [MEAN_METHOD, IQM_METHOD, DIFFERENCE_METHOD],
         "notes": list(summary.notes),
         **more,
     }
