@@ -7,6 +7,7 @@ Everything is checked where it is built, so that whoever receives a value may tr
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ FinishReason = Literal["stop", "length"]
 TokenIds = tuple[int, ...]
 
 MODES: tuple[Mode, ...] = ("plain", "on_policy_tips", "off_policy")
+NO_OP: Final = ""  # what an environment gets in place of an action that cannot be read
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,12 @@ class Observation:
     def done(self) -> bool:
         """Whether the episode ends here, for whichever reason."""
         return self.terminated or self.truncated
+
+
+def state_hash(text: str) -> int:
+    """64 bits that tell states apart by their text, whatever its case and white space; the same in every process."""
+    normalised = " ".join(text.split()).casefold()
+    return int.from_bytes(hashlib.blake2b(normalised.encode("utf-8", "replace"), digest_size=8).digest(), "big")
 
 
 def _check_briefing(briefing: Mapping[str, Any]) -> None:

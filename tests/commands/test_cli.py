@@ -199,7 +199,7 @@ def test_train(fake: Any, config_file: str, capsys: pytest.CaptureFixture[str]) 
     assert (config.run.seed, config.optim.lr, run_dir) == (5, 1e-3, Path("runs/a"))
     assert options == {"allow_change": ["optim", "run.name"]}
     assert capsys.readouterr().out == "last model: runs/a/checkpoints/step-000010/model\n"
-    fake("commands.dry_run.dry_run", "about 5 minutes\n")
+    fake("commands.train.dry_run", "about 5 minutes\n")
     assert main([*words, "--dry-run"]) == 0
     assert [len(arguments) for arguments, _ in calls] == [2, 1]  # train(config, run_dir), then dry_run(config)
     assert capsys.readouterr().out == "about 5 minutes\n"

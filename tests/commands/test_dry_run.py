@@ -9,7 +9,7 @@ import pytest
 
 from tinyrun import tiny_config
 from trailnotes.commands import main
-from trailnotes.commands.dry_run import dry_run
+from trailnotes.commands.train import dry_run
 from trailnotes.config.toml import to_toml
 from trailnotes.errors import ConfigError
 
@@ -40,9 +40,7 @@ def test_environment_steps_bound_the_estimate(start_model: Path, elsewhere: Path
 
 
 def test_a_disk_that_is_too_small_is_named(start_model: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "trailnotes.commands.dry_run.shutil.disk_usage", lambda path: type("Usage", (), {"free": 1000})()
-    )
+    monkeypatch.setattr("trailnotes.commands.train.shutil.disk_usage", lambda path: type("Usage", (), {"free": 1000})())
     assert "the disk is too small: lower train.keep_last" in dry_run(tiny_config(start_model))
 
 

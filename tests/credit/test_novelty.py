@@ -22,9 +22,9 @@ from trailnotes.config.methods_schema import AlgorithmConfig
 from trailnotes.config.schema import MemoryConfig
 from trailnotes.credit import episode_return, group_relative
 from trailnotes.credit.distillation import RandomNetworkDistillation
-from trailnotes.credit.novelty import Novelty, StateCounter, VisitCounter, state_hash
+from trailnotes.credit.novelty import Novelty, StateCounter, VisitCounter
 from trailnotes.memory.retrieval import HashingEmbedder
-from trailnotes.types import Observation, Task, Trajectory, TrajectoryGroup
+from trailnotes.types import Observation, Task, Trajectory, TrajectoryGroup, state_hash
 
 KINDS = ("none", "tips", "states", "counts", "rnd")
 

@@ -13,7 +13,6 @@ from trailnotes.policies.scripted import ScriptedPolicy
 from trailnotes.prompts import (
     CUT,
     MAX_ACTION_CHARS,
-    NO_OP,
     NOTES_HEADER,
     Conversation,
     ParsedAction,
@@ -26,7 +25,7 @@ from trailnotes.prompts import (
     reflection_messages,
     truncate,
 )
-from trailnotes.types import Completion, Message, Observation, Step, Task, Tip, TokenIds, Trajectory
+from trailnotes.types import NO_OP, Completion, Message, Observation, Step, Task, Tip, TokenIds, Trajectory
 
 POLICY = ScriptedPolicy(lambda messages: "")
 relaxed = settings(deadline=None)  # the machine may be busy

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import resource
+import shutil
 import signal
+import tempfile
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +16,7 @@ from trailnotes.commands.arguments import ALLOW_CHANGE, CONFIG
 from trailnotes.commands.command import Command, argument
 from trailnotes.config.methods import method_of
 from trailnotes.errors import ConfigError
+from trailnotes.storage.files import read_jsonl
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -21,6 +25,8 @@ if TYPE_CHECKING:
     from trailnotes.config.schema import Config
     from trailnotes.runs.directory import RunDir
     from trailnotes.runs.training import TrainingRun
+
+MEGABYTE = 1 << 20
 
 
 def train(
@@ -113,13 +119,49 @@ def _stop_on_signal(run: TrainingRun) -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def dry_run(config: Config) -> str:
+    """Train one iteration in a temporary directory, checkpoint included, and extrapolate.
+
+    The estimate is rough, as `runs.forecast` says, and the first iteration also compiles games.
+
+    Returns:
+        A report for people: time, memory and disk.
+
+    Raises:
+        ConfigError: a setting that cannot work; whatever else would end the real run early ends this one.
+    """
+    from trailnotes.runs.console import clock
+    from trailnotes.runs.forecast import iterations, small
+
+    with tempfile.TemporaryDirectory(prefix="trailnotes-") as name:
+        path = Path(name)
+        train(small(config), path)
+        line = next(read_jsonl(path / "metrics.jsonl"))
+        saved = sum(file.stat().st_size for file in (path / "checkpoints").rglob("*") if file.is_file())
+        logged = (path / "trajectories.jsonl").stat().st_size
+    repeats = iterations(config, line)
+    seconds = float(line["seconds"]) * repeats
+    kept = config.train.keep_last + bool(config.train.eval_every) + 1  # one more while the next is written
+    disk = saved * kept + logged * repeats
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in kilobytes
+    free = shutil.disk_usage(Path.cwd()).free
+    lines = [
+        f"everything could be built; one iteration took {line['seconds']:.1f} s and {line['env_steps']:,} env steps",
+        f"iterations   about {repeats:,}",
+        f"time         about {clock(seconds)}",
+        f"memory       {peak / MEGABYTE:,.0f} MB at the peak of this process",
+        f"disk         about {disk / MEGABYTE:,.0f} MB ({free / MEGABYTE:,.0f} MB are free here)",
+    ]
+    if disk > free:
+        lines.append("the disk is too small: lower train.keep_last, or choose another --run-dir")
+    return "\n".join(lines) + "\n"
+
+
 def _run(args: Namespace) -> None:
     from trailnotes.config.toml import load_config
 
     config = load_config(args.config, args.settings)
     if args.dry_run:
-        from trailnotes.commands.dry_run import dry_run
-
         print(dry_run(config), end="")
     else:
         print(f"last model: {train(config, args.run_dir, allow_change=args.allow_change)}")

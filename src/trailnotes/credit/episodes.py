@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from trailnotes.prompts import NO_OP
-from trailnotes.types import Trajectory
+from trailnotes.types import NO_OP, Trajectory
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,7 +8,6 @@ without pickle.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -23,13 +22,7 @@ from trailnotes.config.schema import MemoryConfig
 from trailnotes.memory import Embedder, make_embedder
 from trailnotes.memory.retrieval import ExactIndex, Floats
 from trailnotes.storage.checkpoint import Arrays, State
-from trailnotes.types import Trajectory, TrajectoryGroup
-
-
-def state_hash(text: str) -> int:
-    """64 bits that tell states apart by their text, whatever its case and white space; the same in every process."""
-    normalised = " ".join(text.split()).casefold()
-    return int.from_bytes(hashlib.blake2b(normalised.encode("utf-8", "replace"), digest_size=8).digest(), "big")
+from trailnotes.types import Trajectory, TrajectoryGroup, state_hash
 
 
 class RetrievedTips:

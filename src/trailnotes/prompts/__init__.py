@@ -19,7 +19,6 @@ from trailnotes.prompts.conversation import (
 from trailnotes.prompts.text import (
     CUT,
     MAX_ACTION_CHARS,
-    NO_OP,
     CountTokens,
     ParsedAction,
     parse_action,
@@ -31,7 +30,6 @@ __all__ = [
     "CUT",
     "MAX_ACTION_CHARS",
     "NOTES_HEADER",
-    "NO_OP",
     "Conversation",
     "CountTokens",
     "Introduce",

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Literal
 
-NO_OP: Final = ""  # what an environment gets in place of an action that cannot be read
+from trailnotes.types import NO_OP
+
 MAX_ACTION_CHARS: Final = 500  # a longer action cannot be read
 
 

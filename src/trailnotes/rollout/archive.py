@@ -16,9 +16,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from trailnotes.config.methods_schema import ArchiveConfig
-from trailnotes.credit.novelty import state_hash
 from trailnotes.rollout import AsyncEnv, Pool
-from trailnotes.types import Mode, Observation, Task, Trajectory, TrajectoryGroup
+from trailnotes.types import Mode, Observation, Task, Trajectory, TrajectoryGroup, state_hash
 
 RETURN_TO = "return_to"  # option of a task that is played from a kept state: the actions that lead there
 LEAST = 2  # members that return together: one alone has nothing to be compared with

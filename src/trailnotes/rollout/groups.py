@@ -17,10 +17,9 @@ from typing import Any, TypeVar
 from trailnotes.config.schema import Config
 from trailnotes.memory.base import Memory
 from trailnotes.policies.base import Policy
-from trailnotes.prompts import NO_OP
 from trailnotes.rollout.episode import AsyncEnv, MakeActor, Pool, run_episode
 from trailnotes.seeds import completion_seed
-from trailnotes.types import MODES, Mode, Task, Trajectory, TrajectoryGroup
+from trailnotes.types import MODES, NO_OP, Mode, Task, Trajectory, TrajectoryGroup
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

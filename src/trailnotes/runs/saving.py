@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from safetensors import SafetensorError
 from safetensors.numpy import load_file as load_numpy
@@ -22,7 +22,13 @@ from trailnotes.storage import checkpoint
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from trailnotes.runs.training import TrainingRun
+    from trailnotes.config.schema import Config
+    from trailnotes.credit.novelty import Novelty
+    from trailnotes.learner.learner import Learner
+    from trailnotes.memory import TipMemory
+    from trailnotes.policies.hf import HFPolicy
+    from trailnotes.rollout.archive import Archive
+    from trailnotes.runs.directory import RunDir
 
 
 @dataclass
@@ -44,7 +50,21 @@ class Counters:
         return {name: getattr(self, name) for name in BY_TRAINING}
 
 
-def save(run: TrainingRun) -> None:
+class Saved(Protocol):
+    """What a checkpoint is made of: a `TrainingRun`."""
+
+    config: Config
+    directory: RunDir
+    policy: HFPolicy
+    learner: Learner
+    memory: TipMemory | None
+    novelty: Novelty
+    archive: Archive | None
+    count: Counters
+    saved: Path | None  # the newest checkpoint
+
+
+def save(run: Saved) -> None:
     """Write a checkpoint, whole or not at all, and delete those that are no longer kept; nothing if it is there.
 
     Raises:
@@ -64,7 +84,7 @@ def save(run: TrainingRun) -> None:
         ) from error
 
 
-def load(run: TrainingRun, path: Path) -> None:
+def load(run: Saved, path: Path) -> None:
     """Take up the state of a checkpoint directory, but for the memory, which `open_run` rewinds with care.
 
     Raises:
@@ -85,7 +105,7 @@ def load(run: TrainingRun, path: Path) -> None:
     _mark_best(run, path)  # a kill may have come between the checkpoint and its mark
 
 
-def _write_state(run: TrainingRun, path: Path) -> None:
+def _write_state(run: Saved, path: Path) -> None:
     run.learner.export(path / "model", run.policy.tokenizer)
     tensors, rest = run.learner.state_dict()
     save_torch(tensors, path / "learner.safetensors")
@@ -99,7 +119,7 @@ def _write_state(run: TrainingRun, path: Path) -> None:
         run.memory.snapshot(path / "memory.db")
 
 
-def _mark_best(run: TrainingRun, saved: Path) -> None:
+def _mark_best(run: Saved, saved: Path) -> None:
     count = run.count
     if count.best_validation is not None and count.best_iteration == count.iteration:
         checkpoint.mark_best(run.directory.checkpoints, saved, count.best_validation)

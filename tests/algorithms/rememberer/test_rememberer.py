@@ -28,9 +28,8 @@ from trailnotes.config.methods_schema import RemembererConfig
 from trailnotes.config.schema import Config
 from trailnotes.errors import BudgetError
 from trailnotes.policies.scripted import ScriptedPolicy
-from trailnotes.prompts import NO_OP
 from trailnotes.rollout import Seating
-from trailnotes.types import Completion, Message, Observation, Sampling, Step, Task, TokenIds, Trajectory
+from trailnotes.types import NO_OP, Completion, Message, Observation, Sampling, Step, Task, TokenIds, Trajectory
 
 TASK = Task("t", "caves:Caves")
 NONE: tuple[Valued, ...] = ()

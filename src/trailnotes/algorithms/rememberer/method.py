@@ -23,10 +23,10 @@ from trailnotes.algorithms.rememberer.advice import (
 from trailnotes.algorithms.rememberer.experience import open_experience
 from trailnotes.algorithms.rememberer.values import Transition
 from trailnotes.envs.tasks import panel, tasks_of
-from trailnotes.prompts import NO_OP, Conversation, instruction_of, quoted
+from trailnotes.prompts import Conversation, instruction_of, quoted
 from trailnotes.rollout import Decision, num_tokens
 from trailnotes.seeds import completion_seed
-from trailnotes.types import Sampling
+from trailnotes.types import NO_OP, Sampling
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 from trailnotes.algorithms.retrospex.rescoring import best_candidate, by_heuristics, policy_weight, to_admissible
 from trailnotes.errors import ConfigError
 from trailnotes.memory.retrieval import make_embedder
-from trailnotes.prompts import NO_OP, Conversation, parse_action
+from trailnotes.prompts import Conversation, parse_action
 from trailnotes.rollout import Decision, TipsActor, context_limit, observe_within
 from trailnotes.seeds import completion_seed
 from trailnotes.storage.files import append_jsonl, read_jsonl, set_aside
-from trailnotes.types import Completion
+from trailnotes.types import NO_OP, Completion
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
