@@ -17,8 +17,7 @@ from trailnotes.algorithms.rememberer.advice import Example, Situation, Valued, 
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config
 from trailnotes.envs.waymarks import spec as ws
-from trailnotes.envs.waymarks.env import WaymarksSimulator, panel_rules, task_of
-from trailnotes.envs.waymarks.simulator import as_command
+from trailnotes.envs.waymarks.env import WaymarksSimulator, as_command, panel_rules, task_of
 from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.errors import ConfigError
 from trailnotes.policies.chat import ChatFormat

@@ -5,11 +5,14 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from trailnotes.config.schema import Config
 from trailnotes.envs import env_tasks
 from trailnotes.errors import ConfigError
 from trailnotes.types import Task
+
+if TYPE_CHECKING:
+    from trailnotes.config.schema import Config
 
 
 def tasks_of(config: Config, split: str) -> list[Task]:

@@ -22,7 +22,7 @@ from trailnotes.learner.logprobs import Batch, TokenScorer
 from trailnotes.learner.metrics import UpdateMetrics, advantage_metrics
 from trailnotes.learner.optimizer import MasterAdamW
 from trailnotes.learner.samples import has_advantage, microbatches, minibatches
-from trailnotes.policies.hf.parts import evaluating
+from trailnotes.policies.hf.network import evaluating
 from trailnotes.storage.checkpoint import atomic_directory, write_json
 from trailnotes.types import Sample
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from trailnotes.policies.hf.parts import parts_of
+from trailnotes.policies.hf.network import parts_of
 from trailnotes.types import Sample
 
 

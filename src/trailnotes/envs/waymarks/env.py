@@ -6,28 +6,41 @@ without reward, so that what a failed episode finds out serves only those who wr
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from trailnotes.config.schema import Config
 from trailnotes.envs.tasks import tasks_of
-from trailnotes.envs.textworld.interpreter import Position, cached_game, open_story, play, textworld_version
+from trailnotes.envs.textworld.interpreter import Position, cached_game, one_line, open_story, play, textworld_version
 from trailnotes.envs.waymarks import spec as ws
 from trailnotes.envs.waymarks.build import BUILDER_VERSION, build_game
-from trailnotes.envs.waymarks.simulator import Scene, admissible, as_command, first_scene, next_scene
+from trailnotes.envs.waymarks.simulator import Scene, admissible, first_scene, next_scene
 from trailnotes.envs.waymarks.spec import GameSpec, Kind, Rule
 from trailnotes.errors import ConfigError, EnvError
 from trailnotes.types import Observation, Task
+
+if TYPE_CHECKING:
+    from trailnotes.config.schema import Config
 
 DEMO_FAMILIES = ("route/amber", "route/birch", "keys/granite", "keys/hazel")
 NUM_VARIATIONS = {"train": 5, "validation": 5, "test": 20}
 NO_SIZES: Mapping[str, int] = MappingProxyType({})
 COMPARE_SIZES: Mapping[str, int] = MappingProxyType({"route/birch": 3, "keys/hazel": 2})  # two that luck can solve
+_ARTICLES = frozenset({"a", "an", "the"})
+# Words by which Inform's parser repeats, chains, points back or counts; one step is one plain command.
+_SHORTCUTS = """
+    again all and another any both but each either every everything except first former g half her him his it its lots
+    many me my myself none o of oops other second self some that their them then these third this those undo your yours
+    yourself one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen
+    eighteen nineteen twenty thirty
+"""
+_REFUSED = frozenset(_SHORTCUTS.split())
+_MAX_WORDS = 10
 
 
 def make_tasks(
@@ -210,6 +223,20 @@ class _Waymarks:
 
     def _actions(self) -> tuple[str, ...] | None:
         return admissible(self._scene) if self._offers_actions and self._scene else None
+
+
+@lru_cache(maxsize=4096)
+def as_command(action: str) -> tuple[str, bool]:
+    """`action` as the line that the game gets, and whether it was cut or turned away.
+
+    Lower case, words and single spaces only, no articles. A line with one of the parser's shortcuts ("again", "then",
+    "it", "all", numbers), or of more than ten words, becomes the empty line, which the game does not understand.
+    """
+    line, cut = one_line(action)
+    words = [word for word in re.sub(r"[^a-z0-9]+", " ", line.lower()).split() if word not in _ARTICLES]
+    if cut or len(words) > _MAX_WORDS or any(w in _REFUSED or not w.isalpha() for w in words):
+        return "", True
+    return " ".join(words), False
 
 
 class WaymarksEnv(_Waymarks):

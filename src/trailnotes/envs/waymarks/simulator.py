@@ -1,16 +1,13 @@
 """Waymarks without compiling: the same games said directly, for warm starts that need 100,000s of fresh episodes.
 
 Equality with the compiled games holds for every action string whatsoever that `as_command` lets through or turns
-away; a test walks both side by side. Both environments put actions through `as_command` first.
+away (env.py); a test walks both side by side. Both environments put actions through `as_command` first.
 """
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
-from functools import lru_cache
 
-from trailnotes.envs.textworld.interpreter import one_line
 from trailnotes.envs.waymarks import spec as ws
 from trailnotes.envs.waymarks.spec import GameSpec
 
@@ -24,31 +21,7 @@ _DIRECTION_WORDS = {
     "inside": "in",
     "outside": "out",
 }
-_ARTICLES = frozenset({"a", "an", "the"})
-# Words by which Inform's parser repeats, chains, points back or counts; one step is one plain command.
-_SHORTCUTS = """
-    again all and another any both but each either every everything except first former g half her him his it its lots
-    many me my myself none o of oops other second self some that their them then these third this those undo your yours
-    yourself one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen
-    eighteen nineteen twenty thirty
-"""
-_REFUSED = frozenset(_SHORTCUTS.split())
-_MAX_WORDS = 10
 _DICTIONARY_CHARS = 9  # the Z-machine's dictionary tells words apart by these
-
-
-@lru_cache(maxsize=4096)
-def as_command(action: str) -> tuple[str, bool]:
-    """`action` as the line that the game gets, and whether it was cut or turned away.
-
-    Lower case, words and single spaces only, no articles. A line with one of the parser's shortcuts ("again", "then",
-    "it", "all", numbers), or of more than ten words, becomes the empty line, which the game does not understand.
-    """
-    line, cut = one_line(action)
-    words = [word for word in re.sub(r"[^a-z0-9]+", " ", line.lower()).split() if word not in _ARTICLES]
-    if cut or len(words) > _MAX_WORDS or any(w in _REFUSED or not w.isalpha() for w in words):
-        return "", True
-    return " ".join(words), False
 
 
 @dataclass(frozen=True, slots=True)
