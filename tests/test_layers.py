@@ -1,4 +1,4 @@
-"""Imports point down only; a light start stays light; files stay small."""
+"""The rule of the house, by full path: imports point down, every module has its place, a light start stays light."""
 
 from __future__ import annotations
 
@@ -12,49 +12,265 @@ from pathlib import Path
 import pytest
 
 import trailnotes
+from trailnotes.commands import TABLE
+from trailnotes.config.methods import METHODS
 from trailnotes.moved import MOVED
 
+ROOT = Path(__file__).parents[1]
 SRC = Path(trailnotes.__file__).parent
-# Top to bottom. Modules of one line do not know each other.
-LAYERS = """
-__main__
-commands
-warmstart compare
-algorithms
-runs
-rollout learner
-credit
-prompts envs policies memory
-reporting storage
-config
-types errors seeds moved
-"""
-RANKS = {name: rank for rank, line in enumerate(LAYERS.split("\n")) for name in line.split()}
+RULE = """A folder is a step of the data's way (tasks, envs, prompts, policies, rollout, memory, credit, learner); a
+command x is commands/x.py; what belongs to one method alone lives beside that method, in algorithms/METHOD/; the top
+level holds only what everyone imports."""
+# Folder -> what is in it, from the top down: a line imports from those below it, and names on one line are strangers.
+HOUSE = {
+    "": """
+        __init__ __main__
+        commands
+        warmstart compare
+        algorithms
+        runs
+        rollout learner credit reporting
+        prompts envs policies memory
+        storage
+        config
+        types errors seeds moved
+    """,
+    "algorithms": "__init__ empo2 empo2_tips gigpo grpo naive reflexion rememberer retrospex rloo",
+    "algorithms/reflexion": """
+        __init__ method
+        memory plans
+    """,
+    "algorithms/rememberer": """
+        __init__ method
+        advice experience
+        situations
+        similarity values
+    """,
+    "algorithms/retrospex": """
+        __init__ method
+        critic rescoring
+        measure training
+        network transitions
+        vocabulary
+    """,
+    "commands": """
+        __main__
+        __init__
+        adapt compare config critic demo diagnose envs eval memory rollout train warmstart
+        arguments
+        command
+    """,
+    "compare": """
+        __init__ estimate
+        comparison
+        live page
+        picture running summary
+        plan results
+        cost published
+        evaluations processes statistics
+    """,
+    "compare/published": """
+        __init__ comparability page
+        table
+        protocol
+        figures
+    """,
+    "config": """
+        __init__ toml
+        presets schema
+        methods_schema
+        methods section
+    """,
+    "credit": """
+        __init__ novelty
+        distillation steps
+        episodes
+    """,
+    "envs": """
+        scienceworld waymarks workers
+        tasks textworld
+        __init__
+        check
+        base
+    """,
+    "envs/scienceworld": """
+        __init__ env
+        actions briefing game
+        client
+        jvm tasks
+        gateway process
+    """,
+    "envs/textworld": """
+        __init__ env
+        interpreter
+    """,
+    "envs/waymarks": """
+        __init__ env
+        build simulator
+        spec
+    """,
+    "envs/workers": """
+        __init__ main
+        pool
+        worker
+        hosts wire
+    """,
+    "learner": """
+        __init__ learner
+        metrics optimizer samples
+        logprobs losses
+    """,
+    "memory": """
+        __init__
+        base exchange
+        tips
+        store
+        retrieval schema
+    """,
+    "policies": """
+        __init__ base hf openai scripted
+        chat
+    """,
+    "policies/hf": """
+        __init__
+        policy
+        engine
+        decoder
+        network
+    """,
+    "policies/openai": """
+        __init__
+        policy
+        endpoint
+        answers faults
+    """,
+    "prompts": """
+        __init__
+        conversation
+        text
+    """,
+    "reporting": """
+        __init__ plots story tables
+        episodes intervals
+    """,
+    "rollout": """
+        archive dynamic
+        __init__
+        tips
+        groups
+        episode
+    """,
+    "runs": """
+        __init__ adaptation forecast training
+        console panels saving
+        players spent
+        directory
+    """,
+    "storage": """
+        __init__ checkpoint records
+        files
+    """,
+    "warmstart": """
+        __init__ training
+        demonstrations small_model
+    """,
+    "warmstart/demonstrations": """
+        __init__ scienceworld waymarks
+        base scienceworld_scripts
+    """,
+}
+LAYERS = "\n".join(line.strip() for line in HOUSE[""].strip().splitlines())
+RANKS = {
+    (folder, name): rank
+    for folder, text in HOUSE.items()
+    for rank, line in enumerate(text.strip().splitlines())
+    for name in line.split()
+}
+MODULES = {path.relative_to(SRC).with_suffix("").parts: path for path in sorted(SRC.rglob("*.py"))}
 
 
-def imports_of(path: Path) -> set[str]:
-    """Every import in the file, wherever it stands, as the module below trailnotes."""
+def place_of(module: tuple[str, ...]) -> list[tuple[str, str]]:
+    """Each folder on the way to a module, with the name in it."""
+    return [("/".join(module[:i]), name) for i, name in enumerate(module)]
+
+
+def imports_of(path: Path) -> set[tuple[str, ...]]:
+    """Modules of ours that a file imports, wherever in it."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert not node.level, f"{path}: relative import"
-            names |= (
-                {f"trailnotes.{a.name}" for a in node.names} if node.module == "trailnotes" else {node.module or ""}
-            )
-    return {name.split(".")[1] for name in names if name.startswith("trailnotes.")} & set(RANKS)
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    ours = [tuple(name.split(".")[1:]) for name in names if name.startswith("trailnotes.")]
+    return {module for parts in ours if (module := module_of(parts))}
 
 
-@pytest.mark.parametrize("path", sorted(SRC.rglob("*.py")), ids=lambda path: str(path.relative_to(SRC)))
-def test_imports_point_down_and_files_are_small(path: Path) -> None:
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= 500
-    own = path.relative_to(SRC).with_suffix("").parts[0]
-    if own == "__init__":  # names the public ones, lazily
-        return
-    assert own in RANKS, f"say in LAYERS where {own} belongs"
-    wrong = {name for name in imports_of(path) if name != own and RANKS[name] <= RANKS[own]}
-    assert not wrong, f"{own} must not import {wrong}"
+def module_of(parts: tuple[str, ...]) -> tuple[str, ...]:
+    """The module that a dotted name is, or is in; () for a name of the package's own face."""
+    while parts and parts not in MODULES and (*parts, "__init__") not in MODULES:
+        parts = parts[:-1]
+    return parts if parts in MODULES or not parts else (*parts, "__init__")
+
+
+@pytest.mark.parametrize("module", MODULES, ids="/".join)
+def test_every_module_has_its_place_and_imports_what_is_below_it(module: tuple[str, ...]) -> None:
+    for folder, name in place_of(module):
+        assert (folder, name) in RANKS, (
+            f"{name} has no place in {folder or 'the house'}. {RULE}\n"
+            f"Once it lies there, put its name into HOUSE[{folder!r}] of tests/test_layers.py: above all that it "
+            "imports, below all that import it, on the line of those that it does not know."
+        )
+    for other in imports_of(MODULES[module]) - {module}:
+        ours, theirs = next(pair for pair in zip(place_of(module), place_of(other), strict=False) if pair[0] != pair[1])
+        assert RANKS[ours] < RANKS[theirs], (
+            f"{'/'.join(module)} imports {'/'.join(other)}, but {theirs[1]} does not stand below {ours[1]} "
+            f"in {ours[0] or 'the house'}: move what both need further down"
+        )
+
+
+def test_the_house_names_nothing_that_is_not_there() -> None:
+    there = {place for module in MODULES for place in place_of(module)}
+    assert set(RANKS) == there
+
+
+@pytest.mark.parametrize("module", MODULES, ids="/".join)
+def test_files_are_small(module: tuple[str, ...]) -> None:
+    assert len(MODULES[module].read_text(encoding="utf-8").splitlines()) <= 400
+
+
+def test_the_top_holds_only_what_everyone_imports() -> None:
+    top = [module[0] for module in MODULES if len(module) == 1]
+    assert len(top) <= 6, f"{RULE}\nHere are: {', '.join(top)}"
+    for name in ("types", "errors"):
+        rooms = {module[0] for module in MODULES if len(module) > 1}
+        users = {module[0] for module, path in MODULES.items() if (name,) in imports_of(path)}
+        assert len(users) > len(rooms) / 2, f"{name} is imported by {', '.join(sorted(users))} alone"
+
+
+def test_a_command_is_a_file_of_its_name() -> None:
+    files = {module[1] for module in MODULES if module[0] == "commands"} - {
+        "__init__",
+        "__main__",
+        "command",
+        "arguments",
+    }
+    assert {entry.name.split()[0] for entry in TABLE} == files
+
+
+def test_a_folder_of_a_method_bears_its_name_and_is_known_to_few() -> None:
+    folders = {module[1] for module in MODULES if module[0] == "algorithms" and len(module) > 2}
+    assert folders <= {name.replace("-", "_") for name in METHODS}
+    for module, path in MODULES.items():
+        for other in imports_of(path):
+            if other[0] == "algorithms" and len(other) > 2 and module[:2] != other[:2]:
+                assert module[0] in {"warmstart", "commands"}, f"{'/'.join(module)} imports {'/'.join(other)}. {RULE}"
+
+
+def test_the_picture_is_current() -> None:
+    done = subprocess.run([sys.executable, str(ROOT / "docs" / "picture.py"), "--check"], check=False)
+    assert done.returncode == 0, "draw docs/house.svg anew: python docs/picture.py"
 
 
 HEAVY = (
@@ -78,8 +294,8 @@ def test_a_start_loads_nothing_heavy(code: str) -> None:
 
 
 LIGHT = (
-    "envs", "config.toml", "runs.directory", "memory", "envs.tasks", "prompts", "credit", "compare",
-    "commands.eval", "commands.adapt", "runs.adaptation", "runs.panels",
+    "envs", "config.toml", "runs.directory", "runs.players", "runs.adaptation", "memory", "envs.tasks", "prompts",
+    "credit", "compare", "commands.eval", "commands.adapt",
 )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from trailnotes.algorithms.rememberer.experience import ExperienceTable, open_experience
 from trailnotes.algorithms.rememberer.similarity import LinesPart, WordsPart
 from trailnotes.algorithms.rememberer.situations import Situations
-from trailnotes.algorithms.rememberer.values import Record, Transition
+from trailnotes.algorithms.rememberer.values import Experience, Record
 from trailnotes.config.methods_schema import RemembererConfig
 from trailnotes.config.schema import Config
 from trailnotes.errors import MemoryStoreError
@@ -38,11 +38,11 @@ def table(path: Path | None = None, **keys: Any) -> ExperienceTable:
     return open_experience(path, Config(rememberer=RemembererConfig(**keys)))
 
 
-def episode(*rewards: float, goal: str = "g", states: str = "s{}", actions: str = "a{}") -> list[Transition]:
-    return [Transition(goal, states.format(i), actions.format(i), reward) for i, reward in enumerate(rewards)]
+def episode(*rewards: float, goal: str = "g", states: str = "s{}", actions: str = "a{}") -> list[Experience]:
+    return [Experience(goal, states.format(i), actions.format(i), reward) for i, reward in enumerate(rewards)]
 
 
-def teach(taught: ExperienceTable, *episodes: Sequence[Transition]) -> ExperienceTable:
+def teach(taught: ExperienceTable, *episodes: Sequence[Experience]) -> ExperienceTable:
     with taught.transaction():
         for each in episodes:
             taught.learn(each)
@@ -93,9 +93,9 @@ def test_defect_2_the_stored_reward_is_that_of_the_action_the_last_one_included(
 
 
 def test_defect_2_the_action_that_goes_has_the_smallest_value_not_the_smallest_reward() -> None:
-    late = [Transition("g", "s", "patient", 0.0), Transition("g", "t", "then", 1.0)]
-    early = [Transition("g", "s", "greedy", 0.2)]
-    middle = [Transition("g", "s", "middle", 0.5)]
+    late = [Experience("g", "s", "patient", 0.0), Experience("g", "t", "then", 1.0)]
+    early = [Experience("g", "s", "greedy", 0.2)]
+    middle = [Experience("g", "s", "middle", 0.5)]
     taught = teach(table(action_capacity=2), late, early, middle)
     assert set(taught.find("g", "s").values) == {"patient", "middle"}
 
@@ -153,7 +153,7 @@ def test_defect_5_similarity_compares_the_query_with_each_record() -> None:
 
 
 def test_defect_8_an_unknown_state_is_not_valued_by_the_record_that_is_updated() -> None:
-    known, unknown = Transition("g", "a red door", "go", 0.0), Transition("g", "a red door ajar", "push", 0.0)
+    known, unknown = Experience("g", "a red door", "go", 0.0), Experience("g", "a red door ajar", "push", 0.0)
     taught = teach(table(n_step=1), [replace(known, reward=4.0)], episode(0.5, states="a blue lake"))
     teach(taught, [known, unknown])
     # The nearest record of "a red door ajar" is "a red door" itself, whose value 4.0 must not feed itself: 0.5 does.
@@ -177,14 +177,14 @@ def test_double_q_takes_turns_and_bootstraps_from_the_other_table() -> None:
 
 def test_a_value_in_the_exact_record_beats_a_more_valued_neighbour() -> None:
     taught = teach(table(n_step=1), episode(9.0, states="hall with a lamp"), episode(1.0, states="hall with a lamb"))
-    teach(taught, [Transition("g", "start", "go", 0.0), Transition("g", "hall with a lamb", "go", 0.0)])
+    teach(taught, [Experience("g", "start", "go", 0.0), Experience("g", "hall with a lamb", "go", 0.0)])
     assert value(taught, "start", "go") == 1.0
 
 
 def test_context_to_print_again_is_kept_and_averaged() -> None:
-    first = Transition("g", "s", "a", 0.0, ("x", "y"), ("a", "b"), 1.0, 3.0)
-    second = Transition("g", "s", "a", 0.0, ("z", "w"), (), 0.0, 1.0)  # as short: it replaces
-    longer = Transition("g", "s", "a", 0.0, ("1", "2", "3"), ("c",), 2.0, 2.0)
+    first = Experience("g", "s", "a", 0.0, ("x", "y"), ("a", "b"), 1.0, 3.0)
+    second = Experience("g", "s", "a", 0.0, ("z", "w"), (), 0.0, 1.0)  # as short: it replaces
+    longer = Experience("g", "s", "a", 0.0, ("1", "2", "3"), ("c",), 2.0, 2.0)
     record = teach(table(), [first], [second], [longer]).find("g", "s")
     assert (record.history, record.admissible) == (("z", "w"), ("c",))
     assert (record.last_reward, record.total_reward, record.visits) == (1.0, 2.0, 3)
@@ -312,8 +312,8 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "experience.db"
 
 
-transitions = st.builds(
-    Transition,
+experiences = st.builds(
+    Experience,
     task=st.sampled_from(["find", "hide it"]),
     observation=st.sampled_from([f"room {i}" for i in range(6)]) | st.text(max_size=5),
     action=st.sampled_from(["go", "stay"]) | st.text(min_size=1, max_size=5),
@@ -327,7 +327,7 @@ transitions = st.builds(
 
 @settings(deadline=None, max_examples=15)
 @given(
-    st.lists(st.lists(transitions, max_size=6), max_size=4),
+    st.lists(st.lists(experiences, max_size=6), max_size=4),
     st.sampled_from([{}, {"n_step": 2}, {"double_q": True, "n_step": 1}, {"record_capacity": 3, "action_capacity": 2}]),
 )
 def test_a_file_that_is_read_again_holds_what_was_learned(tmp_path_factory, episodes, chosen) -> None:
@@ -399,7 +399,7 @@ def test_a_table_of_another_embedder_or_above_the_capacity_is_refused(path: Path
 
 def test_half_surrogates_do_not_stop_it(path: Path) -> None:
     with table(path) as taught:
-        teach(taught, [Transition("g\ud800", "o\ud800", "a\ud800", 1.0, ("h\ud800",), ("b\ud800",))])
+        teach(taught, [Experience("g\ud800", "o\ud800", "a\ud800", 1.0, ("h\ud800",), ("b\ud800",))])
         assert taught.find("g\ud800", "o\ud800").values["a?"].value == 1.0
     with table(path) as again:
         assert len(again) == 1

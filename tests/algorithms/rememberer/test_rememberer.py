@@ -1,4 +1,4 @@
-"""REMEMBERER as a method: what becomes a transition, what is advised, what the actor sees, and that it learns."""
+"""REMEMBERER as a method: what becomes a experience, what is advised, what the actor sees, and that it learns."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ import caves
 from small import small_config
 from trailnotes.algorithms.rememberer.advice import Valued
 from trailnotes.algorithms.rememberer.experience import ExperienceTable, open_experience
-from trailnotes.algorithms.rememberer.method import AdvisedActor, advice_of, transitions_of
+from trailnotes.algorithms.rememberer.method import AdvisedActor, advice_of, experiences_of
 from trailnotes.algorithms.rememberer.situations import Situations
-from trailnotes.algorithms.rememberer.values import ActionValue, Estimate, Record, Transition
+from trailnotes.algorithms.rememberer.values import ActionValue, Estimate, Experience, Record
 from trailnotes.commands.adapt import adapt
 from trailnotes.config.methods_schema import RemembererConfig
 from trailnotes.config.schema import Config
@@ -83,7 +83,7 @@ def test_with_an_eviction_that_refuses_new_keys_it_does_not(tmp_path: Path, monk
     assert max(curve) < 0.2
 
 
-# -- transitions
+# -- experiences
 
 
 def episode(*steps: tuple[str, str, float], actions: tuple[str, ...] = ()) -> Trajectory:
@@ -97,13 +97,13 @@ def episode(*steps: tuple[str, str, float], actions: tuple[str, ...] = ()) -> Tr
 
 
 def test_a_transition_knows_what_led_to_it() -> None:
-    first, second = transitions_of(episode(("hall", "go", 0.5), ("room", "take", 1.0), actions=("go", "take")))
-    assert first == Transition("the goal", "hall", "go", 0.5, (), ("go", "take"), 0.0, 0.0)
-    assert second == Transition("the goal", "room", "take", 1.0, ("go",), ("go", "take"), 0.5, 0.5)
+    first, second = experiences_of(episode(("hall", "go", 0.5), ("room", "take", 1.0), actions=("go", "take")))
+    assert first == Experience("the goal", "hall", "go", 0.5, (), ("go", "take"), 0.0, 0.0)
+    assert second == Experience("the goal", "room", "take", 1.0, ("go",), ("go", "take"), 0.5, 0.5)
 
 
 def test_defect_6_an_unreadable_answer_is_no_transition_and_no_reward_counts_twice() -> None:
-    read = transitions_of(
+    read = experiences_of(
         episode(("hall", NO_OP, 0.0), ("hall", "go", 0.5), ("room", NO_OP, 0.25), ("room", "go", 1.0))
     )
     assert [(t.observation, t.action, t.reward) for t in read] == [("hall", "go", 0.75), ("room", "go", 1.0)]
@@ -111,7 +111,7 @@ def test_defect_6_an_unreadable_answer_is_no_transition_and_no_reward_counts_twi
     with open_experience(None, cave_config()) as table, table.transaction():
         table.learn(read)
         assert table.find("the goal", "hall").values["go"].value == 1.75
-    assert transitions_of(episode(("hall", NO_OP, -1.0))) == []
+    assert experiences_of(episode(("hall", NO_OP, -1.0))) == []
 
 
 # -- advice
@@ -190,7 +190,7 @@ def table_of(config: Config, *texts: str, action: str = "go", reward: float = 1.
     made = open_experience(None, config)
     with made.transaction():
         for text in texts:
-            made.learn([Transition("find it", text, action, reward, ("x", "y"), ("go", "wait"))])
+            made.learn([Experience("find it", text, action, reward, ("x", "y"), ("go", "wait"))])
     return made
 
 
@@ -251,9 +251,9 @@ def test_defect_3_no_setting_of_the_actor_is_without_effect(changed) -> None:
         policy = Listener("go -> 1")
         taught = table_of(config, "a hall", "a big hall")
         with taught.transaction():
-            taught.learn([Transition("find it", "a hall", "wait", 0.0, ("x", "y"), ("go", "wait", "run"))])
-            taught.learn([Transition("find it", "a hall", "go", 0.2, ("x", "y"))])
-            taught.learn([Transition("find it", "a big hall", "go", -1.0 - 1.0, ("x", "y"), ("go", "run"))])
+            taught.learn([Experience("find it", "a hall", "wait", 0.0, ("x", "y"), ("go", "wait", "run"))])
+            taught.learn([Experience("find it", "a hall", "go", 0.2, ("x", "y"))])
+            taught.learn([Experience("find it", "a big hall", "go", -1.0 - 1.0, ("x", "y"), ("go", "run"))])
         decide(policy, taught, config, hall(actions=("go", "run", "wait")))
         return policy.asked
 

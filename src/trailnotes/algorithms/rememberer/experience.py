@@ -18,8 +18,8 @@ from trailnotes.algorithms.rememberer.situations import Situation, Situations
 from trailnotes.algorithms.rememberer.values import (
     ActionValue,
     Estimate,
+    Experience,
     Record,
-    Transition,
     n_step_target,
     updated,
     without_worst,
@@ -92,7 +92,7 @@ class ExperienceTable(OpenFile):
         """Whether this is the first time for `name`: a mark that is written, or undone, with the transaction."""
         return bool(self._write("INSERT OR IGNORE INTO meta VALUES (?, 1)", (f"once/{name}",)).rowcount)
 
-    def learn(self, episode: Sequence[Transition]) -> None:
+    def learn(self, episode: Sequence[Experience]) -> None:
         """Update the table by the decisions of one episode, in their order.
 
         The target of a decision is the discounted sum of the next n rewards, and beyond them the best value of the
@@ -122,14 +122,14 @@ class ExperienceTable(OpenFile):
     def _undone(self) -> None:
         self._data_version = -1
 
-    def _learn(self, episode: Sequence[Transition], position: int) -> None:
+    def _learn(self, episode: Sequence[Experience], position: int) -> None:
         situations, config = self._current(), self.config
-        transition = replace(episode[position], action=encodable(episode[position].action))
-        texts = _situation(transition.task, transition.observation)
+        experience = replace(episode[position], action=encodable(episode[position].action))
+        texts = _situation(experience.task, experience.observation)
         old = situations.find(texts) or Record(0, *texts)
-        before = old.values.get(transition.action)
+        before = old.values.get(experience.action)
         turn = before.number % 2 if config.double_q and before else 0  # each entry takes its own turns: see the docs
-        record = updated(old, transition, self._target(episode, position, turn), turn, config.lr)
+        record = updated(old, experience, self._target(episode, position, turn), turn, config.lr)
         record = replace(record, values=without_worst(record.values, config.action_capacity), age=situations.age + 1)
         if not old.id:
             vectors = self._embed(texts)
@@ -142,13 +142,13 @@ class ExperienceTable(OpenFile):
         situations.update(record)
         self._save(record, old.values.keys() - record.values.keys())
 
-    def _target(self, episode: Sequence[Transition], position: int, turn: int) -> float:
+    def _target(self, episode: Sequence[Experience], position: int, turn: int) -> float:
         after = position + (self.config.n_step or len(episode))
-        rewards = [transition.reward for transition in episode[position:after]]
+        rewards = [experience.reward for experience in episode[position:after]]
         bootstrap = self._bootstrap(episode[after], episode[position], turn) if after < len(episode) else 0.0
         return n_step_target(rewards, self.config.gamma, bootstrap)
 
-    def _bootstrap(self, after: Transition, own: Transition, turn: int) -> float:
+    def _bootstrap(self, after: Experience, own: Experience, turn: int) -> float:
         """The best value of the situation of `after`; where it is unknown, a record must not stand in for itself."""
         table = 1 - turn if self.config.double_q else None
         exact = self.find(after.task, after.observation)

@@ -21,7 +21,7 @@ from trailnotes.algorithms.rememberer.advice import (
     parse_advice,
 )
 from trailnotes.algorithms.rememberer.experience import open_experience
-from trailnotes.algorithms.rememberer.values import Transition
+from trailnotes.algorithms.rememberer.values import Experience
 from trailnotes.envs.tasks import panel, tasks_of
 from trailnotes.prompts import Conversation, instruction_of, quoted
 from trailnotes.rollout import Decision, num_tokens
@@ -60,7 +60,7 @@ async def rememberer(run: AdaptationRun) -> None:
                 if table.once(phase):
                     for group in groups:
                         for trajectory in group.trajectories:
-                            table.learn(transitions_of(trajectory))
+                            table.learn(experiences_of(trajectory))
             if epoch == 0:
                 solved = {group.task.id for group in groups if all(t.success for t in group.trajectories)}
                 tasks = [task for task in tasks if task.id not in solved]
@@ -71,25 +71,25 @@ async def rememberer(run: AdaptationRun) -> None:
         run.examine(groups, memory=True)
 
 
-def transitions_of(trajectory: Trajectory) -> list[Transition]:
+def experiences_of(trajectory: Trajectory) -> list[Experience]:
     """The readable decisions of an episode.
 
-    An answer that could not be read is no decision: it makes no transition, and what it earned counts for the decision
+    An answer that could not be read is no decision: it makes no experience, and what it earned counts for the decision
     before it.
     """
     task, earned = instruction_of(trajectory), 0.0
-    transitions: list[Transition] = []
+    experiences: list[Experience] = []
     for step in trajectory.steps:
         seen = step.observation
         if step.action != NO_OP:
-            history = tuple(transition.action for transition in transitions)
-            transitions.append(
-                Transition(task, seen.text, step.action, step.reward, history, seen.actions or (), seen.reward, earned)
+            history = tuple(experience.action for experience in experiences)
+            experiences.append(
+                Experience(task, seen.text, step.action, step.reward, history, seen.actions or (), seen.reward, earned)
             )
-        elif transitions:
-            transitions[-1] = replace(transitions[-1], reward=transitions[-1].reward + step.reward)
+        elif experiences:
+            experiences[-1] = replace(experiences[-1], reward=experiences[-1].reward + step.reward)
         earned += step.reward
-    return transitions
+    return experiences
 
 
 def advice_of(

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
-class Transition:
+class Experience:
     """One readable decision: where, what, and what came of it. Rewards are in the environment's own unit."""
 
     task: str  # the goal in words, not the id: whoever has the same goal shares the record
@@ -96,20 +96,20 @@ def n_step_target(rewards: Sequence[float], gamma: float, bootstrap: float) -> f
     return discounted + gamma ** len(rewards) * bootstrap
 
 
-def updated(record: Record, transition: Transition, target: float, turn: int, lr: float) -> Record:
+def updated(record: Record, experience: Experience, target: float, turn: int, lr: float) -> Record:
     """The record after one more visit, the value of the action moved towards `target` in table `turn`."""
-    old = record.values.get(transition.action, ActionValue(transition.action, 0.0))
+    old = record.values.get(experience.action, ActionValue(experience.action, 0.0))
     q, number = old.estimates[turn]
     estimate = Estimate(running(q, target, number, lr), number + 1)
     estimates = (estimate, old.estimates[1]) if turn == 0 else (old.estimates[0], estimate)
-    value = ActionValue(old.action, running(old.reward, transition.reward, old.number, lr), estimates)
-    shorter = not record.visits or len(transition.history) <= len(record.history)
+    value = ActionValue(old.action, running(old.reward, experience.reward, old.number, lr), estimates)
+    shorter = not record.visits or len(experience.history) <= len(record.history)
     return replace(
         record,
-        history=transition.history if shorter else record.history,
-        admissible=transition.admissible or record.admissible,
-        last_reward=running(record.last_reward, transition.last_reward, record.visits, lr),
-        total_reward=running(record.total_reward, transition.total_reward, record.visits, lr),
+        history=experience.history if shorter else record.history,
+        admissible=experience.admissible or record.admissible,
+        last_reward=running(record.last_reward, experience.last_reward, record.visits, lr),
+        total_reward=running(record.total_reward, experience.total_reward, record.visits, lr),
         visits=record.visits + 1,
         values={**record.values, value.action: value},
     )

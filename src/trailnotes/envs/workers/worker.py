@@ -29,7 +29,7 @@ _BOOTSTRAP = (
     "from trailnotes.envs.workers.main import main; main(int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]))"
 )
 
-Answer = asyncio.Future[Observation | None]
+Awaited = asyncio.Future[Observation | None]
 
 
 class Worker(Host):
@@ -57,7 +57,7 @@ class Worker(Host):
         except (TypeError, ValueError) as error:
             raise ConfigError(f"env.options must hold JSON values to reach a worker: {error}") from error
         self._label, self._timeout, self._silence = label, timeout, heartbeat
-        self._pending: deque[Answer | None] = deque()  # None: nobody waits for this answer
+        self._pending: deque[Awaited | None] = deque()  # None: nobody waits for this answer
         self._outbox, self._frames = bytearray(), Frames()
         self._last_words = b""
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -79,7 +79,7 @@ class Worker(Host):
             frame = encode([operation, slot, pack(argument)])
         except (TypeError, ValueError) as error:
             raise EnvError(f"a {type(argument).__name__} does not fit JSON: {error}") from error
-        answer: Answer = asyncio.get_running_loop().create_future()
+        answer: Awaited = asyncio.get_running_loop().create_future()
         self._send(frame, answer)
         return await answer
 
@@ -150,7 +150,7 @@ class Worker(Host):
                     break
         self._lose("was closed")
 
-    def _send(self, frame: bytes, answer: Answer | None) -> None:
+    def _send(self, frame: bytes, answer: Awaited | None) -> None:
         if not self._pending:
             self._head_since = time.monotonic()
         self._pending.append(answer)

@@ -1,0 +1,54 @@
+"""How many files a reader must open to follow one iteration of EMPO2."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import trailnotes
+from tinyrun import tiny_config, train_in_process
+
+SRC = str(Path(trailnotes.__file__).parent)
+WORKER = {"envs/workers/main.py", "envs/workers/wire.py"}  # entered in processes of their own
+
+
+def files_of_one_iteration(start: Path, directory: Path, num_workers: int) -> set[str]:
+    """Files in which a function is called while the method runs, in this process and all of its threads."""
+    import trailnotes.algorithms.empo2 as module
+
+    entered: set[str] = set()
+
+    def note(frame: FrameType, event: str, _: Any) -> None:
+        name = frame.f_code.co_filename
+        if event == "call" and name.startswith(SRC):
+            entered.add(name.removeprefix(f"{SRC}/"))
+
+    method = module.empo2
+
+    async def watched(run: Any) -> None:
+        sys.setprofile(note)
+        threading.setprofile(note)
+        try:
+            await method(run)
+        finally:
+            sys.setprofile(None)
+            threading.setprofile(None)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "empo2", watched)
+        config = tiny_config(start, train={"iterations": 1}, env={"num_workers": num_workers})
+        train_in_process(config, directory)
+    return entered
+
+
+def test_one_iteration_opens_few_files(start_model: Path, tmp_path: Path) -> None:
+    inside = files_of_one_iteration(start_model, tmp_path / "inside", 0)
+    workers = files_of_one_iteration(start_model, tmp_path / "workers", 1)
+    entered = {name for name in inside | workers | WORKER if name != "moved.py"}  # asked by any import
+    assert {"algorithms/empo2.py", "runs/training.py", "learner/losses.py"} <= entered
+    assert len(entered) <= 45, sorted(entered)
