@@ -12,7 +12,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -106,22 +106,26 @@ def run_jobs(
                 waiting.remove(job)
                 running[job] = Process(job)
             for job, process in list(running.items()):
-                if (ended := process.poll()) is None:
-                    continue
-                del running[job]
-                if why := on_end(job, ended):
-                    failures[job.name] = why
-                    _leave_out(waiting, failures)
+                if ended := process.poll():
+                    del running[job]
+                    if why := on_end(job, ended):
+                        failures[job.name] = why
+                        _leave_out(waiting, failures)
             watch(list(running))
             time.sleep(POLL if running else 0)
     finally:
-        try:
-            stop(list(running.values()))
-        finally:
-            for job, process in running.items():
-                if process.ended:
-                    on_end(job, process.ended)
+        _stop_all(running, on_end)
     return failures
+
+
+def _stop_all(running: Mapping[Job, Process], on_end: Callable[[Job, Ended], str]) -> None:
+    """What an interrupted process took is not forgotten."""
+    try:
+        stop(list(running.values()))
+    finally:
+        for job, process in running.items():
+            if process.ended:
+                on_end(job, process.ended)
 
 
 def _leave_out(waiting: list[Job], failures: dict[str, str]) -> None:
