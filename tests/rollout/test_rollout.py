@@ -14,7 +14,7 @@ from trailnotes.errors import EnvError, PolicyError
 from trailnotes.memory.base import Memory
 from trailnotes.policies.scripted import ScriptedPolicy
 from trailnotes.rollout import WrittenTip, rollout_metrics, run_episode, run_groups, tip_metrics, write_tips
-from trailnotes.seeds import completion_seed
+from trailnotes.seeds import derive_seed
 from trailnotes.types import (
     Completion,
     Message,
@@ -183,16 +183,16 @@ def test_sampling_follows_the_config_and_every_completion_has_its_own_seed() -> 
     play(policy, settings(rollout={"max_steps": 3, "temperature": 0.7, "max_action_tokens": 9, "stop": ["."]}))
     samplings = [sampling for _, _, sampling in policy.requests]
     assert {(s.temperature, s.max_tokens, s.stop, s.top_p, s.top_k) for s in samplings} == {(0.7, 9, (".",), 1.0, 0)}
-    assert [s.seed for s in samplings] == [completion_seed(0, "t", 0, i) for i in range(3)]
+    assert [s.seed for s in samplings] == [derive_seed(0, "t", 0, i) for i in range(3)]
     assert len({s.seed for s in samplings}) == 3
 
 
-def test_completion_seeds_are_fixed_forever_and_depend_on_every_part() -> None:
+def test_seeds_are_fixed_forever_and_depend_on_every_part() -> None:
     base = (1, "t", 2, 3)
-    assert completion_seed(*base) == 2565924715832434521
+    assert derive_seed(*base) == 2565924715832434521
     others = [(0, "t", 2, 3), (1, "u", 2, 3), (1, "t", 0, 3), (1, "t", 2, 4), (1, "t", 23, ""), (12, "t", 2, 3)]
-    seeds = [completion_seed(*parts) for parts in others]
-    assert len({completion_seed(*base), *seeds}) == 7
+    seeds = [derive_seed(*parts) for parts in others]
+    assert len({derive_seed(*base), *seeds}) == 7
     assert all(0 <= seed < 2**63 for seed in seeds)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from trailnotes.envs import env_tasks
 from trailnotes.errors import ConfigError
+from trailnotes.seeds import derive_seed
 from trailnotes.types import Task
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def panel(tasks: Sequence[Task], num: int) -> list[Task]:
 
 
 def _order(num: int, seed: int, epoch: int) -> list[int]:
-    """Permutation of `num` indices. A string seeds `Random` through SHA-512: the same in every process."""
+    """Permutation of `num` indices. The same in every process."""
     order = list(range(num))
-    random.Random(f"trailnotes tasks {seed} {epoch}").shuffle(order)
+    random.Random(derive_seed(seed, "tasks", epoch)).shuffle(order)
     return order

@@ -16,7 +16,7 @@ from trailnotes.errors import EnvError
 from trailnotes.memory.base import Memory
 from trailnotes.policies.base import Policy
 from trailnotes.prompts import Conversation, memory_query, parse_action
-from trailnotes.seeds import completion_seed
+from trailnotes.seeds import derive_seed
 from trailnotes.types import (
     Completion,
     Message,
@@ -46,7 +46,7 @@ class Seating:
 
     def sampling(self, step: int) -> Sampling:
         """How the action of `step` is drawn."""
-        return action_sampling(self.config, completion_seed(self.seed, self.task.id, self.member, step))
+        return action_sampling(self.config, derive_seed(self.seed, self.task.id, self.member, step))
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from trailnotes.config.schema import Config
 from trailnotes.memory.base import Memory
 from trailnotes.policies.base import Policy
 from trailnotes.rollout.episode import AsyncEnv, MakeActor, Pool, run_episode
-from trailnotes.seeds import completion_seed
+from trailnotes.seeds import derive_seed
 from trailnotes.types import MODES, NO_OP, Mode, Task, Trajectory, TrajectoryGroup
 
 logger = logging.getLogger(__name__)
@@ -130,7 +130,7 @@ def _seats(tasks: Sequence[Task], modes: Sequence[Sequence[Mode]], seed: int) ->
     for index, (task, row) in enumerate(zip(tasks, modes, strict=True)):
         again = seen[task.id]
         seen[task.id] += 1
-        base = completion_seed(seed, task.id, again, "again") if again else seed
+        base = derive_seed(seed, task.id, again, "again") if again else seed
         rows.append([Seat(task, mode, member, base, f"{index}/{task.id}/{member}") for member, mode in enumerate(row)])
     return rows
 

@@ -12,7 +12,7 @@ from trailnotes.policies.base import Policy
 from trailnotes.prompts import forget_turn, memory_keys, reflection_messages
 from trailnotes.rollout.episode import num_tokens
 from trailnotes.rollout.groups import gather
-from trailnotes.seeds import completion_seed
+from trailnotes.seeds import derive_seed
 from trailnotes.types import Completion, Message, Sampling, Tip, Trajectory, TrajectoryGroup
 
 
@@ -134,7 +134,7 @@ def tip_requests(policy: Policy, trajectories: Sequence[Trajectory], config: Con
             Sampling(
                 memory.write_temperature,
                 max_tokens=memory.max_write_tokens,
-                seed=completion_seed(seed, t.task.id, t.member, "note"),
+                seed=derive_seed(seed, t.task.id, t.member, "note"),
             ),
         )
         for t in trajectories

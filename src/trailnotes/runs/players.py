@@ -13,6 +13,7 @@ from trailnotes.errors import PolicyError, RunError
 from trailnotes.policies.scripted import ScriptedPolicy
 from trailnotes.prompts import listed_actions
 from trailnotes.runs.directory import run_config
+from trailnotes.seeds import derive_seed
 from trailnotes.storage import checkpoint
 from trailnotes.types import Message
 
@@ -110,6 +111,6 @@ def random_player(config: Config) -> ScriptedPolicy:
                 'env.options.actions = "valid"; textworld: env.options.actions = true)'
             )
         said = "\n".join(message.content for message in messages)
-        return random.Random(f"{config.run.seed} {said}").choice(actions)
+        return random.Random(derive_seed(config.run.seed, said)).choice(actions)
 
     return ScriptedPolicy(script, name=RANDOM)

@@ -13,7 +13,7 @@ from trailnotes.algorithms.reflexion.plans import PlansActor, plan_messages
 from trailnotes.errors import ConfigError
 from trailnotes.memory import clean_tip
 from trailnotes.rollout import Request, WrittenTip, tip_metrics, written_about
-from trailnotes.seeds import completion_seed
+from trailnotes.seeds import derive_seed
 from trailnotes.types import Sampling, Tip
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ async def write_plans(
             ),
             Sampling(
                 options.temperature, max_tokens=options.max_write_tokens,
-                seed=completion_seed(run.seed("plans", trial), t.task.id, t.member, "plan"),
+                seed=derive_seed(run.seed("plans", trial), t.task.id, t.member, "plan"),
             ),
         )
         for t in episodes

@@ -25,7 +25,7 @@ from trailnotes.algorithms.rememberer.values import Experience
 from trailnotes.envs.tasks import panel, tasks_of
 from trailnotes.prompts import Conversation, instruction_of, quoted
 from trailnotes.rollout import Decision, num_tokens
-from trailnotes.seeds import completion_seed
+from trailnotes.seeds import derive_seed
 from trailnotes.types import NO_OP, Sampling
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ class AdvisedActor:
             return None
         sampling = Sampling(
             config.temperature, max_tokens=config.max_write_tokens, stop=advice_stop(seat.config.rollout.style),
-            seed=completion_seed(seat.seed, seat.task.id, seat.member, self.num_turns),
+            seed=derive_seed(seat.seed, seat.task.id, seat.member, self.num_turns),
         )  # fmt: skip
         self.num_turns += 1
         completion = await policy.generate(messages, sampling, seat.episode)
@@ -155,7 +155,7 @@ class AdvisedActor:
     def _prompt(self, observation: Observation) -> tuple[list[Message], dict[str, str]]:
         """The messages, with as many examples as fit; and the true spelling of actions that examples quote."""
         seat, config, style = self.seating, self.seating.config.rememberer, self.seating.config.rollout.style
-        rng = random.Random(completion_seed(seat.seed, seat.task.id, seat.member, f"advice {self.num_turns}"))
+        rng = random.Random(derive_seed(seat.seed, seat.task.id, seat.member, f"advice {self.num_turns}"))
         present = self._present(observation)
         examples: list[Example] = []
         messages, actions = advice_messages(present, examples, style), list(observation.actions or ())

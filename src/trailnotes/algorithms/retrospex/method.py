@@ -17,7 +17,7 @@ from trailnotes.errors import ConfigError
 from trailnotes.memory.retrieval import make_embedder
 from trailnotes.prompts import Conversation, parse_action
 from trailnotes.rollout import Decision, TipsActor, context_limit, observe_within
-from trailnotes.seeds import completion_seed
+from trailnotes.seeds import derive_seed
 from trailnotes.storage.files import append_jsonl, read_jsonl, set_aside
 from trailnotes.types import NO_OP, Completion
 
@@ -123,7 +123,7 @@ class Rescorer:
         seat, step = self.seating, len(self.history)
         said = []
         for number in range(seat.config.retrospex.candidates):
-            seed = completion_seed(seat.seed, seat.task.id, seat.member, f"{step}.{number}")
+            seed = derive_seed(seat.seed, seat.task.id, seat.member, f"{step}.{number}")
             sampling = replace(seat.sampling(step), seed=seed)
             said.append(await seat.policy.generate(tuple(self.conversation.acting), sampling, seat.episode))
         return said
