@@ -98,12 +98,17 @@ def arranged(graph: dict[str, set[str]]) -> list[list[str]]:
 
 
 def caption(room: str) -> str:
-    """First line of the room's docstring."""
+    """First sentence of the room's docstring."""
     path = PACKAGE / room / "__init__.py" if (PACKAGE / room).is_dir() else PACKAGE / f"{room}.py"
-    return (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").partition("\n")[0].replace("`", "")
+    return (
+        (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "")
+        .partition("\n")[0]
+        .partition(". ")[0]
+        .replace("`", "")
+    )
 
 
-def wrapped(text: str, width: int = 40, most: int = 2) -> list[str]:
+def wrapped(text: str, width: int = 38, most: int = 2) -> list[str]:
     """At most two lines; what is left is dotted."""
     lines = [""]
     for word in text.split():

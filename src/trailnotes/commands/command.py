@@ -13,8 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trailnotes import __version__
-
 ABOUT = "Train LLM agents that explore, take notes, and learn to do without them."
 SETTINGS = (
     "Any setting may follow as --section.key VALUE (TOML; plain words need no quotes): it wins over the file. "
@@ -79,10 +77,20 @@ def argument(*names: str, help: str, **options: Any) -> Argument:  # noqa: A002 
     return Argument(names, help, options)
 
 
+class _Version(argparse.Action):
+    """Looked up only when it is asked for."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from importlib.metadata import version
+
+        print(f"trailnotes {version('trailnotes')}")
+        parser.exit()
+
+
 def build_parser(table: Table) -> argparse.ArgumentParser:
     """The parser of all commands; the command chosen is the attribute `command`."""
     parser = _parser(argparse.ArgumentParser, prog="trailnotes", description=ABOUT)
-    parser.add_argument("--version", action="version", version=f"trailnotes {__version__}")
+    parser.add_argument("--version", action=_Version, nargs=0, help="show program's version number and exit")
     top = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for entry in table:
         if isinstance(entry, Command):
