@@ -49,7 +49,7 @@ def adapt(
         config: the whole configuration.
         model_or_run: run directory, checkpoint, model directory, hub name, "random" or "openai:NAME".
         out: directory of the run; made if it does not exist.
-        method: one that changes no weights; by default `algorithm.name` where it is such a one, else "empo2-tips".
+        method: one that changes no weights; by default `algorithm.name` where that is one, else "empo2-tips".
         trials: overrides `eval.trials`.
         allow_change: further keys that may differ from those of the run that is resumed.
         progress: shows how far the phase is, and a line when it ends.

@@ -15,7 +15,7 @@ from typing import Any
 
 from trailnotes import __version__
 
-ABOUT = "Train LLM agents that explore, take notes, and learn to do without them."
+ABOUT = "Train LLM agents that explore, write tips for themselves, and learn to do without them."
 SETTINGS = (
     "Any setting may follow as --section.key VALUE (TOML; plain words need no quotes): it wins over the file. "
     "`trailnotes config show` lists all settings with their meaning."
@@ -55,7 +55,7 @@ class Command:
 
     name: str  # words after "trailnotes", for example "memory list"
     summary: str  # one line
-    about: str  # what it does, for whom has never done it
+    about: str  # what it does, for someone who has never done it
     example: str  # a command line that runs
     run: Callable[[argparse.Namespace], None]
     arguments: tuple[Argument, ...] = ()

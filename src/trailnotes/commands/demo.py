@@ -108,7 +108,7 @@ DEMO = Command(
     name="demo",
     summary="EMPO2 against GRPO, end to end, in half an hour",
     about="Train the same small model by both methods on games where tips matter, then print the table, draw the "
-    "curves, and show one episode before and after. May be interrupted, and continues where it was.",
+    "curves, and show one episode before and after. It may be interrupted; the same command resumes it.",
     example="trailnotes demo",
     run=_run,
     arguments=(

@@ -126,7 +126,7 @@ class MemoryConfig(Section):
     embedder: str = key("hashing", "hashing (no dependency), minilm (extra embed), or a sentence-transformers name")
     capacity: int = key(1000, "tips per namespace; the oldest goes first", PAPER, ge=1)
     top_k: int = key(10, "tips shown at most", PAPER, ge=0)
-    threshold: float = key(0.5, "cosine similarity below which a tip is no candidate; -1 = none", PAPER, ge=-1, le=1)
+    threshold: float = key(0.5, "cosine similarity below which a tip is not a candidate; -1 = none", PAPER, ge=-1, le=1)
     query: Literal["state", "conversation"] = key(
         "state", "what is embedded: the task and newest observation, or the whole tip-free conversation (paper)"
     )
@@ -181,7 +181,7 @@ class TrainConfig(Section):
 
     iterations: int = key(100, "iterations at most", ge=1)
     max_env_steps: int = key(0, "stop at this many environment steps; 0 = never", ge=0)
-    max_tokens: int = key(0, "stop at this many generated tokens, actions and notes; 0 = never", ge=0)
+    max_tokens: int = key(0, "stop at this many generated tokens, actions and tips; 0 = never", ge=0)
     save_every: int = key(10, "iterations between checkpoints", ge=1)
     keep_last: int = key(2, "checkpoints kept besides the best", ge=1)
     eval_every: int = key(0, "iterations between validations without memory; 0 = never", ge=0)
@@ -222,7 +222,7 @@ class WarmstartConfig(Section):
     num_tips: int = key(4, "tips shown at most in demonstrations", ge=0)
     obey: float = key(0.4, "share of the demonstrations that act on a right tip", ge=0, le=1)
     read: float = key(
-        0.5, "share of the others that explore: read the note (waymarks), or wander (scienceworld)", ge=0, le=1
+        0.5, "share of the others that explore: read the archive (waymarks), or wander (scienceworld)", ge=0, le=1
     )
     sizes: float = key(0.0, "waymarks: share of the games whose number of moves or boxes is drawn too", ge=0, le=1)
     scores: float = key(1.0, "waymarks: share of the episodes whose tips show a score (memory.show_score)", ge=0, le=1)
@@ -286,11 +286,13 @@ class Config(Section):
         if rollout.max_action_tokens >= rollout.max_context_tokens:
             raise ValueError("rollout.max_action_tokens must be smaller than rollout.max_context_tokens")
         if self.train.split == self.train.validation_split and self.train.eval_every:
-            raise ValueError("train.validation_split must differ from train.split, or the best checkpoint is a memory")
+            raise ValueError(
+                "train.validation_split must differ from train.split, or training games choose the best checkpoint"
+            )
         return self
 
     def _refuse_archive(self, num_plain: int) -> None:
-        """Refuse an archive that nobody would use, or that would leave a member without any to be compared with."""
+        """Refuse an archive that nothing would use, or that would leave a member without any to be compared with."""
         if not method_of(self.algorithm.name).trains:
             raise ValueError(f"{self.algorithm.name} trains nothing from kept states: set archive.share = 0")
         if self.algorithm.dynamic_sampling:
@@ -310,7 +312,7 @@ class Config(Section):
                 f"train one of {', '.join(names(trains=True))}"
             )
         if self.model.path == "random":
-            raise ConfigError('model.path = "random" is no model and learns nothing: name a model')
+            raise ConfigError('model.path = "random" is not a model and learns nothing: name a model')
         if self.model.path.startswith(OPENAI):
             raise ConfigError(
                 f"model.path = {self.model.path!r} cannot be trained: an OpenAI-compatible server returns no token "
