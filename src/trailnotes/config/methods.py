@@ -96,7 +96,7 @@ def method_of(name: str) -> Method:
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"{name} cannot be imported as a method: {error}") from error
     if not isinstance(method, Method):
-        raise ConfigError(f"{name} is no Method: give the NAME of a trailnotes.config.methods.Method in module:NAME")
+        raise ConfigError(f"{name} is not a Method: give the NAME of a trailnotes.config.methods.Method in module:NAME")
     return method
 
 

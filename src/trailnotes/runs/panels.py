@@ -227,7 +227,7 @@ def write_episodes(episodes: Sequence[Trajectory], path: Path) -> None:
     """Whole episodes, one JSON object a line, as in `trajectories.jsonl` of a run.
 
     Raises:
-        ConfigError: there are none; a file of nothing would pass for a panel that was played.
+        ConfigError: there are none; an empty file would pass for a panel that was played.
     """
     if not episodes:
         raise ConfigError(f"no episode could be played, so {path} was not written; see the log for the reason")

@@ -1,4 +1,4 @@
-"""Who plays: the model of a run, any other model, one at an endpoint, or nobody but chance."""
+"""Who plays: the model of a run, any other model, one at an endpoint, or chance alone."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def save(run: Saved) -> None:
 
 
 def load(run: Saved, path: Path) -> None:
-    """Take up the state of a checkpoint directory, but for the memory, which `open_run` rewinds with care.
+    """Restore the state of a checkpoint directory, except for the memory, which `open_run` rewinds with care.
 
     Raises:
         RunError: it is the state of another model or of another embedder.
