@@ -1,4 +1,4 @@
-"""Module paths that releases before the rooms had names for, and where what they held lives now.
+"""Module paths of earlier releases, and where their contents live now.
 
 Importing one of them still works, with a `DeprecationWarning` that names the new path. The table goes with 0.3.
 """

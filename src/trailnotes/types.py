@@ -2,7 +2,7 @@
 
 ``Task -> Observation -> (Message, Tip) -> Completion -> Step -> Trajectory -> TrajectoryGroup -> Sample``
 
-Everything is checked where it is built, so that whoever receives a value may trust it.
+Everything is checked where it is built, so that its receiver may trust it.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Tip:
-    """One note in memory, written by a policy after an episode, with its author and its worth."""
+    """One tip in memory, written by a policy after an episode, with its author and its worth."""
 
     namespace: str  # id of the task (variation) it belongs to
     text: str  # what the model wrote, cleaned; identity for duplicates
@@ -217,7 +217,7 @@ class Trajectory:
 
     task: Task
     steps: tuple[Step, ...]
-    final_observation: Observation  # after the last action: a note read there must reach the tip
+    final_observation: Observation  # after the last action: what is read there must reach the tip
     outcome: Outcome
     success: bool
     score: float
@@ -265,11 +265,11 @@ class Sample:
 
     ====================  ====  =====  ====  =====  ====  =====  =====  =====  =====
     position                 0      1     2      3     4      5      6      7      8
-    token                   go   home  note:  take  left   fork   then  *left*  *eos*
+    token                   go   home  tip:   take  left   fork   then  *left*  *eos*
     ====================  ====  =====  ====  =====  ====  =====  =====  =====  =====
 
-    with log-probabilities -0.1 for *left* and -0.2 for *eos*. The row drops the note (tokens 2 to 4), keeps the
-    sampled ids, and keeps what the sampler said about them WITH the note:
+    with log-probabilities -0.1 for *left* and -0.2 for *eos*. The row drops the tip (tokens 2 to 4), keeps the
+    sampled ids, and keeps what the sampler said about them WITH the tip:
 
     ====================  ====  =====  =====  =====  ======  =====
     position                 0      1      2      3       4      5
@@ -279,7 +279,7 @@ class Sample:
     advantages             0.0    0.0    0.0    0.0     1.5    1.5
     ====================  ====  =====  =====  =====  ======  =====
 
-    The learner computes log pi(left | go home fork then) and divides by exp(-0.1): the distribution with the note
+    The learner computes log pi(left | go home fork then) and divides by exp(-0.1): the distribution with the tip
     is the teacher, the advantage is its weight (EMPO2, section 4.2).
     """
 

@@ -15,6 +15,7 @@ from trailnotes.compare import Comparison, compare_table
 from trailnotes.compare.evaluations import find, split_label
 from trailnotes.compare.published.figures import SCIENCEWORLD_18
 from trailnotes.compare.published.page import Footnotes, print_comparison, to_json, to_markdown
+from trailnotes.config.methods import METHODS
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import to_toml
 from trailnotes.envs.scienceworld.tasks import PAPER_PANEL, resolve_tasks, scienceworld_tasks
@@ -113,7 +114,7 @@ def test_a_mean_of_fewer_tasks_is_never_the_average(tmp_path: Path) -> None:
     lines = to_markdown(comparison).splitlines()
     (average,) = [line for line in lines if "average of all 18 tasks" in line]
     assert cells_of(average) == ["**average of all 18 tasks**", "-", "-61.3", "17.1", "33.8", "33.2", "75.9"]
-    (present,) = [line for line in lines if "no average of the panel" in line]
+    (present,) = [line for line in lines if "not an average of the panel" in line]
     assert cells_of(present)[1] == "45.0 [45.0, 45.0] 1·40·40, of 2 tasks"
     assert cells_of(present)[2:] == ["-"] * 5, "never beside the published mean of 18"
 
@@ -127,7 +128,7 @@ def test_all_eighteen_tasks_have_the_average_of_their_rows(tmp_path: Path) -> No
     assert (ours["average"]["low"], ours["average"]["high"]) == (8.5, 8.5), "the tasks are the panel, not a sample"
     text = to_markdown(comparison)
     assert "| **average of all 18 tasks** | 8.5 [8.5, 8.5] 1·" in text
-    assert "no average of the panel" not in text
+    assert "not an average of the panel" not in text
 
 
 def test_rows_are_in_the_papers_order_under_its_short_names(tmp_path: Path) -> None:
@@ -348,7 +349,7 @@ def test_a_run_that_was_not_evaluated_is_told_how(tmp_path: Path) -> None:
 def test_what_is_no_run_is_named(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="holds neither a run nor an evaluation"):
         table(tmp_path)
-    with pytest.raises(RunError, match="absent is no directory"):
+    with pytest.raises(RunError, match="absent is not a directory"):
         table(tmp_path / "absent")
     with pytest.raises(ConfigError, match="unknown panel 'alfworld': use scienceworld-18"):
         compare_table([str(tmp_path)], panel="alfworld")
@@ -416,7 +417,7 @@ def test_tasks_outside_of_the_panel_are_left_out_with_a_word(tmp_path: Path) -> 
     comparison = table(tmp_path / "a")
     (only,) = comparison.columns
     assert list(only.cells) == ["find-plant"]
-    assert f"{tmp_path}/a: boil left out, as no row of the panel scienceworld-18." in comparison.notes
+    assert f"{tmp_path}/a: boil left out, not in the panel scienceworld-18." in comparison.notes
     evaluated(tmp_path / "b", 1.0, config=grpo(0, "boil"))
     with pytest.raises(RunError, match="/b has no task of the panel"):
         table(tmp_path / "b")
@@ -520,5 +521,5 @@ def test_the_picture_keeps_ours_and_the_published_apart(tmp_path: Path, monkeypa
     empo2 = right.containers[4].lines[0]
     assert empo2.get_xdata()[-1] == 75.9
     grpo_colours = {series.lines[0].get_color() for series in (ours, right.containers[3])}
-    assert grpo_colours == {plots.COLOURS["grpo"]}, "a method has one colour on both sides"
+    assert grpo_colours == {METHODS["grpo"].colour}, "a method has one colour on both sides"
     assert [label.get_text() for label in left.get_yticklabels()][-1] == "average of all 18"

@@ -148,14 +148,14 @@ def test_other_methods_without_training_play_the_last_model_of_the_run_they_foll
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (PLAN.replace('name = "tiny"', "nme = 1"), r"compare\.nme is no key of a comparison"),
+        (PLAN.replace('name = "tiny"', "nme = 1"), r"compare\.nme is not a key of a comparison"),
         (PLAN.replace("[0, 1]", "[0, 0]"), "names a seed twice"),
         (PLAN.replace("[0, 1]", "[]"), r"compare\.seeds"),
-        (PLAN.replace('"grpo"', '"ppo"'), "'ppo' is none of the methods"),
+        (PLAN.replace('"grpo"', '"ppo"'), "'ppo' names no method of the comparison"),
         (PLAN + '[methods."half-of them"]\n', "'half of them' and 'half-of them' would share the directory"),
         (PLAN + '[methods.rloo]\nafter = "grpo"', "rloo trains the model of the settings, .*: drop after"),
         (PLAN + '[methods.empo2-tips]\nafter = "naive"', "after = 'naive' trains no model to start from"),
-        (PLAN + '[methods.retrospex]\nafter = "ppo"', "after = 'ppo' is none of the methods"),
+        (PLAN + '[methods.retrospex]\nafter = "ppo"', "after = 'ppo' names no method of the comparison"),
         (PLAN.replace("env_steps = 24", ""), "train without a budget: set budget.env_steps or budget.tokens"),
         (PLAN + '"train.max_env_steps" = 9', r"half of them sets train\.max_env_steps, which is the comparison's"),
         (PLAN + '"run.seed" = 9', r"sets run\.seed, which is the comparison's"),
@@ -165,7 +165,7 @@ def test_other_methods_without_training_play_the_last_model_of_the_run_they_foll
         (PLAN + '"eval.num_tasks" = 9', r"half of them has another eval\.num_tasks than naive: all methods play one"),
         (PLAN + 'label = "GRPO"', "two methods are called 'GRPO': give one another label"),
         (PLAN + "[methods.ppo]", r"plan\.toml: no method is called .ppo.: choose one of naive"),
-        ("[compare", "is no valid TOML"),
+        ("[compare", "is not valid TOML"),
         ("[compare]", "methods"),
     ],
 )  # fmt: skip

@@ -49,7 +49,7 @@ def test_names_are_those_that_train_and_those_that_do_not() -> None:
         ("magic", "no method is called 'magic': choose one of naive, .*, or module:NAME of your own"),
         ("no_such_module:OWN", "no_such_module:OWN cannot be imported as a method: No module named"),
         ("test_methods:NONE", "test_methods:NONE cannot be imported as a method: .* has no attribute 'NONE'"),
-        ("test_methods:ROOT", "test_methods:ROOT is no Method"),
+        ("test_methods:ROOT", "test_methods:ROOT is not a Method"),
     ],
 )
 def test_an_unknown_name_is_refused_with_the_nearest(name: str, answer: str) -> None:

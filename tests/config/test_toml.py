@@ -136,7 +136,7 @@ def test_bad_settings_get_one_line_that_names_key_and_fix(words: list[str], part
 @pytest.mark.parametrize(
     ("content", "part"),
     [
-        (b"a = ", "no valid TOML"),
+        (b"a = ", "not valid TOML"),
         (b"\xff\xfe", "not UTF-8"),
         (b"[rollout]\nstepz = 1", "config.toml: section [rollout]"),
     ],

@@ -18,7 +18,7 @@ def test_wilson_stays_inside_zero_and_one() -> None:
     assert wilson(0, 20).low == 0.0
     assert wilson(20, 20).high == 1.0
     assert wilson(0, 20).high > 0.1  # nothing seen is not nothing there
-    with pytest.raises(ValueError, match="no proportion"):
+    with pytest.raises(ValueError, match="is impossible"):
         wilson(3, 2)
 
 

@@ -2,7 +2,7 @@
 
 Source: "Exploratory Memory-Augmented LLM Agent via Hybrid On- and Off-Policy Optimization" (arXiv 2602.23008).
 `mode_unit = "trajectory"` (mixed groups) is our step past the paper. See docs/algorithms/empo2.md for every metric,
-each settled choice, and where this leaves the paper.
+each settled choice, and where this departs from the paper.
 """
 
 from __future__ import annotations

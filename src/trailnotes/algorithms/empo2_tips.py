@@ -1,4 +1,4 @@
-"""EMPO2's memory without its training: adaptation to new games by notes alone.
+"""EMPO2's memory without its training: adaptation to new games by tips alone.
 
 Source: "Exploratory Memory-Augmented LLM Agent via Hybrid On- and Off-Policy Optimization" (arXiv 2602.23008), section
 6, out-of-distribution adaptation. See docs/algorithms/empo2-tips.md.
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 async def empo2_tips(run: AdaptationRun) -> None:
-    """Trial 0 without notes, then `eval.trials` trials with those of the earlier ones; every episode is written of."""
+    """Trial 0 without tips, then `eval.trials` trials with those of earlier trials; every episode gets a tip."""
     config, policy = run.config, run.policy
     with open_memory(run.directory.memory_path, config.memory) as memory:
         for trial in range(config.eval.trials + 1):

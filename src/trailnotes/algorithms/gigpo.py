@@ -34,7 +34,7 @@ class TwoLevels:
     step: NDArray[np.float64]  # (M,) omega A^S
 
     def by_step(self, scores: Scores) -> list[NDArray[np.float64]]:
-        """N times (T_i,): the sum, less what is taken off at last."""
+        """N times (T_i,): the sum, less the penalties subtracted afterwards."""
         ends = np.cumsum([len(row) for row in scores.rewards])
         rows = np.split(self.episode + self.step, ends[:-1])
         return [row - off for row, off in zip(rows, scores.penalties_after, strict=True)]

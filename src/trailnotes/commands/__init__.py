@@ -31,7 +31,7 @@ TABLE: Table = (
     CRITIC,
     DIAGNOSE,
     DEMO,
-    Group("compare", "set results beside each other", compare.COMMANDS),
+    Group("compare", "compare results side by side", compare.COMMANDS),
     Group("memory", "read, edit and carry the tips of a run", memory.COMMANDS),
     Group("config", "settings", config.COMMANDS),
     Group("envs", "environments", envs.COMMANDS),
@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader, `head` for example, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
-        return _fail(f"{error.filename or 'the system says'}: {error.strerror or error}", debug=args.debug)
+        return _fail(f"{error.filename or 'system error'}: {error.strerror or error}", debug=args.debug)
     return 0
 
 

@@ -49,7 +49,7 @@ def adapt(
         config: the whole configuration.
         model_or_run: run directory, checkpoint, model directory, hub name, "random" or "openai:NAME".
         out: directory of the run; made if it does not exist.
-        method: one that changes no weights; by default `algorithm.name` where it is such a one, else "empo2-tips".
+        method: one that changes no weights; by default `algorithm.name` where that is one, else "empo2-tips".
         trials: overrides `eval.trials`.
         allow_change: further keys that may differ from those of the run that is resumed.
         progress: shows how far the phase is, and a line when it ends.
@@ -122,12 +122,13 @@ def _draw(results: Sequence[PanelResult], path: Path) -> None:
     if len(results) < 2:
         return
     from trailnotes.reporting.intervals import Interval
-    from trailnotes.reporting.plots import trial_curve
+    from trailnotes.reporting.plots import INK, trial_curve
 
+    colour = method_of(results[0].algorithm).colour or INK
     intervals = [Interval(row.mean, row.ci_low, row.ci_high) for row in results]
     title = f"{results[0].algorithm} on {results[0].panel} ({results[0].num_tasks} tasks)\n{results[-1].interval}"
     try:
-        trial_curve(intervals, path, ylabel=results[0].metric, title=title)
+        trial_curve(intervals, path, colour=colour, ylabel=results[0].metric, title=title)
     except MissingExtraError as error:
         logger.warning("no %s: %s", path.name, error)
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-ABOUT = "Train LLM agents that explore, take notes, and learn to do without them."
+ABOUT = "Train LLM agents that explore, write tips for themselves, and learn to do without them."
 SETTINGS = (
     "Any setting may follow as --section.key VALUE (TOML; plain words need no quotes): it wins over the file. "
     "`trailnotes config show` lists all settings with their meaning."
@@ -53,7 +53,7 @@ class Command:
 
     name: str  # words after "trailnotes", for example "memory list"
     summary: str  # one line
-    about: str  # what it does, for whom has never done it
+    about: str  # what it does, for someone who has never done it
     example: str  # a command line that runs
     run: Callable[[argparse.Namespace], None]
     arguments: tuple[Argument, ...] = ()

@@ -1,4 +1,4 @@
-"""The commands that set results beside each other."""
+"""The commands that compare results."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _table(args: Namespace) -> None:
 
 RUN = Command(
     name="compare run",
-    summary="methods beside each other: run them all, then the table and the picture",
+    summary="methods side by side: run them all, then write the table and the picture",
     about="Run every method of a comparison with every seed on one panel and under one budget, then write the table "
     "with intervals, differences and costs, and the picture. Every run is an ordinary run directory in DIR/runs. The "
     "same command runs nothing again that is finished, and resumes what was interrupted. A run that fails leaves "
@@ -60,7 +60,7 @@ RUN = Command(
 
 TABLE = Command(
     name="compare table",
-    summary="runs beside each other, and published rows beside them",
+    summary="runs side by side, and published rows beside them",
     about="Read finished evaluations and write one table. Plays nothing: first write an evaluation with `trailnotes "
     "eval RUN --out RUN/eval`. A run stands for all evaluations at and below its `eval`; DIR=LABEL puts a directory "
     "under that name. For a panel with published rows there is a row for each task and a column for each method, its "

@@ -67,7 +67,7 @@ def demo(
 
 def plan_of(path: Path, seeds: int, trials: int, settings: Sequence[str]) -> Plan:
     """The demo as a comparison: the start model, both methods, and what EMPO2 still learns from tips alone."""
-    from trailnotes.compare.plan import Budget, CompareSection, Method, Plan
+    from trailnotes.compare.plan import Budget, CompareSection, Entry, Plan
     from trailnotes.config.toml import load_config, parse_overrides
 
     budget = load_config(path, settings).train.max_env_steps
@@ -79,10 +79,10 @@ def plan_of(path: Path, seeds: int, trials: int, settings: Sequence[str]) -> Pla
         settings=parse_overrides(settings),
         budget=Budget(env_steps=budget),
         methods={
-            "start": Method(algorithm="naive", label="start model"),
-            "grpo": Method(),
-            "empo2": Method(),
-            "empo2 with tips": Method.model_validate(
+            "start": Entry(algorithm="naive", label="start model"),
+            "grpo": Entry(),
+            "empo2": Entry(),
+            "empo2 with tips": Entry.model_validate(
                 {"algorithm": "empo2-tips", "after": "empo2", "label": with_tips, "eval.trials": trials}
             ),
         },
@@ -108,7 +108,7 @@ DEMO = Command(
     name="demo",
     summary="EMPO2 against GRPO, end to end, in half an hour",
     about="Train the same small model by both methods on games where tips matter, then print the table, draw the "
-    "curves, and show one episode before and after. May be interrupted, and continues where it was.",
+    "curves, and show one episode before and after. It may be interrupted; the same command resumes it.",
     example="trailnotes demo",
     run=_run,
     arguments=(

@@ -102,7 +102,7 @@ def _link(
 
 
 def _gain(episodes: Sequence[Line]) -> Link:
-    """Are tips followed to any use? Return of episodes that were shown tips, less that of those without."""
+    """Does following tips help? Return of episodes that were shown tips, less that of those without."""
     question = "return with tips shown, less return without"
     # An episode that returned to a kept state (archive.py) began on the way: no measure of playing without tips.
     whole = [e for e in episodes if "return_to" not in e.get("task", {}).get("options", {})]
@@ -118,7 +118,7 @@ def _gain(episodes: Sequence[Line]) -> Link:
     known = [value for value in map(gain, fifths) if value is not None]
     if known and max(known) > 0 and known[-1] < HARM:
         advice = (
-            "readers of tips have come to do worse than the others: the model unlearns to obey them; train a share "
+            "episodes with tips now do worse than the others: the model is unlearning to follow them; train a share "
             "of these episodes with their tips (algorithm.q_off_policy below 1), or more slowly"
         )
     else:
@@ -136,7 +136,7 @@ def _reliance(lines: Sequence[Line]) -> Link:
     values = [m["update/kl_to_behavior_off_policy"] if m.get("update/tokens_off_policy") else None for m in lines]
     first, last, trend = _trend(values)
     advice = (
-        "what tips make the model do does not get likelier without them: are there off-policy rows that win "
+        "what tips make the model do does not become more likely without them: are there off-policy rows that win "
         "(algorithm.q_off_policy), and is loss.kl so large that it holds the model where it was?"
     )
     holds = None if trend is None or last is None else trend < 0 or last < RELIANCE
@@ -161,7 +161,7 @@ def _gradient_rows(line: Line) -> float | None:
 
 
 def _usable(line: Line) -> float | None:
-    """Share of the tips written; runs of before have the second names."""
+    """Share of the tips written; older runs have the second names."""
     written, unusable = (
         line.get(name, line.get(before))
         for name, before in (("tips/written", "notes/notes"), ("tips/unusable", "notes/notes_unusable"))
@@ -196,8 +196,8 @@ def _run(args: Namespace) -> None:
 DIAGNOSE = Command(
     name="diagnose",
     summary="find the weak link of a run",
-    about="Follow a run link by link: are its tips right, are they found, are they followed, do groups differ within, "
-    "does the model learn to do without them?",
+    about="Follow a run link by link: are its tips right, are they found, are they followed, "
+    "do members of a group differ, does the model learn to do without them?",
     example="trailnotes diagnose runs/smoke",
     run=_run,
     arguments=(argument("run_dir", type=Path, metavar="RUN", help="a run directory"),),

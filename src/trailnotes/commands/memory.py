@@ -133,7 +133,7 @@ COMMANDS = (
         arguments=(
             _PLACE,
             _NAMESPACE,
-            argument("--limit", type=int, metavar="N", default=0, help="at most so many; 0, the default, for all"),
+            argument("--limit", type=int, metavar="N", default=0, help="at most this many; 0, the default, means all"),
             argument("--json", action="store_true", help="one JSON object a line, with all fields"),
         ),
     ),
@@ -156,7 +156,7 @@ COMMANDS = (
             _PLACE,
             argument("namespace", metavar="TASK", help="id of the task whose tips are searched"),
             argument("query", metavar="TEXT", help="what to search for"),
-            argument("--top-k", type=int, metavar="K", default=10, help="tips at most (10)"),
+            argument("--top-k", type=int, metavar="K", default=10, help="at most this many tips (10)"),
         ),
     ),
     Command(

@@ -60,12 +60,14 @@ def train(
 async def _train(config: Config, directory: RunDir) -> Path:
     from trailnotes.runs.saving import save
     from trailnotes.runs.training import opened_run
+    from trailnotes.storage import checkpoint
 
     with opened_run(config, directory) as run:
         try:
             with _stop_on_signal(run):
                 await method_of(config.algorithm.name).load()(run)
-                save(run)
+                if run.saved is None or checkpoint.load_meta(run.saved)["iteration"] != run.count.iteration:
+                    save(run)
         except BaseException:
             safe = f"{run.saved} is saved, and the same command resumes there" if run.saved else "nothing is saved"
             run.progress.note(f"stopped: {safe}")

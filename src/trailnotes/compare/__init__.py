@@ -36,7 +36,7 @@ def compare_table(runs: Sequence[str], *, panel: str = "scienceworld-18", out: P
 
     Raises:
         ConfigError: an unknown panel, no directory, or an empty label.
-        RunError: a directory that is no evaluation, is half-written, or does not belong to the panel.
+        RunError: a directory that is not an evaluation, is incomplete, or does not belong to the panel.
     """
     if panel not in PANELS:
         raise ConfigError(f"unknown panel {panel!r}: use {' or '.join(PANELS)}")
@@ -64,7 +64,7 @@ def compare_own(runs: Sequence[str], *, out: Path | None = None, baseline: str =
         threshold: of the sample efficiency.
 
     Raises:
-        ConfigError: no directory, or a baseline that is none of the lines.
+        ConfigError: no directory, or a baseline that labels no line.
         RunError: a directory without a whole evaluation, or one of another panel.
     """
     if not runs:

@@ -61,7 +61,7 @@ def compare_run(path: Path, *, out: Path | None = None, at_once: int | None = No
 
 
 def run_plan(plan: Plan, path: Path, out: Path, *, at_once: int | None = None, text: str = "") -> Summary:
-    """As `compare_run`, of a plan that need not stand in a file.
+    """As `compare_run`, for a plan that need not be in a file.
 
     Args:
         plan: the comparison.

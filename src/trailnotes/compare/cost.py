@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trailnotes.compare.processes import Ended, tail
-from trailnotes.runs.spent import BY_RUN, SPENDING
+from trailnotes.runs.spent import BY_RUN, ENDPOINT_COST, SPENDING
 from trailnotes.storage.files import read_jsonl, write_text_atomic
 
 FILE = "cost.json"
@@ -61,7 +61,7 @@ def _total(run_dir: Path, processes: list[Mapping[str, Any]]) -> dict[str, float
     if own:
         total["cpu_seconds"] = round(sum(process["cpu_seconds"] for process in own), 2)
         total["peak_memory"] = max(process["peak_memory"] for process in own)
-    return total | ({SPENDING: line["cost"]} if "cost" in line else {})
+    return total | ({SPENDING: line[ENDPOINT_COST]} if ENDPOINT_COST in line else {})
 
 
 def _read(run_dir: Path) -> dict[str, Any]:

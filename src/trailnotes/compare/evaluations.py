@@ -85,7 +85,7 @@ def variation_of(task_id: str) -> str:
 
 
 def collect(words: Sequence[str], env: str) -> tuple[list[Evaluation], list[str]]:
-    """The evaluations that the words ``DIR`` or ``DIR=LABEL`` stand for, each once, and notes about them.
+    """The evaluations that the words ``DIR`` or ``DIR=LABEL`` stand for, each once, and remarks about them.
 
     Raises:
         RunError: nothing to read there, half of it, or an evaluation of another environment.
@@ -123,7 +123,7 @@ def find(path: Path) -> list[Path]:
         RunError: there are none; says how to make one.
     """
     if not path.is_dir():
-        raise RunError(f"{path} is no directory: name a run, or what `trailnotes eval --out` wrote")
+        raise RunError(f"{path} is not a directory: name a run, or what `trailnotes eval --out` wrote")
     if (path / "panel.json").is_file():
         return [path]
     if inside := sorted(file.parent for file in (path / PLACE).rglob("panel.json")):

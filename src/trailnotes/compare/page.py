@@ -123,14 +123,14 @@ def legend(summary: Summary) -> list[str]:
         lines.append(DIFFERENCE_METHOD)
     if any(line.num_attempts > 1 for line in summary.lines):
         lines.append(
-            "A method with several attempts at a game is no one-attempt method: its first attempt stands in the column "
-            "of the others, its last and its best (cumulative) in their own, with the number of attempts. IQM, "
+            "A method with several attempts at a game is not a one-attempt method: its first attempt stands in the "
+            "column of the others, its last and its best (cumulative) in their own, with the number of attempts. IQM, "
             "difference and picture are of its last."
         )
     if any(line.trains for line in summary.lines):
         lines.append(
             "Sample efficiency: the first point of the learning curve (validation games without tips, or training "
-            "games where there is no validation) that reaches the threshold; a seed that never does is not counted in."
+            "games where there is no validation) that reaches the threshold; a seed that never does is left out."
         )
     lines.append(
         "Cost: of training, or of adapting with all its trials, the panel among them; peak memory is that of the "

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trailnotes.config.methods import METHODS
+from trailnotes.config.methods import colours
 from trailnotes.reporting.intervals import Interval
 from trailnotes.reporting.plots import Curve, band, pyplot
 
@@ -71,7 +71,7 @@ def draw_methods(methods: Sequence[Marks], path: Path, *, metric: str, title: st
 
 def colours_of(labels: Sequence[str]) -> dict[str, str]:
     """A method keeps its colour in every picture; others take the spare ones in turn."""
-    own = {method.label: method.colour for method in METHODS.values() if method.colour}
+    own = colours()
     free = [colour for colour in SPARE if colour not in {own.get(label) for label in labels}] or list(SPARE)
     others = [label for label in labels if label not in own]
     spare = {label: free[index % len(free)] for index, label in enumerate(others)}

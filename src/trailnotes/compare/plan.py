@@ -67,7 +67,7 @@ class Budget(Section):
     trials: int = key(0, "trials of each method that changes no weights; a method may name its own", ge=0)
 
 
-class Method(Section):
+class Entry(Section):
     """One line of the table."""
 
     algorithm: str = key("", "algorithm.name; by default the method's own name")
@@ -92,13 +92,13 @@ class Plan(Section):
     compare: CompareSection = key(CompareSection, "what is compared")
     settings: dict[str, Any] = key(dict, "settings that all runs share")
     budget: Budget = key(Budget, "what every method may spend")
-    methods: dict[str, Method] = key(dict, "the lines of the table", min_length=1)
+    methods: dict[str, Entry] = key(dict, "the lines of the table", min_length=1)
 
     @model_validator(mode="after")
     def refuse_impossible(self) -> Self:
         """Names that mean nothing, or would meet in one directory."""
         if self.compare.baseline and self.compare.baseline not in self.methods:
-            raise ValueError(f"compare.baseline = {self.compare.baseline!r} is none of the methods")
+            raise ValueError(f"compare.baseline = {self.compare.baseline!r} names no method of the comparison")
         if len(set(self.compare.seeds)) < len(self.compare.seeds):
             raise ValueError("compare.seeds names a seed twice")
         slugs: dict[str, str] = {}
@@ -114,9 +114,9 @@ class Plan(Section):
             raise ValueError(f"two methods are called {repeated[0]!r}: give one another label")
         return self
 
-    def _refuse_after(self, name: str, method: Method) -> None:
+    def _refuse_after(self, name: str, method: Entry) -> None:
         if method.after not in self.methods:
-            raise ValueError(f"methods.{name}: after = {method.after!r} is none of the methods")
+            raise ValueError(f"methods.{name}: after = {method.after!r} names no method of the comparison")
         if method_of(self.algorithm_of(name)).trains:
             raise ValueError(f"methods.{name} trains the model of the settings, not that of another run: drop after")
         if self.algorithm_of(name) != FROM_EPISODES and not method_of(self.algorithm_of(method.after)).trains:
@@ -176,14 +176,14 @@ def load_plan(path: Path) -> Plan:
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}: give the path of a comparison's TOML file") from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"{path}: is no valid TOML: {error}") from None
+        raise ConfigError(f"{path}: is not valid TOML: {error}") from None
     try:
         return Plan.model_validate_json(json.dumps(values, allow_nan=False), strict=True)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         if first["type"] == "extra_forbidden":
-            raise ConfigError(f"{path}: {where} is no key of a comparison") from None
+            raise ConfigError(f"{path}: {where} is not a key of a comparison") from None
         message = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be", 1)
         raise ConfigError(f"{path}: {f'{where}: ' if where else ''}{message}") from None
     except (TypeError, ValueError):
@@ -276,7 +276,7 @@ def _is_section(name: str, value: Any) -> bool:
 
 
 def _words(settings: Mapping[str, Any]) -> list[str]:
-    """The settings as words of a command line; tables key by key, since JSON's are no TOML."""
+    """The settings as words of a command line; tables key by key, since JSON's are not TOML."""
     words: list[str] = []
     for name, value in settings.items():
         if isinstance(value, Mapping):

@@ -163,7 +163,7 @@ def tail(path: Path, size: int) -> bytes:
 
 
 def stop(processes: Sequence[Process]) -> None:
-    """Ask to stop, which finishes the iteration and saves; whoever interrupts again, or waits too long, kills."""
+    """Ask to stop, which finishes the iteration and saves; a second interrupt, or too long a wait, kills."""
     alive = [process for process in processes if process.poll() is None]
     if alive:
         print("stopping after the iterations under way; interrupt again to stop at once", flush=True)

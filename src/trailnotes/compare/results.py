@@ -11,9 +11,7 @@ from typing import Any
 from trailnotes.compare.cost import cost_of
 from trailnotes.compare.evaluations import Evaluation, find, read
 from trailnotes.compare.published.protocol import label_of
-from trailnotes.config.methods import method_of
 from trailnotes.errors import RunError
-from trailnotes.runs.directory import run_config
 from trailnotes.runs.panels import family_of
 from trailnotes.storage.files import read_jsonl
 
@@ -66,7 +64,7 @@ def read_result(directory: Path, label: str = "") -> Result:
         raise RunError(f"{directory} holds {len(places)} evaluations: name the one that is meant")
     evaluation = read(places[0], label)
     run_dir = places[0].parent if (places[0].parent / "config.toml").is_file() else None
-    trains = run_dir is not None and method_of(run_config(run_dir).algorithm.name).trains
+    trains = run_dir is not None and any((run_dir / "checkpoints").glob("step-*"))
     return Result(
         label=label or label_of(evaluation),
         seed=evaluation.seed,

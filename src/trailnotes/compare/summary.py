@@ -154,7 +154,7 @@ def _notes(lines: Sequence[Line], groups: Mapping[str, Sequence[Result]]) -> lis
         notes.append("With one seed an interval is over families and games alone, and says nothing about another run.")
     elif fewest < FEW_SEEDS:
         notes.append(f"With {fewest} seeds the level of seeds is weak: resampling so few draws the same seed alone "
-                     f"in {fewest ** (1 - fewest):.1%} of cases, and no resampling shows a run that none of them was. "
+                     f"in {fewest ** (1 - fewest):.1%} of cases, and no resampling shows a run unlike all of them. "
                      "The intervals are of these games first, and only then of training.")  # fmt: skip
     steps = {line.label: line.costs["env_steps"] for line in lines if line.trains and "env_steps" in line.costs}
     if steps and max(steps.values()) - min(steps.values()) > TOLERANCE * max(steps.values()):

@@ -1,13 +1,14 @@
 """The methods by name: where each lives, and what everybody else must know of it.
 
 `algorithm.name` is a name in `METHODS`, one that `register` added, or ``"module:NAME"`` where NAME is a `Method`.
-Importing this module loads none of them.
+Importing this module loads none of them, and reading a config imports nothing: `method_of` does, for whoever runs it.
 """
 
 from __future__ import annotations
 
 import difflib
 import importlib
+import re
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -63,6 +64,7 @@ _BUILT_IN = (
     Method("empo2", "EMPO²", "trailnotes.algorithms.empo2:empo2", trains=True, memory=True, colour="#009e73"),
 )  # fmt: skip
 METHODS = {method.name: method for method in _BUILT_IN}
+_OWN = re.compile(r"[\w.]+:\w+")  # module:NAME
 
 
 def register(method: Method) -> Method:
@@ -71,9 +73,31 @@ def register(method: Method) -> Method:
     Raises:
         ConfigError: another method has the name.
     """
-    if METHODS.setdefault(method.name, method) != method:
+    known = METHODS.setdefault(method.name, method)
+    if _origin(known) != _origin(method):
         raise ConfigError(f"a method is called {method.name!r} already: choose another name")
+    METHODS[method.name] = method
     return method
+
+
+def _origin(method: Method) -> tuple[str, str]:
+    """Where its code stands: a file that is run and imported registers its method twice."""
+    if isinstance(method.home, str):
+        return method.home, ""
+    code = getattr(method.home, "__code__", None)
+    return getattr(code, "co_filename", repr(method.home)), getattr(method.home, "__qualname__", "")
+
+
+def refuse_unknown(name: str) -> None:
+    """Refuse what cannot be the name of a method, without importing anything.
+
+    Raises:
+        ConfigError: it is neither in the table nor of the form module:NAME; the text has the nearest name.
+    """
+    if name not in METHODS and not _OWN.fullmatch(name):
+        near = difflib.get_close_matches(name, METHODS, 1)
+        hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(METHODS)}, or module:NAME of your own"
+        raise ConfigError(f"no method is called {name!r}: {hint}")
 
 
 def method_of(name: str) -> Method:
@@ -82,22 +106,31 @@ def method_of(name: str) -> Method:
     Raises:
         ConfigError: there is none; the text has the nearest name.
     """
+    refuse_unknown(name)
     if name in METHODS:
         return METHODS[name]
-    if ":" not in name:
-        near = difflib.get_close_matches(name, METHODS, 1)
-        hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(METHODS)}, or module:NAME of your own"
-        raise ConfigError(f"no method is called {name!r}: {hint}")
     here = str(Path.cwd())
     if not {"", here} & set(sys.path):  # the working directory counts, as it does for an environment of one's own
         sys.path.append(here)
     try:
         method = _named(name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"{name} cannot be imported as a method: {error}") from error
+    except Exception as error:  # the boundary: a user's file raises whatever it does
+        line = " ".join(str(error).split())
+        raise ConfigError(f"{name} cannot be imported as a method: {type(error).__name__}: {line}") from error
     if not isinstance(method, Method):
-        raise ConfigError(f"{name} is no Method: give the NAME of a trailnotes.config.methods.Method in module:NAME")
+        raise ConfigError(f"{name} is not a Method: give the NAME of a trailnotes.config.methods.Method in module:NAME")
+    METHODS.setdefault(name, method)  # for whoever asks for its label or its colour
     return method
+
+
+def label(name: str) -> str:
+    """As tables and pictures call a method; of one that is not in the table, its name."""
+    return METHODS[name].label if name in METHODS else name
+
+
+def colours() -> dict[str, str]:
+    """Label -> colour in pictures, of the methods that have one."""
+    return {method.label: method.colour for method in METHODS.values() if method.colour}
 
 
 def names(*, trains: bool) -> list[str]:

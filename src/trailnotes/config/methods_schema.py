@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import field_validator, model_validator
 
-from trailnotes.config.methods import method_of
+from trailnotes.config.methods import refuse_unknown
 from trailnotes.config.section import PAPER, Section, key
 
 GIGPO = "GiGPO, arXiv 2505.10978"
@@ -45,20 +45,20 @@ class AlgorithmConfig(Section):
         0, "rounds that replace groups of equal returns by freshly played ones; 0 = off", "DAPO, arXiv 2503.14476", ge=0
     )
     invalid_penalty: float = key(
-        0.0, "taken off for each action that cannot be read or that the environment does not admit", ge=0
+        0.0, "penalty for each action that cannot be read or that the environment does not admit", ge=0
     )
     invalid: Literal["format", "inadmissible"] = key(
         "format", "what counts as invalid: an unreadable answer (release of GiGPO), or also an inadmissible action"
     )
     penalty_stage: Literal["before", "after"] = key(
-        "before", "the penalty is part of what advantages are made of (release of GiGPO), or taken off them"
+        "before", "subtract penalties before advantages are computed (release of GiGPO), or from the advantages"
     )
 
     @field_validator("name")
     @classmethod
-    def refuse_unknown(cls, name: str) -> str:
+    def refuse_unknown_method(cls, name: str) -> str:
         """Refuse a name that no method has."""
-        method_of(name)
+        refuse_unknown(name)
         return name
 
 
@@ -67,7 +67,7 @@ class GigpoConfig(Section):
 
     omega: float = key(1.0, "weight of the step advantages; 0 is GRPO", GIGPO, ge=0)
     gamma: float = key(0.95, "discount of the return from each step on", GIGPO, gt=0, le=1)
-    norm: Literal["mean", "mean_std"] = key("mean", "take off the mean, or divide by the deviation too", GIGPO)
+    norm: Literal["mean", "mean_std"] = key("mean", "subtract the mean, or also divide by the deviation", GIGPO)
     statistics: Literal["trajectories", "steps"] = key(
         "trajectories", "unit of the episode statistics: one value an episode (paper), or one a step (release)"
     )
@@ -97,7 +97,7 @@ class RemembererConfig(Section):
     """REMEMBERER: a table of (task, observation, action) and its value, shown as examples with advice."""
 
     epochs: int = key(3, "passes over the training tasks that fill the table", "Rememberer release 552cb62", ge=0)
-    num_tasks: int = key(0, "training tasks, at even distances in train.split; 0 = all (release: 10)", ge=0)
+    num_tasks: int = key(0, "training tasks, evenly spaced in train.split; 0 = all (release: 10)", ge=0)
     group_size: int = key(1, "episodes of each training task in an epoch", ge=1)
     examples: int = key(2, "records shown", "Rememberer release 552cb62", ge=0)
     n_step: int = key(0, "rewards before the bootstrap; 0 = Monte Carlo, as the released launchers", REMEMBERER, ge=0)

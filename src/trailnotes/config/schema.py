@@ -126,7 +126,7 @@ class MemoryConfig(Section):
     embedder: str = key("hashing", "hashing (no dependency), minilm (extra embed), or a sentence-transformers name")
     capacity: int = key(1000, "tips per namespace; the oldest goes first", PAPER, ge=1)
     top_k: int = key(10, "tips shown at most", PAPER, ge=0)
-    threshold: float = key(0.5, "cosine similarity below which a tip is no candidate; -1 = none", PAPER, ge=-1, le=1)
+    threshold: float = key(0.5, "cosine similarity below which a tip is not a candidate; -1 = none", PAPER, ge=-1, le=1)
     query: Literal["state", "conversation"] = key(
         "state", "what is embedded: the task and newest observation, or the whole tip-free conversation (paper)"
     )
@@ -181,7 +181,7 @@ class TrainConfig(Section):
 
     iterations: int = key(100, "iterations at most", ge=1)
     max_env_steps: int = key(0, "stop at this many environment steps; 0 = never", ge=0)
-    max_tokens: int = key(0, "stop at this many generated tokens, actions and notes; 0 = never", ge=0)
+    max_tokens: int = key(0, "stop at this many generated tokens, actions and tips; 0 = never", ge=0)
     save_every: int = key(10, "iterations between checkpoints", ge=1)
     keep_last: int = key(2, "checkpoints kept besides the best", ge=1)
     eval_every: int = key(0, "iterations between validations without memory; 0 = never", ge=0)
@@ -222,7 +222,7 @@ class WarmstartConfig(Section):
     num_tips: int = key(4, "tips shown at most in demonstrations", ge=0)
     obey: float = key(0.4, "share of the demonstrations that act on a right tip", ge=0, le=1)
     read: float = key(
-        0.5, "share of the others that explore: read the note (waymarks), or wander (scienceworld)", ge=0, le=1
+        0.5, "share of the others that explore: read the archive (waymarks), or wander (scienceworld)", ge=0, le=1
     )
     sizes: float = key(0.0, "waymarks: share of the games whose number of moves or boxes is drawn too", ge=0, le=1)
     scores: float = key(1.0, "waymarks: share of the episodes whose tips show a score (memory.show_score)", ge=0, le=1)
@@ -258,7 +258,6 @@ class Config(Section):
     def refuse_impossible(self) -> Self:
         """Refuse combinations that would only fail, or mislead, later."""
         algorithm, rollout = self.algorithm, self.rollout
-        method = method_of(algorithm.name)
         if rollout.group_size < 2 and algorithm.normalize_std:
             raise ValueError("rollout.group_size = 1 has no group to be relative to: set rollout.group_size >= 2")
         if algorithm.intrinsic == "tips" and algorithm.mode_unit == "trajectory":
@@ -266,51 +265,61 @@ class Config(Section):
                 'algorithm.intrinsic = "tips" pays only members that act with tips, which biases mixed groups: '
                 'set algorithm.intrinsic = "states", or algorithm.mode_unit = "iteration"'
             )
-        mixed = algorithm.name == "empo2" and algorithm.mode_unit == "trajectory" and algorithm.draw == "stratified"
-        if mixed and algorithm.p_memory and not round(algorithm.p_memory * rollout.group_size):
-            raise ValueError(
-                f"algorithm.p_memory = {algorithm.p_memory:g} of rollout.group_size = {rollout.group_size} rounds to "
-                'no member with tips: raise either, or set algorithm.draw = "independent"'
-            )
         if 0 < self.loss.dual_clip <= 1:
             raise ValueError("loss.dual_clip up to 1 flattens every negative advantage: set it above 1, or 0 for none")
-        if method.trains and not method.memory and algorithm.intrinsic == "tips":
-            raise ValueError(f'{algorithm.name} retrieves no tips: set algorithm.intrinsic = "states" or "none"')
         if algorithm.dynamic_sampling and algorithm.intrinsic != "none":
             raise ValueError(
                 "algorithm.dynamic_sampling replaces groups of equal returns, but with a novelty reward they teach "
                 'something: set algorithm.dynamic_sampling = 0 or algorithm.intrinsic = "none"'
             )
-        if self.archive.share:
-            self._refuse_archive(rollout.group_size - (round(algorithm.p_memory * rollout.group_size) if mixed else 0))
         if rollout.max_action_tokens >= rollout.max_context_tokens:
             raise ValueError("rollout.max_action_tokens must be smaller than rollout.max_context_tokens")
         if self.train.split == self.train.validation_split and self.train.eval_every:
-            raise ValueError("train.validation_split must differ from train.split, or the best checkpoint is a memory")
+            raise ValueError(
+                "train.validation_split must differ from train.split, or training games choose the best checkpoint"
+            )
+        if algorithm.name in METHODS:  # one of module:NAME is asked when it is run: reading settings imports nothing
+            self._refuse_for(METHODS[algorithm.name])
         return self
 
+    def _refuse_for(self, method: Method) -> None:
+        """Refuse what the method cannot do."""
+        algorithm, rollout = self.algorithm, self.rollout
+        mixed = method.memory and algorithm.mode_unit == "trajectory" and algorithm.draw == "stratified"
+        if mixed and algorithm.p_memory and not round(algorithm.p_memory * rollout.group_size):
+            raise ConfigError(
+                f"algorithm.p_memory = {algorithm.p_memory:g} of rollout.group_size = {rollout.group_size} rounds to "
+                'no member with tips: raise either, or set algorithm.draw = "independent"'
+            )
+        if method.trains and not method.memory and algorithm.intrinsic == "tips":
+            raise ConfigError(f'{algorithm.name} retrieves no tips: set algorithm.intrinsic = "states" or "none"')
+        if self.archive.share and not method.trains:
+            raise ConfigError(f"{algorithm.name} trains nothing from kept states: set archive.share = 0")
+        if self.archive.share:
+            self._refuse_archive(rollout.group_size - (round(algorithm.p_memory * rollout.group_size) if mixed else 0))
+
     def _refuse_archive(self, num_plain: int) -> None:
-        """Refuse an archive that nobody would use, or that would leave a member without any to be compared with."""
-        if not method_of(self.algorithm.name).trains:
-            raise ValueError(f"{self.algorithm.name} trains nothing from kept states: set archive.share = 0")
+        """Refuse an archive that nothing would use, or that would leave a member without any to be compared with."""
         if self.algorithm.dynamic_sampling:
-            raise ValueError("archive.share splits groups that algorithm.dynamic_sampling would replace: set one to 0")
+            raise ConfigError("archive.share splits groups that algorithm.dynamic_sampling would replace: set one to 0")
         returning = round(self.archive.share * num_plain)
         if returning < 2:
-            raise ValueError(
+            raise ConfigError(
                 f"archive.share = {self.archive.share:g} of {num_plain} plain members rounds to {returning}, and at "
                 "least 2 must return together to be compared: raise archive.share or rollout.group_size"
             )
 
     def refuse_training(self) -> Self:
         """Refuse what is fine for acting but wrong for training. Called by `train` before anything is built."""
-        if not method_of(self.algorithm.name).trains:
+        method = method_of(self.algorithm.name)
+        self._refuse_for(method)
+        if not method.trains:
             raise ConfigError(
                 f"{self.algorithm.name} changes no weights: use `trailnotes adapt --method {self.algorithm.name}`, or "
                 f"train one of {', '.join(names(trains=True))}"
             )
         if self.model.path == "random":
-            raise ConfigError('model.path = "random" is no model and learns nothing: name a model')
+            raise ConfigError('model.path = "random" is not a model and learns nothing: name a model')
         if self.model.path.startswith(OPENAI):
             raise ConfigError(
                 f"model.path = {self.model.path!r} cannot be trained: an OpenAI-compatible server returns no token "

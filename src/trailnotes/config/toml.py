@@ -33,7 +33,7 @@ _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 @dataclass(frozen=True)
 class Resolved:
-    """A config, and for each dotted key that is no default, where its value comes from."""
+    """A config, and for each dotted key not at its default, where its value comes from."""
 
     config: Config
     origins: Mapping[str, str]  # "rollout.group_size" -> "preset" | the file's name | "command line"
@@ -45,7 +45,7 @@ def load_config(path: Path | None = None, overrides: Sequence[str] = ()) -> Conf
     Args:
         path: the TOML file.
         overrides: words of a command line, ``["--optim.lr", "1e-5", "--run.name=first"]``. Values are TOML; what is
-            no TOML is taken as a plain string.
+            not TOML is taken as a plain string.
 
     Raises:
         ConfigError: one line that names the key, where it was set, and the fix.
@@ -164,7 +164,7 @@ def _read(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: is not UTF-8 text: give the path of a TOML config") from None
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: is no valid TOML: {error}") from None
+        raise ConfigError(f"{path}: is not valid TOML: {error}") from None
 
 
 def _parse_value(name: str, text: str) -> Any:
@@ -225,7 +225,7 @@ def _validate(values: Mapping[str, Any], origins: Mapping[str, str]) -> Config:
     for name, value in values.items():
         _plant(tree, name, value)
     try:
-        # strict types, as in TOML: "8" is no number and 1.5 no integer; JSON lets an array be a tuple
+        # strict types, as in TOML: "8" is not a number and 1.5 not an integer; JSON lets an array be a tuple
         return Config.model_validate_json(json.dumps(tree, allow_nan=False), strict=True)
     except ValidationError as error:
         raise ConfigError(_explain(error, values, origins)) from None

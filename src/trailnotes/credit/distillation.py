@@ -28,8 +28,8 @@ class RandomNetworkDistillation:
     Both read the embedder's vector of the task's instruction and the observation. The bonus is the mean squared error
     over the running standard deviation of all errors so far, those of this batch included (section 2.4 of the paper
     divides by that of the returns). So the first batch is divided by its own deviation. The divisor is at least a
-    tenth of the mean error, lest nearly equal errors blow up. After rating, the predictor takes one pass over the
-    states of the batch.
+    tenth of the mean error, so that nearly equal errors do not blow up. After rating, the predictor takes one pass
+    over the states of the batch.
 
     Args:
         embedder: turns a state's text into a unit vector.

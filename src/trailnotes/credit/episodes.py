@@ -30,8 +30,8 @@ class Scores:
     returns: Array  # (N,) R_i, the whole episode's, undiscounted; statistics are taken over these
     rewards: tuple[Array, ...]  # N times (T_i,): r_it
     states: tuple[tuple[Hashable, ...], ...]  # N times T_i: what was seen before each action
-    penalties_before: tuple[Array, ...]  # N times (T_i,): taken off a step's score, before it is compared
-    penalties_after: tuple[Array, ...]  # N times (T_i,): taken off a step's advantage
+    penalties_before: tuple[Array, ...]  # N times (T_i,): subtracted from a step's score, before it is compared
+    penalties_after: tuple[Array, ...]  # N times (T_i,): subtracted from a step's advantage
 
     def __post_init__(self) -> None:
         of_steps = self.rewards, self.states, self.penalties_before, self.penalties_after
@@ -67,7 +67,7 @@ def group_relative(
 
     Args:
         values: (M,) what is compared: x, mostly the returns R themselves.
-        normalize_std: divide by the standard deviation; otherwise only the mean is taken off (Dr. GRPO, arXiv
+        normalize_std: divide by the standard deviation; otherwise only the mean is subtracted (Dr. GRPO, arXiv
             2503.20783).
         group: (N,) what it is compared with: R. None: with each other.
         ddof: of the standard deviation.
@@ -117,7 +117,7 @@ def group_advantages(scores: Scores, normalize_std: bool = True) -> list[Array]:
 
 
 def leave_one_out_advantages(scores: Scores) -> list[Array]:
-    """`leave_one_out` of each step's score: the baseline is of the others' returns, so a penalty is taken off as it is.
+    """`leave_one_out` of each step's score: the baseline is of the others' returns, so a penalty counts unchanged.
 
     Returns:
         N times (T_i,): an advantage for each step.
@@ -158,7 +158,7 @@ def scores_of(group: TrajectoryGroup, algorithm: AlgorithmConfig) -> Scores:
     """What the episodes of a group earned, with `algorithm.beta` times their novelty.
 
     A state is the raw text of an observation, without history or instruction. Each invalid action has a
-    penalty, `algorithm.invalid_penalty`: before advantages are taken, or off the advantage of its step.
+    penalty, `algorithm.invalid_penalty`: subtracted before advantages are computed, or from the advantage of its step.
     """
     episodes = group.trajectories
     penalties = tuple(

@@ -198,7 +198,7 @@ class Novelty:
     def load_state_dict(self, arrays: Arrays, rest: Mapping[str, Any]) -> None:
         """Take over what `state_dict` gave; bonuses continue bit for bit.
 
-        The state of another kind is left alone: whoever lets `algorithm.intrinsic` change begins anew.
+        The state of another kind is left alone: a run whose `algorithm.intrinsic` changes starts afresh.
 
         Raises:
             ValueError: it belongs to another embedder, or its parts do not fit each other.

@@ -29,7 +29,7 @@ class Visits:
 
 
 def visits_of(scores: Scores, gamma: float, similarity: float = 1.0) -> Visits:
-    """The steps of all episodes in order; a penalty is taken off after discounting, so earlier steps do not pay it.
+    """The steps of all episodes in order; a penalty is subtracted after discounting, so earlier steps do not pay it.
 
     Args:
         scores: one group.

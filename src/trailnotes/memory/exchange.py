@@ -166,7 +166,7 @@ def read_tips(path: Path) -> list[Tip]:
     if faults:
         more = f"; and {len(faults) - NAMED_LINES} more" if len(faults) > NAMED_LINES else ""
         raise MemoryStoreError(
-            f"{path} has {len(faults)} malformed lines, nothing was imported: mend or remove "
+            f"{path} has {len(faults)} malformed lines, nothing was imported: fix or remove "
             f"{'; '.join(faults[:NAMED_LINES])}{more}"
         )
     return tips

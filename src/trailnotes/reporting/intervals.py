@@ -30,7 +30,9 @@ class Interval:
 def wilson(successes: int, trials: int, confidence: float = 0.95) -> Interval:
     """Wilson's score interval of a proportion; for independent trials. Source: Wilson (1927), JASA 22."""
     if trials < 1 or not 0 <= successes <= trials:
-        raise ValueError(f"{successes} successes of {trials} trials is no proportion")
+        raise ValueError(
+            f"{successes} successes of {trials} trials is impossible: trials must be at least 1, successes 0 to trials"
+        )
     z = NormalDist().inv_cdf(0.5 + confidence / 2)
     p = successes / trials
     centre = (p + z * z / (2 * trials)) / (1 + z * z / trials)

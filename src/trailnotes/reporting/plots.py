@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trailnotes.config.methods import METHODS
+from trailnotes.config.methods import colours
 from trailnotes.errors import MissingExtraError
 from trailnotes.reporting.intervals import Interval
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 Curve = list[tuple[float, float]]  # (x, y) of one run, x ascending
-COLOURS = {method.name: method.colour for method in METHODS.values() if method.colour} | {"start": "#777777"}
-LABELS = {method.name: method.label for method in METHODS.values()} | {"start": "start model"}
+START = {"start model": "#777777"}  # as `config.methods.colours` has those of the methods
+INK = "#444444"  # where a method has no colour
 SPARE = ("#4a6fa5", "#8a3b6b", "#c2a033", "#3a9bb0", "#444444")  # for labels that name no method of ours
 
 
-def trial_curve(results: Sequence[Interval], path: Path, *, ylabel: str, title: str) -> None:
+def trial_curve(results: Sequence[Interval], path: Path, *, colour: str, ylabel: str, title: str) -> None:
     """An adaptation: trial 0 without memory, then with it, each with its interval."""
     plt = pyplot()
     figure, axes = plt.subplots(figsize=(6, 4), layout="constrained", facecolor="white")
     xs = np.arange(len(results))
-    axes.fill_between(xs, [r.low for r in results], [r.high for r in results], color=COLOURS["empo2"], alpha=0.18)
-    axes.plot(xs, [r.mean for r in results], color=COLOURS["empo2"], marker="o", linewidth=2)
+    axes.fill_between(xs, [r.low for r in results], [r.high for r in results], color=colour, alpha=0.18)
+    axes.plot(xs, [r.mean for r in results], color=colour, marker="o", linewidth=2)
     axes.set(xlabel="trial (0 is without memory)", ylabel=ylabel, xticks=xs)
     axes.set_title(title, fontsize=10)
     if all(r.low >= 0 and r.high <= 1 for r in results):  # a share: show all of it
@@ -94,7 +94,7 @@ def _draw_dots(axes: Any, rows: Sequence[str], series: Mapping[str, Mapping[str,
 
 def _colours(labels: Iterable[str]) -> list[str]:
     """A method has its colour wherever it appears; a second label of the same method gets a spare one."""
-    known = {LABELS[name]: colour for name, colour in COLOURS.items()}
+    known = colours() | START
     taken: list[str] = []
     for label in labels:
         own = [colour for name, colour in known.items() if name in label]

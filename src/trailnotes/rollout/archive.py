@@ -116,7 +116,7 @@ class Archive:
         return replace(seen, reward=0.0, instruction=first.instruction, briefing=first.briefing, info=info)
 
     def regroup(self, groups: Sequence[TrajectoryGroup]) -> list[TrajectoryGroup]:
-        """The groups as played, those of returning members without whoever had to start afresh, who are a group too."""
+        """The groups as played, but returning members that had to start afresh in groups of their own."""
         result = []
         for group in groups:
             parts = [tuple(t for t in group.trajectories if bool(_depth(t)) == there) for there in (True, False)]
@@ -152,7 +152,7 @@ class Archive:
         return metrics
 
     def _keep(self, trajectory: Trajectory) -> None:
-        """Note every state of the episode: reached with a higher score, or by fewer actions at the same score."""
+        """Record every state of the episode: reached with a higher score, or by fewer actions at the same score."""
         cells = self._cells.setdefault(trajectory.task.id, {})
         start = self._targets[trajectory.task.id] if _depth(trajectory) else Cell((), (), 0.0, 0)
         states, actions = start.states, start.actions

@@ -193,7 +193,7 @@ async def run_episode(  # noqa: PLR0913 (what meets here is what an episode is m
     """Play one episode; an environment that fails ends it with outcome "error" and the steps so far.
 
     Args:
-        policy: acts. Whoever calls announces `episode` to it before, and closes it after.
+        policy: acts. The caller announces `episode` to it before, and closes it after.
         env: an environment for this episode alone.
         task: the game.
         mode: in all but "plain" the memory is searched before every action.

@@ -28,7 +28,7 @@ OnTrajectory = Callable[[Trajectory], None]
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """A member's place in a batch: what one episode is to play, whoever fails in between."""
+    """A member's place in a batch: what one episode is to play, whatever fails in between."""
 
     task: Task
     mode: Mode
@@ -60,7 +60,7 @@ async def run_groups(  # noqa: PLR0913 (see `run_episode`)
 
     With `env.max_envs`, so many at once: whenever one ends, the next in order begins.
 
-    An episode that fails is handed to `on_error` and tried afresh, `env.max_replacements` times. A group goes on
+    An episode that fails is handed to `on_error` and tried afresh, `env.max_replacements` times. A group continues
     without a member that failed for good while at least two are left (or all, of a group of one); else it is dropped
     with a warning, so the result may be shorter than `tasks`. Episodes that begin together are all announced to the
     policy before the first of them begins, and each later one before the one that it follows is closed. A task that

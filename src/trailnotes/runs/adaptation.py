@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from trailnotes.errors import ConfigError
 from trailnotes.rollout import rollout_metrics, run_groups, write_all
 from trailnotes.runs.panels import PanelResult, acting_config, panel_of, panel_result, write_evaluation
-from trailnotes.runs.spent import SPENT, Spent
+from trailnotes.runs.spent import ENDPOINT_COST, SPENT, Spent
 from trailnotes.seeds import derive_seed
 from trailnotes.storage.files import append_jsonl, free_name, read_jsonl, set_aside
 from trailnotes.storage.records import (
@@ -247,7 +247,7 @@ class AdaptationRun:
     def _say(self, phase: str, rollout: Mapping[str, float], metrics: Mapping[str, float]) -> None:
         if self._progress is None:
             return
-        facts = {"success": rollout.get("rollout/success"), **metrics, "cost": self._served().get("endpoint/cost")}
+        facts = {"success": rollout.get("rollout/success"), **metrics, "cost": self._served().get(ENDPOINT_COST)}
         shown = [f"{k} {v:.3g}" for k, v in facts.items() if v is not None and "/" not in k]
         counts = f"{self.spent.episodes:,} episodes  {self.spent.env_steps:,} steps"
         tokens = f"{self.spent.tokens_read:,} tokens read  {self.spent.tokens_generated:,} written"

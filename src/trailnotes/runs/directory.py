@@ -55,13 +55,13 @@ class RunDir:
     def open(
         cls, path: Path, config: Config, *, allow_change: Sequence[str] = (), command: Sequence[str] | None = None
     ) -> Self:
-        """Lock `path`, write or check its config, and note this start in run.json.
+        """Lock `path`, write or check its config, and record this start in run.json.
 
         Args:
             path: the directory; made if it does not exist.
             config: the resolved settings of this start.
             allow_change: keys, or whole sections, that may differ from those of the run that is resumed.
-            command: what run.json notes as the command; the words of this process by default.
+            command: what run.json records as the command; the words of this process by default.
 
         Raises:
             RunError: in use by a live process, not writable, or a run of another config.
@@ -210,7 +210,7 @@ def is_trained(path: Path, config: Config) -> bool:
 
 
 class _TensorBoard:
-    """Event files, drawn anew from the lines so far by each process, so that they never tell another story."""
+    """Event files, drawn anew from the lines so far by each process, so that they never disagree."""
 
     def __init__(self, path: Path) -> None:
         try:

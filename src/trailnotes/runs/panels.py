@@ -132,7 +132,9 @@ def play_subject(
     """Who was examined, and the episodes of the panel in the order of its tasks; `directory` as in `load_policy`."""
     subject = resolve(model_or_run)
     if use_memory and subject.memory is None:
-        raise ConfigError(f"{model_or_run} has no memory to act with: give a run directory of empo2, or drop --memory")
+        raise ConfigError(
+            f"{model_or_run} has no memory to act with: give the run of a method with a memory, or drop --memory"
+        )
     policy = load_policy(config, subject, directory)
 
     async def play(memory: TipMemory | None) -> list[Trajectory]:
@@ -227,7 +229,7 @@ def write_episodes(episodes: Sequence[Trajectory], path: Path) -> None:
     """Whole episodes, one JSON object a line, as in `trajectories.jsonl` of a run.
 
     Raises:
-        ConfigError: there are none; a file of nothing would pass for a panel that was played.
+        ConfigError: there are none; an empty file would pass for a panel that was played.
     """
     if not episodes:
         raise ConfigError(f"no episode could be played, so {path} was not written; see the log for the reason")

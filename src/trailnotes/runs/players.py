@@ -1,4 +1,4 @@
-"""Who plays: the model of a run, any other model, one at an endpoint, or nobody but chance."""
+"""Who plays: the model of a run, any other model, one at an endpoint, or chance alone."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _checkpointed(path: Path) -> Subject:
     run_dir, memory = path.parent.parent, path / "memory.db"
     has_memory = memory.is_file()
     trained = run_config(run_dir) if (run_dir / "config.toml").is_file() else None
-    name = trained.algorithm.name if trained else "empo2" if has_memory else "grpo"
+    name = trained.algorithm.name if trained else "trained model"
     return Subject(str(path / "model"), name, memory if has_memory else None, checkpoint.load_meta(path), trained)
 
 

@@ -65,14 +65,12 @@ class Saved(Protocol):
 
 
 def save(run: Saved) -> None:
-    """Write a checkpoint, whole or not at all, and delete those that are no longer kept; nothing if it is there.
+    """Write a checkpoint, whole or not at all, and delete those that are no longer kept.
 
     Raises:
         RunError: the disk is full or not writable; earlier checkpoints are as they were.
     """
     root, count = run.directory.checkpoints, run.count
-    if run.saved is not None and checkpoint.load_meta(run.saved)["iteration"] == count.iteration:
-        return
     try:
         run.saved = checkpoint.save(root, count.iteration, lambda path: _write_state(run, path), meta=asdict(count))
         _mark_best(run, run.saved)
@@ -85,7 +83,7 @@ def save(run: Saved) -> None:
 
 
 def load(run: Saved, path: Path) -> None:
-    """Take up the state of a checkpoint directory, but for the memory, which `open_run` rewinds with care.
+    """Restore the state of a checkpoint directory, except for the memory, which `open_run` rewinds with care.
 
     Raises:
         RunError: it is the state of another model or of another embedder.

@@ -26,6 +26,7 @@ class Spent:
 SPENT = tuple(field.name for field in fields(Spent))
 BY_TRAINING = tuple(name for name in SPENT if name != "tokens_read")  # it is read off the episodes where it is wanted
 BY_ROW = tuple(name for name in BY_TRAINING if name != "episodes")  # columns of a panel's table.json
+ENDPOINT_COST = "endpoint/cost"  # of metrics.jsonl, so far
 SPENDING = "spending"  # what an endpoint charged, in the currency of its prices
 BY_PROCESSES = ("cpu_seconds", "peak_memory")  # known only of those that were watched
 BY_RUN = (*(name for name in SPENT if name != "episodes"), *BY_PROCESSES, SPENDING)  # columns of a comparison

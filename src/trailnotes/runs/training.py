@@ -200,7 +200,7 @@ class TrainingRun:
     async def write_tips(self, groups: Sequence[TrajectoryGroup]) -> None:
         """Have the policy write about every episode, and store them in task order.
 
-        None is written about an episode that returned to a kept state: it would tell the last part of the way alone.
+        None is written about an episode that returned to a kept state: it would tell only the last part of the way.
         """
         assert self.memory is not None
         written: list[WrittenTip] = []
@@ -292,7 +292,7 @@ class TrainingRun:
         return {"validation/success": success, "validation/return": value}
 
     def close(self) -> None:
-        """Close what must be closed; the pool and the lock belong to whoever opened them."""
+        """Close what must be closed; the pool and the lock belong to their opener."""
         if self.memory is not None:
             self.memory.close()
 

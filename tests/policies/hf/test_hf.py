@@ -518,7 +518,7 @@ def test_a_damaged_model_names_the_key(saved):
         load_model(ModelConfig(path=str(saved), device="cpu"))
 
 
-@pytest.mark.parametrize(("device", "text"), [("toaster", "is no device"), ("cuda:0", "finds no GPU")])
+@pytest.mark.parametrize(("device", "text"), [("toaster", "is not a device"), ("cuda:0", "finds no GPU")])
 def test_a_device_that_is_not_there_names_the_key(saved, device, text, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ConfigError, match=rf"model\.device = '{device}'.*{text}"):

@@ -219,7 +219,7 @@ def test_a_retry_after_of_hours_is_capped_and_said(
     monkeypatch.setattr(faults, "LONGEST_RETRY_AFTER", 0.05)
     proxy.faults = [refusal(503, headers={"Retry-After": "7200"}), None]
     ask(policy(proxy.url), sampling())
-    assert any("asks for 7200 s of rest: it gets 0 s" in record.message for record in caplog.records)
+    assert any("asks for 7200 s of rest: waiting 0 s" in record.message for record in caplog.records)
 
 
 def test_what_may_have_been_billed_counts_at_its_most(proxy: Proxy, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ MAX_WORDS: Final = 300  # of a plan: the released run's longest has 231
 
 
 class ReflectionMemory(Kept):
-    """Plans by task, in a memory file like any other. Nothing is retrieved by similarity, and nothing ever goes.
+    """Plans by task, in a memory file like any other. Nothing is retrieved by similarity, and nothing is ever removed.
 
     Args:
         path: the file; None keeps everything in this process.
@@ -36,7 +36,7 @@ class ReflectionMemory(Kept):
         return plans[max(0, len(plans) - min(self.window, top_k)) :]
 
     def add(self, tips: Sequence[Tip], *, once: str = "") -> int:
-        """Store plans in the order given, in one transaction; repeated words are another plan all the same.
+        """Store plans in the order given, in one transaction; a repeated text is stored as another plan.
 
         Texts are cleaned, and plans of which nothing is left are skipped. `once` as in `TipMemory.add`.
         """

@@ -1,7 +1,7 @@
 """Reflexion: after each failure the policy writes a plan, and the next trial at the same task begins with the plans.
 
 Source: "Reflexion: Language Agents with Verbal Reinforcement Learning" (arXiv 2303.11366), algorithm 1. See
-docs/algorithms/reflexion.md for every metric, each settled choice, and where this leaves the paper and its release.
+docs/algorithms/reflexion.md for every metric, each settled choice, and departures from the paper and its release.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ async def reflexion(run: AdaptationRun) -> None:
 async def write_plans(
     run: AdaptationRun, trial: int, memory: ReflectionMemory, failed: Sequence[TrajectoryGroup]
 ) -> list[WrittenTip]:
-    """One plan for each failed episode, written with the plans in sight that its task has already."""
+    """One plan for each failed episode, written with the earlier plans of its task in view."""
     config, policy, options = run.config, run.policy, run.config.reflexion
     episodes = written_about([group.trajectories[0] for group in failed])
     requests = [

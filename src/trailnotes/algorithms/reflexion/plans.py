@@ -113,7 +113,7 @@ def plan_messages(
 
 
 def introduce_plans(rollout: RolloutConfig, count_tokens: CountTokens, max_plan_tokens: int) -> Introduce | None:
-    """How plans stand in the actor's first turn; None in terse style, where they are notes like any other."""
+    """How plans stand in the actor's first turn; None in terse style, where they are tips like any other."""
     if rollout.style == "terse":
         return None
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 class Experience:
     """One readable decision: where, what, and what came of it. Rewards are in the environment's own unit."""
 
-    task: str  # the goal in words, not the id: whoever has the same goal shares the record
+    task: str  # the goal in words, not the id: tasks with the same goal share the record
     observation: str  # o_t, whole
     action: str  # a_t, the text alone
     reward: float  # r_t, until the next readable decision
@@ -116,7 +116,7 @@ def updated(record: Record, experience: Experience, target: float, turn: int, lr
 
 
 def without_worst(values: Mapping[str, ActionValue], capacity: int) -> dict[str, ActionValue]:
-    """At most `capacity` actions: those of the smallest Q go, of equal ones the least updated first."""
+    """At most `capacity` actions: those of the smallest Q are dropped, of equal ones the least updated first."""
     ranked = sorted(values.values(), key=lambda value: (-value.value, -value.number, value.action))
     kept = {value.action for value in ranked[:capacity]}
     return {action: value for action, value in values.items() if action in kept}

@@ -107,7 +107,7 @@ def load_critic(path: Path) -> Critic:
     """The critic in a directory.
 
     Raises:
-        ConfigError: there is none, or none that is whole.
+        ConfigError: there is none, or it is damaged.
     """
     try:
         record = json.loads((path / "critic.json").read_text(encoding="utf-8"))

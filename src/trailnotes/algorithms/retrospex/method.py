@@ -2,7 +2,7 @@
 
 Source: "Retrospex: Language Agent Meets Offline Reinforcement Learning Critic" (arXiv 2505.11807). Built from its
 description; its authors' code has no licence and was not used. See docs/algorithms/retrospex.md for every metric, each
-settled choice, and where this leaves the paper and its release.
+settled choice, and where this departs from the paper and its release.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from trailnotes.types import Trajectory
 Reward = Literal["raw", "spread"]
 Failure = Literal["raw", "floor0", "last_positive"]
 
-FILES = ("trajectories.jsonl", "episodes.jsonl", "trial-*.jsonl")  # of a run, an evaluation, an adaptation by notes
+FILES = ("trajectories.jsonl", "episodes.jsonl", "trial-*.jsonl")  # of a run, an evaluation, an adaptation
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ ROWS = (
 
 
 _CONSEQUENCE = (
-    "Figures of two columns of this table are no comparison of two methods. A method with many attempts at a task is "
+    "Figures of two columns of this table do not compare two methods. A method with many attempts at a task is "
     "shown by its first attempt, its last, and their best, each by itself."
 )
 

@@ -38,7 +38,7 @@ class PublishedTable:
     source: str
     model: str
     protocol: str  # one line for the head of the columns
-    facts: Mapping[str, object]  # what of it can be held against a config of ours; see compare/protocol.py
+    facts: Mapping[str, object]  # what of it can be held against a config of ours; see protocol.py
     metric: str
     rows: Mapping[str, str]  # task as the simulator calls it -> as the paper prints it, in the paper's order
     columns: tuple[PrintedColumn, ...]

@@ -82,7 +82,9 @@ def means(comparison: Comparison) -> list[tuple[str, list[str], list[str]]]:
             DASH if ok else f"{number(c.mean)}, of {len(c.cells)} task{'s' * (len(c.cells) != 1)}"
             for c, ok in zip(comparison.columns, whole, strict=True)
         ]
-        rows.append(("mean of the tasks present, no average of the panel", present, [DASH] * len(published.columns)))
+        rows.append(
+            ("mean of the tasks present, not an average of the panel", present, [DASH] * len(published.columns))
+        )
     return rows
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from trailnotes.compare.evaluations import Evaluation, row_of, variation_of
 from trailnotes.compare.published.figures import PublishedTable
+from trailnotes.config.methods import label
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import diff
 from trailnotes.envs import env_class
@@ -41,9 +42,9 @@ def label_of(evaluation: Evaluation) -> str:
 
 def _method(player: str, trained: Config | None) -> str:
     if trained is None:
-        return "start model" if player == "start" else player
+        return "start model" if player == "start" else label(player)
     if trained.algorithm.name != "empo2":
-        return trained.algorithm.name.upper()
+        return label(trained.algorithm.name)
     if trained.algorithm.mode_unit == "trajectory":
         return "EMPO² mixed"
     published = trained.memory.duplicates == "reject" and trained.memory.order == ("score",)

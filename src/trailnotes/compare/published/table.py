@@ -75,7 +75,7 @@ def compare(
     for evaluation in evaluations:
         outside = [task for task in evaluation.tasks if task not in published.rows]
         if outside:
-            said.append(f"{evaluation.path}: {', '.join(outside)} left out, as no row of the panel {panel}.")
+            said.append(f"{evaluation.path}: {', '.join(outside)} left out, not in the panel {panel}.")
         if len(outside) == len(evaluation.tasks):
             raise RunError(f"{evaluation.path} has no task of the panel {panel}: leave it out")
         _refuse_impossible(evaluation)

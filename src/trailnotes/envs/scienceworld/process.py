@@ -189,7 +189,7 @@ class _Spawner:
                     bufsize=0,
                     process_group=0,
                 )
-            except BaseException as error:  # noqa: BLE001 - raised again by whoever asked
+            except BaseException as error:  # noqa: BLE001 - raised again in the caller
                 answer.set_exception(error)
             else:
                 answer.set_result(process)

@@ -114,7 +114,7 @@ class Engine:
 
     With `deterministic`, a batch starts only when every open episode has a request, and runs to its end before the
     next: what is computed together never depends on timing. An episode without a request holds all others up, so
-    whoever opens one must ask, or close it.
+    one that is opened must ask, or be closed.
     """
 
     def __init__(self, decoder: Decoder, decode: Decode, end_ids: Collection[int], *, deterministic: bool) -> None:
@@ -191,7 +191,7 @@ class Engine:
                     self._admit()
                 self._step()
                 await asyncio.sleep(0)
-        except Exception as error:  # noqa: BLE001 - the boundary: whoever waits must hear of it
+        except Exception as error:  # noqa: BLE001 - the boundary: those who wait must hear of it
             self._fail(error)
         finally:
             for request in self._running.values():  # only if this task was cancelled

@@ -197,7 +197,7 @@ def device_of(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise ConfigError(f"model.device = {name!r} is no device: write auto, cpu, cuda or cuda:0") from error
+        raise ConfigError(f"model.device = {name!r} is not a device: write auto, cpu, cuda or cuda:0") from error
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"model.device = {name!r}, but torch finds no GPU: write auto or cpu")
     return device

@@ -73,7 +73,7 @@ class Answers:
                 try:
                     self._count(PaidAnswer(**record))
                 except TypeError:
-                    raise RunError(f"{path}: line {number} is damaged: take it out, or restore the file") from None
+                    raise RunError(f"{path}: line {number} is damaged: delete it, or restore the file") from None
             self._old = frozenset(self._answers)
 
     def find(self, key: str) -> PaidAnswer | None:

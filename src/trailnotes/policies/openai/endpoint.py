@@ -50,7 +50,7 @@ class Endpoint:
     """The server of `config`, and one model there. The key stays in here.
 
     Raises:
-        ConfigError: an address or a key that cannot be one.
+        ConfigError: an address or a key that cannot be right.
     """
 
     def __init__(self, config: EndpointConfig, model: str) -> None:
@@ -138,7 +138,7 @@ def _read(text: str) -> Said:
     try:
         body = json.loads(text)
     except ValueError:
-        raise Trouble("an answer that is cut or no JSON") from None
+        raise Trouble("an answer that is cut off or not JSON") from None
     match body:
         case {"choices": [{"message": dict() as message} as choice, *_]}:
             content = message.get("content")
@@ -147,7 +147,7 @@ def _read(text: str) -> Said:
         case _:
             raise Trouble("an answer without choices")
     if not isinstance(content, str | None):
-        raise Trouble("an answer whose content is no text")
+        raise Trouble("an answer whose content is not text")
     usage = None
     match body:
         case {"usage": {"prompt_tokens": int(prompt), "completion_tokens": int(completion)}}:

@@ -91,7 +91,7 @@ def is_about_model(status: int, body: object) -> bool:
 
 
 def explain(status: int, body: object, *, url: str, model: str, key_env: str, has_key: bool) -> str:
-    """One line for the user: what was refused, and the fix. For what `passes` says no to, but for missing models."""
+    """One line for the user: what was refused, and the fix. For what `passes` rejects, except missing models."""
     text = f"{url} answers {status}: {said(body)}"
     if status == 401:
         fix = "holds no valid key for it" if has_key else "is not set: export it with your key"

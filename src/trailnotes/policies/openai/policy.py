@@ -77,8 +77,8 @@ class OpenAIPolicy:
     async def generate(self, messages: Sequence[Message], sampling: Sampling, episode: str) -> Completion:
         """Ask for the next assistant turn, or take the answer that is kept.
 
-        The n-th equal request of an episode gets the n-th answer to it, whoever paid for that: so a run that is begun
-        again gets from disk what it had.
+        The n-th equal request of an episode gets the n-th answer to it, so a run that is started again
+        gets from disk what it had.
 
         Raises:
             PolicyError: the episode is not open, the endpoint refuses the request, or it failed too often.
@@ -172,7 +172,7 @@ class OpenAIPolicy:
         """Seconds until the next try, announced if they are many."""
         seconds = pause(tries, trouble.wait)
         if trouble.wait is not None and trouble.wait > LONGEST_RETRY_AFTER:
-            self._tell(f"{self.config.base_url} asks for {trouble.wait:.0f} s of rest: it gets {seconds:.0f} s")
+            self._tell(f"{self.config.base_url} asks for {trouble.wait:.0f} s of rest: waiting {seconds:.0f} s")
         level = logging.WARNING if seconds >= LONG_WAIT else logging.INFO
         logger.log(level, "%s: %s; another try in %.1f s", self.config.base_url, trouble.reason, seconds)
         return seconds
@@ -185,7 +185,7 @@ class OpenAIPolicy:
 
 
 async def _to_its_end(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Await it. Whoever is cancelled meanwhile waits for its end: what was sent is paid for, and its answer kept."""
+    """Await it. A caller cancelled meanwhile waits for its end: what was sent is paid for, and its answer kept."""
     task = asyncio.ensure_future(coroutine)
     try:
         return await asyncio.shield(task)
@@ -206,4 +206,4 @@ def _check(config: Config) -> None:
     if endpoint.max_cost and not (endpoint.price_input or endpoint.price_output):
         raise ConfigError("endpoint.max_cost needs prices: set endpoint.price_input and endpoint.price_output")
     if config.rollout.top_k:
-        raise ConfigError("rollout.top_k is no parameter of OpenAI-compatible endpoints: set rollout.top_k = 0")
+        raise ConfigError("rollout.top_k is not a parameter of OpenAI-compatible endpoints: set rollout.top_k = 0")
