@@ -490,7 +490,7 @@ def test_without_any_result_there_is_no_table() -> None:
 
 def test_costs_are_summed_over_starts_but_for_the_peak(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text(
-        '{"iteration": 0, "env_steps": 7, "tokens_read": 9, "cost": 0.25, "seconds": 4.5}\n{'
+        '{"iteration": 0, "env_steps": 7, "tokens_read": 9, "endpoint/cost": 0.25, "seconds": 4.5}\n{'
     )
     for stage, ended in (("train", Ended(-15, 2.0, 1.0, 50)), ("train", Ended(0, 3.0, 2.5, 40)),
                          ("eval", Ended(0, 9.0, 9.0, 90))):  # fmt: skip

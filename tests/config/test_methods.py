@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,16 +48,38 @@ def test_names_are_those_that_train_and_those_that_do_not() -> None:
     [
         ("grop", "no method is called 'grop': did you mean grpo"),
         ("magic", "no method is called 'magic': choose one of naive, .*, or module:NAME of your own"),
-        ("no_such_module:OWN", "no_such_module:OWN cannot be imported as a method: No module named"),
+        ("no_such_module:OWN", "no_such_module:OWN cannot be imported as a method: ModuleNotFoundError: No module"),
         ("test_methods:NONE", "test_methods:NONE cannot be imported as a method: .* has no attribute 'NONE'"),
         ("test_methods:ROOT", "test_methods:ROOT is not a Method"),
+        ("broken_method:OWN", "broken_method:OWN cannot be imported as a method: SyntaxError: "),
     ],
 )
-def test_an_unknown_name_is_refused_with_the_nearest(name: str, answer: str) -> None:
+def test_an_unknown_name_is_refused_with_the_nearest(
+    name: str, answer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken_method.py").write_text("OWN = (")
+    monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigError, match=answer):
         method_of(name)
-    with pytest.raises(ConfigError, match=f"command line: algorithm.name = .*{answer}"):
-        load_config(None, ["--algorithm.name", name])
+    if ":" not in name:
+        with pytest.raises(ConfigError, match=f"command line: algorithm.name = .*{answer}"):
+            load_config(None, ["--algorithm.name", name])
+
+
+def test_reading_settings_imports_no_method() -> None:
+    config = load_config(None, ["--algorithm.name", "no_such_module:OWN"])  # of a run made elsewhere, say
+    assert config.algorithm.name == "no_such_module:OWN"
+    with pytest.raises(ConfigError, match="cannot be imported as a method"):
+        config.refuse_training()
+
+
+def test_a_file_that_is_run_and_imported_registers_its_method_once() -> None:
+    scope: dict[str, Any] = {}
+    for name in ("__main__", "own_method"):
+        exec(compile("async def own(run): ...", "own_method.py", "exec"), {"__name__": name}, scope)
+        register(Method("own", "our own", scope["own"], trains=True))
+    with pytest.raises(ConfigError, match="a method is called 'own' already"):
+        register(Method("own", "our own", grpo, trains=True))
 
 
 def test_a_name_is_given_once() -> None:

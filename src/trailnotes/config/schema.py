@@ -12,7 +12,7 @@ from typing import Any, Literal, Self
 
 from pydantic import model_validator
 
-from trailnotes.config.methods import method_of, names
+from trailnotes.config.methods import METHODS, Method, method_of, names
 from trailnotes.config.methods_schema import (
     AlgorithmConfig,
     ArchiveConfig,
