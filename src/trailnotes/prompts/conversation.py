@@ -70,6 +70,10 @@ def system_prompt(rollout: RolloutConfig) -> str:
 class Conversation:
     """Both contexts of one episode as messages: `acting` with the tips, `plain` without. They only grow at the end.
 
+    A turn is built from segments: instruction and briefing (in the first turn alone), tips, observation. `plain` is
+    rendered without the tip segments, never searched for them, and no length cap looks at the mode: so it is, byte for
+    byte, what an episode without tips and with the same history would have had.
+
     Instruction, each part of a briefing, observations and lists of actions are each cut to
     `rollout.max_observation_tokens`, tips to `memory.max_tip_tokens`. What the policy wrote is never cut.
     """

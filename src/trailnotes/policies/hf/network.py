@@ -93,7 +93,12 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
 
 
 class SlotCache(Cache):  # type: ignore[misc]
-    """All layers, and which slots are taken. `access` is set before each forward pass."""
+    """All layers, and which slots are taken. `access` is set before each forward pass.
+
+    Position j of an episode always stands in column j of its slot, so an episode grows at its end, is rolled back by
+    forgetting its last columns, and never moves. New tokens of several episodes are written with padding on the right;
+    what padding writes is masked, and overwritten by the tokens that come later.
+    """
 
     def __init__(self) -> None:
         self.num_slots = 0
