@@ -47,6 +47,11 @@ _EXAMPLE: Final = {  # first line, task, turn, last line
     ),
     "terse": ("example {} :", '- " {} "', '- " {} " > " {} "', "end of example {} ."),
 }
+_REQUEST: Final = (
+    "The episode has ended with a score of {score:g} of {max_score:g}. Do not act any more. Write one note for the "
+    "next attempt at this task: what was tried, what was learned, and how far from completing the task it ended. "
+    "One line, under 100 words; name places, objects and actions, so that the note can be used from a fresh start."
+)
 
 
 def fresh_tips(tips: Iterable[Tip], shown: Iterable[Tip]) -> tuple[Tip, ...]:
@@ -217,13 +222,6 @@ def memory_query(
     if observation is not None:
         said.append(conversation.turn(observation))
     return "\n".join(said)
-
-
-_REQUEST: Final = (
-    "The episode has ended with a score of {score:g} of {max_score:g}. Do not act any more. Write one note for the "
-    "next attempt at this task: what was tried, what was learned, and how far from completing the task it ended. "
-    "One line, under 100 words; name places, objects and actions, so that the note can be used from a fresh start."
-)
 
 
 def instruction_of(trajectory: Trajectory) -> str:
