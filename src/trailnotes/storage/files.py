@@ -103,8 +103,7 @@ def set_aside(path: Path, iterations: int | None = None) -> Path | None:
     if offset == path.stat().st_size:
         return None
     name = "half" if iterations is None else f"after-{iterations:06d}"
-    candidates = (path.with_name(f"{path.stem}.{name}.{number}.jsonl") for number in itertools.count(1))
-    aside = next(candidate for candidate in candidates if not candidate.exists())
+    aside = free_name(path.with_name(f"{path.stem}.{name}.jsonl"))
     temporary = aside.with_name(f".{aside.name}")
     try:
         with path.open("rb") as file, temporary.open("wb") as copy:
