@@ -64,13 +64,14 @@ def adapt(
     """
     from trailnotes.config.toml import SURROUNDINGS
     from trailnotes.runs.directory import RunDir
+    from trailnotes.runs.panels import write_table
     from trailnotes.runs.players import resolve
 
     subject = resolve(model_or_run)
     config = settled(config, subject, method, trials)
     with RunDir.open(out, config, allow_change=[*SURROUNDINGS, *FREE, *allow_change]) as directory:
         figures = asyncio.run(_adapt(config, directory, subject, progress))
-        write_figures(figures, out)
+        write_table([figure.result for figure in figures], out, [figure.name for figure in figures])
     curve = [figure.result for figure in figures if figure.trial is not None]
     _draw(curve, out / "curve.png")
     return curve
@@ -94,6 +95,7 @@ def settled(config: Config, subject: Subject, method: str | None, trials: int | 
 async def _adapt(config: Config, directory: RunDir, subject: Subject, progress: Bar | None) -> list[Figure]:
     from trailnotes.envs.workers.pool import EnvPool
     from trailnotes.runs.adaptation import AdaptationRun
+    from trailnotes.runs.panels import write_table
     from trailnotes.runs.players import load_policy
 
     policy = load_policy(config, subject, directory.path)
@@ -102,19 +104,13 @@ async def _adapt(config: Config, directory: RunDir, subject: Subject, progress: 
         try:
             await method_of(config.algorithm.name).load()(run)
         except BudgetError as error:
-            write_figures(run.figures, directory.path)
+            figures = run.figures
+            write_table([figure.result for figure in figures], directory.path, [figure.name for figure in figures])
             raise BudgetError(
                 f"{error}; every episode and tip that has ended is kept in {directory.path}: raise the limit, and the "
                 "same command continues"
             ) from error
         return run.figures
-
-
-def write_figures(figures: Sequence[Figure], out: Path) -> None:
-    """`table.json` and `table.md` of an adaptation."""
-    from trailnotes.runs.panels import write_table
-
-    write_table([figure.result for figure in figures], out, [figure.name for figure in figures])
 
 
 def _draw(results: Sequence[PanelResult], path: Path) -> None:

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from trailnotes.types import NO_OP, Trajectory
+from trailnotes.types import NO_OP, Step, Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from trailnotes.config.methods_schema import AlgorithmConfig
-    from trailnotes.types import Step, TrajectoryGroup
 
-
-EPSILON = 1e-6  # keeps a group of nearly equal returns from dividing by nothing (EMPO2, release 0b40cb72)
 Array = NDArray[np.float64]
+EPSILON = 1e-6  # keeps a group of nearly equal returns from dividing by nothing (EMPO2, release 0b40cb72)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +36,30 @@ class Scores:
             raise ValueError(f"the numbers of a group differ in length: {sorted(lengths)}, {len(self.returns)} returns")
 
 
+def scores_of(group: TrajectoryGroup, algorithm: AlgorithmConfig) -> Scores:
+    """What the episodes of a group earned, with `algorithm.beta` times their novelty.
+
+    A state is the raw text of an observation, without history or instruction. Each invalid action has a
+    penalty, `algorithm.invalid_penalty`: subtracted before advantages are computed, or from the advantage of its step.
+    """
+    episodes = group.trajectories
+    penalties = tuple(
+        algorithm.invalid_penalty * np.array([is_invalid(step, algorithm.invalid) for step in t.steps], dtype=float)
+        for t in episodes
+    )
+    none = tuple(np.zeros(len(t.steps)) for t in episodes)
+    before = algorithm.penalty_stage == "before"
+    return Scores(
+        returns=np.array([episode_return(t, algorithm.beta) for t in episodes]),
+        rewards=tuple(
+            np.array([step.reward + algorithm.beta * step.reward_intrinsic for step in t.steps]) for t in episodes
+        ),
+        states=tuple(tuple(step.observation.text for step in t.steps) for t in episodes),
+        penalties_before=penalties if before else none,
+        penalties_after=none if before else penalties,
+    )
+
+
 def episode_return(trajectory: Trajectory, beta: float = 0.0) -> float:
     """`Trajectory.episode_return` with novelty: R = sum_t r_t + beta * sum_t r_int_t, undiscounted (EMPO2, 4.3).
 
@@ -53,6 +73,27 @@ def episode_return(trajectory: Trajectory, beta: float = 0.0) -> float:
     if not beta:
         return trajectory.episode_return
     return math.fsum(part for step in trajectory.steps for part in (step.reward, beta * step.reward_intrinsic))
+
+
+def is_invalid(step: Step, rule: str) -> bool:
+    """Whether the action could not be read; by the rule "inadmissible" also whether the environment ruled it out.
+
+    That is judged where the environment offers its admissible actions, without regard to case and blanks.
+    """
+    offered = step.observation.actions
+    if step.action == NO_OP or rule == "format" or offered is None:
+        return step.action == NO_OP
+    return _plain(step.action) not in map(_plain, offered)
+
+
+def _plain(action: str) -> str:
+    return " ".join(action.lower().split())
+
+
+def valid_share(groups: Sequence[TrajectoryGroup], rule: str) -> float:
+    """Share of the actions that are not invalid; 0 of none."""
+    steps = [step for group in groups for trajectory in group.trajectories for step in trajectory.steps]
+    return sum(not is_invalid(step, rule) for step in steps) / max(1, len(steps))
 
 
 def group_relative(
@@ -126,6 +167,13 @@ def leave_one_out_advantages(scores: Scores) -> list[Array]:
     return [advantage - before - after for advantage, before, after in rows]
 
 
+def _row(values: ArrayLike) -> Array:
+    row = np.asarray(values, dtype=np.float64)
+    if row.ndim != 1 or not np.isfinite(row).all():
+        raise ValueError(f"returns must be (N,) finite numbers, got {row.tolist()}")
+    return row
+
+
 def discounted_return(rewards: ArrayLike, gamma: float) -> Array:
     """G_t = r_t + gamma * G_{t+1}, the discounted return from each step on.
 
@@ -145,55 +193,3 @@ def discounted_return(rewards: ArrayLike, gamma: float) -> Array:
     for t in range(len(returns) - 2, -1, -1):
         returns[t] += gamma * returns[t + 1]
     return returns
-
-
-def _row(values: ArrayLike) -> Array:
-    row = np.asarray(values, dtype=np.float64)
-    if row.ndim != 1 or not np.isfinite(row).all():
-        raise ValueError(f"returns must be (N,) finite numbers, got {row.tolist()}")
-    return row
-
-
-def scores_of(group: TrajectoryGroup, algorithm: AlgorithmConfig) -> Scores:
-    """What the episodes of a group earned, with `algorithm.beta` times their novelty.
-
-    A state is the raw text of an observation, without history or instruction. Each invalid action has a
-    penalty, `algorithm.invalid_penalty`: subtracted before advantages are computed, or from the advantage of its step.
-    """
-    episodes = group.trajectories
-    penalties = tuple(
-        algorithm.invalid_penalty * np.array([is_invalid(step, algorithm.invalid) for step in t.steps], dtype=float)
-        for t in episodes
-    )
-    none = tuple(np.zeros(len(t.steps)) for t in episodes)
-    before = algorithm.penalty_stage == "before"
-    return Scores(
-        returns=np.array([episode_return(t, algorithm.beta) for t in episodes]),
-        rewards=tuple(
-            np.array([step.reward + algorithm.beta * step.reward_intrinsic for step in t.steps]) for t in episodes
-        ),
-        states=tuple(tuple(step.observation.text for step in t.steps) for t in episodes),
-        penalties_before=penalties if before else none,
-        penalties_after=none if before else penalties,
-    )
-
-
-def is_invalid(step: Step, rule: str) -> bool:
-    """Whether the action could not be read; by the rule "inadmissible" also whether the environment ruled it out.
-
-    That is judged where the environment offers its admissible actions, without regard to case and blanks.
-    """
-    offered = step.observation.actions
-    if step.action == NO_OP or rule == "format" or offered is None:
-        return step.action == NO_OP
-    return _plain(step.action) not in map(_plain, offered)
-
-
-def valid_share(groups: Sequence[TrajectoryGroup], rule: str) -> float:
-    """Share of the actions that are not invalid; 0 of none."""
-    steps = [step for group in groups for trajectory in group.trajectories for step in trajectory.steps]
-    return sum(not is_invalid(step, rule) for step in steps) / max(1, len(steps))
-
-
-def _plain(action: str) -> str:
-    return " ".join(action.lower().split())

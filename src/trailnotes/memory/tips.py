@@ -117,6 +117,12 @@ class TipMemory(Kept):
         return self.embedder.embed([encodable(text[:MAX_KEY_CHARS]) for text in texts])
 
 
+def _ranked(page: Page, rows: Ints, similarities: Floats, order: Sequence[str]) -> Ints:
+    """`rows` by `order`, all keys descending, the newest first among equals."""
+    keys = [similarities if name == "similarity" else page.columns[name][rows] for name in (*order, "recency")]
+    return rows[np.lexsort([-key for key in reversed(keys)])]
+
+
 def open_memory(path: Path | None, config: MemoryConfig, *, clock: Callable[[], str] | None = None) -> TipMemory:
     """The memory in the file `path`, made if it is missing; None keeps it in this process only.
 
@@ -131,19 +137,6 @@ def open_memory(path: Path | None, config: MemoryConfig, *, clock: Callable[[], 
     except MemoryStoreError:
         store.close()
         raise
-
-
-def clean_tip(text: str, max_words: int = MAX_TIP_WORDS) -> str:
-    """One line of at most `max_words` words that cannot pass for anything but data; '' if no letter or digit is left.
-
-    Lines are joined; control and format characters, markup, special tokens, bullets and enclosing quotes go; double
-    quotes become single ones, so that a tip shown between double quotes cannot close them. Cleaning twice changes
-    nothing.
-    """
-    text = text[: 8 * MAX_CHARS]
-    while (cleaned := _cleaned_once(text, max_words)) != text:  # removing markup may bring new markup together
-        text = cleaned
-    return text if any(map(str.isalnum, text)) else ""
 
 
 def tips_of(  # noqa: PLR0913 (an author is four words)
@@ -203,15 +196,17 @@ def storable(tip: Tip, clock: Callable[[], str], max_words: int = MAX_TIP_WORDS)
     )
 
 
-def utc_now() -> str:
-    """The time as ISO 8601 in UTC, to the second."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
+def clean_tip(text: str, max_words: int = MAX_TIP_WORDS) -> str:
+    """One line of at most `max_words` words that cannot pass for anything but data; '' if no letter or digit is left.
 
-
-def _ranked(page: Page, rows: Ints, similarities: Floats, order: Sequence[str]) -> Ints:
-    """`rows` by `order`, all keys descending, the newest first among equals."""
-    keys = [similarities if name == "similarity" else page.columns[name][rows] for name in (*order, "recency")]
-    return rows[np.lexsort([-key for key in reversed(keys)])]
+    Lines are joined; control and format characters, markup, special tokens, bullets and enclosing quotes go; double
+    quotes become single ones, so that a tip shown between double quotes cannot close them. Cleaning twice changes
+    nothing.
+    """
+    text = text[: 8 * MAX_CHARS]
+    while (cleaned := _cleaned_once(text, max_words)) != text:  # removing markup may bring new markup together
+        text = cleaned
+    return text if any(map(str.isalnum, text)) else ""
 
 
 def _cleaned_once(text: str, max_words: int) -> str:
@@ -230,3 +225,8 @@ def _is_control(char: str) -> bool:
 def encodable(text: str) -> str:
     """`text` with "?" for half surrogate pairs, which UTF-8 and so the store cannot hold."""
     return text.encode("utf-8", "replace").decode()
+
+
+def utc_now() -> str:
+    """The time as ISO 8601 in UTC, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -47,6 +47,11 @@ _EXAMPLE: Final = {  # first line, task, turn, last line
     ),
     "terse": ("example {} :", '- " {} "', '- " {} " > " {} "', "end of example {} ."),
 }
+_REQUEST: Final = (
+    "The episode has ended with a score of {score:g} of {max_score:g}. Do not act any more. Write one note for the "
+    "next attempt at this task: what was tried, what was learned, and how far from completing the task it ended. "
+    "One line, under 100 words; name places, objects and actions, so that the note can be used from a fresh start."
+)
 
 
 def fresh_tips(tips: Iterable[Tip], shown: Iterable[Tip]) -> tuple[Tip, ...]:
@@ -69,6 +74,10 @@ def system_prompt(rollout: RolloutConfig) -> str:
 
 class Conversation:
     """Both contexts of one episode as messages: `acting` with the tips, `plain` without. They only grow at the end.
+
+    A turn is built from segments: instruction and briefing (in the first turn alone), tips, observation. `plain` is
+    rendered without the tip segments, never searched for them, and no length cap looks at the mode: so it is, byte for
+    byte, what an episode without tips and with the same history would have had.
 
     Instruction, each part of a briefing, observations and lists of actions are each cut to
     `rollout.max_observation_tokens`, tips to `memory.max_tip_tokens`. What the policy wrote is never cut.
@@ -213,13 +222,6 @@ def memory_query(
     if observation is not None:
         said.append(conversation.turn(observation))
     return "\n".join(said)
-
-
-_REQUEST: Final = (
-    "The episode has ended with a score of {score:g} of {max_score:g}. Do not act any more. Write one note for the "
-    "next attempt at this task: what was tried, what was learned, and how far from completing the task it ended. "
-    "One line, under 100 words; name places, objects and actions, so that the note can be used from a fresh start."
-)
 
 
 def instruction_of(trajectory: Trajectory) -> str:

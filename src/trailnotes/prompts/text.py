@@ -10,7 +10,24 @@ from typing import Final, Literal
 
 from trailnotes.types import NO_OP
 
+CountTokens = Callable[[str], int]
+
 MAX_ACTION_CHARS: Final = 500  # a longer action cannot be read
+CUT: Final = " [...]"  # marks where text was cut; tips cannot hold it, their brackets are replaced
+_PREFIX: Final = re.compile(r"^(?:(?:>|action\s*:)\s*)+", re.IGNORECASE)
+_TAGS: Final = re.compile(r"<action>(.*?)(?:</action>|\Z)", re.IGNORECASE | re.DOTALL)
+# One-to-one replacements: nothing is left that closes a quote, opens a tag or imitates a chat template's brackets.
+_HARMLESS: Final = str.maketrans(
+    {**dict.fromkeys('"“”„‟«»`', "'"), "<": "\u2039", ">": "\u203a", "[": "(", "]": ")", "|": "/", "#": " "}
+)
+_SPEAKERS: Final = re.compile(
+    r"\b(system|user|human|assistant|ai|model|tool|developer|notes?|task|instructions?|observation|"
+    r"(?:admissible )?actions?|reply|response)\s*:",
+    re.IGNORECASE,
+)
+_HEADER: Final = re.compile(
+    r"notes from earlier attempts(?: at this task)?(?: \(quoted; they may be wrong\))?", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +36,6 @@ class ParsedAction:
 
     action: str
     ok: bool
-
-
-_PREFIX: Final = re.compile(r"^(?:(?:>|action\s*:)\s*)+", re.IGNORECASE)
-_TAGS: Final = re.compile(r"<action>(.*?)(?:</action>|\Z)", re.IGNORECASE | re.DOTALL)
 
 
 def parse_action(text: str, action_format: Literal["line", "tags"]) -> ParsedAction:
@@ -43,11 +56,6 @@ def parse_action(text: str, action_format: Literal["line", "tags"]) -> ParsedAct
     return ParsedAction(action if ok else NO_OP, ok)
 
 
-CountTokens = Callable[[str], int]
-
-CUT: Final = " [...]"  # marks where text was cut; tips cannot hold it, their brackets are replaced
-
-
 def truncate(text: str, max_tokens: int, count_tokens: CountTokens) -> str:
     """Cut `text` to `max_tokens` tokens, the mark " [...]" included; shorter text stays as it is.
 
@@ -64,20 +72,6 @@ def truncate(text: str, max_tokens: int, count_tokens: CountTokens) -> str:
             high = middle - 1
     kept = text[:low].rstrip()
     return kept + CUT if kept else CUT.strip()
-
-
-# One-to-one replacements: nothing is left that closes a quote, opens a tag or imitates a chat template's brackets.
-_HARMLESS: Final = str.maketrans(
-    {**dict.fromkeys('"“”„‟«»`', "'"), "<": "\u2039", ">": "\u203a", "[": "(", "]": ")", "|": "/", "#": " "}
-)
-_SPEAKERS: Final = re.compile(
-    r"\b(system|user|human|assistant|ai|model|tool|developer|notes?|task|instructions?|observation|"
-    r"(?:admissible )?actions?|reply|response)\s*:",
-    re.IGNORECASE,
-)
-_HEADER: Final = re.compile(
-    r"notes from earlier attempts(?: at this task)?(?: \(quoted; they may be wrong\))?", re.IGNORECASE
-)
 
 
 def quoted(text: str) -> str:

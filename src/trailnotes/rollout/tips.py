@@ -104,8 +104,8 @@ async def write_tips(
     trajectories = written_about([t for group in groups for t in group.trajectories])
     completions = await write_all(policy, tip_requests(policy, trajectories, config, seed=seed))
     written = written_tips(policy, trajectories, completions, config, step=step)
-    for each in written:
-        if on_tip is not None:
+    if on_tip is not None:
+        for each in written:
             on_tip(each)
     return Written([tip for each in written for tip in each.tips], sum(each.completion.num_tokens for each in written))
 

@@ -18,6 +18,9 @@ from typing import Any
 
 from trailnotes.errors import RunError
 
+_FIX = "free space or fix the permissions, then run the same command again"
+_ITERATION = re.compile(rb'\{"iteration": (\d+)[,}]')
+
 
 def write_bytes_atomic(path: Path, data: bytes) -> None:
     """Write aside, flush to disk, rename: `path` holds the old content or the new one, never a part."""
@@ -44,10 +47,6 @@ def free_name(path: Path) -> Path:
     """`path` with the first number from 1 before its suffix that no file has yet: ``a.jsonl`` -> ``a.1.jsonl``."""
     candidates = (path.with_name(f"{path.stem}.{number}{path.suffix}") for number in itertools.count(1))
     return next(candidate for candidate in candidates if not candidate.exists())
-
-
-_FIX = "free space or fix the permissions, then run the same command again"
-_ITERATION = re.compile(rb'\{"iteration": (\d+)[,}]')
 
 
 def append_jsonl(path: Path, records: list[Mapping[str, Any]], *, sync: bool = False) -> None:
@@ -104,8 +103,7 @@ def set_aside(path: Path, iterations: int | None = None) -> Path | None:
     if offset == path.stat().st_size:
         return None
     name = "half" if iterations is None else f"after-{iterations:06d}"
-    candidates = (path.with_name(f"{path.stem}.{name}.{number}.jsonl") for number in itertools.count(1))
-    aside = next(candidate for candidate in candidates if not candidate.exists())
+    aside = free_name(path.with_name(f"{path.stem}.{name}.jsonl"))
     temporary = aside.with_name(f".{aside.name}")
     try:
         with path.open("rb") as file, temporary.open("wb") as copy:

@@ -17,8 +17,8 @@ from trailnotes.learner.logprobs import TokenScorer
 from trailnotes.policies.chat import ChatFormat
 from trailnotes.policies.hf.policy import device_of, load_model
 from trailnotes.storage.files import write_text_atomic
-from trailnotes.warmstart import small_model as smallmodel
 from trailnotes.warmstart.demonstrations import DEMONSTRATORS, Demonstration, demonstrator_of, from_jsonl
+from trailnotes.warmstart.small_model import build_model, train_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -49,8 +49,8 @@ def warmstart(config: Config, out: Path, *, progress: Callable[[dict[str, float]
     if config.model.path:
         model, tokenizer = load_model(config.model)
     else:
-        tokenizer = smallmodel.train_tokenizer(_texts(config), config.warmstart.vocab_size)
-        model = smallmodel.build_model(tokenizer, config.warmstart, config.rollout.max_context_tokens)
+        tokenizer = train_tokenizer(_texts(config), config.warmstart.vocab_size)
+        model = build_model(tokenizer, config.warmstart, config.rollout.max_context_tokens)
         model.to(device_of(config.model.device))
     chat = ChatFormat(tokenizer)
     rows = _rows(config, chat, config.run.seed)

@@ -31,6 +31,8 @@ DEMO_FAMILIES = ("route/amber", "route/birch", "keys/granite", "keys/hazel")
 NUM_VARIATIONS = {"train": 5, "validation": 5, "test": 20}
 NO_SIZES: Mapping[str, int] = MappingProxyType({})
 COMPARE_SIZES: Mapping[str, int] = MappingProxyType({"route/birch": 3, "keys/hazel": 2})  # two that luck can solve
+
+_MAX_WORDS = 10
 _ARTICLES = frozenset({"a", "an", "the"})
 # Words by which Inform's parser repeats, chains, points back or counts; one step is one plain command.
 _SHORTCUTS = """
@@ -40,7 +42,6 @@ _SHORTCUTS = """
     eighteen nineteen twenty thirty
 """
 _REFUSED = frozenset(_SHORTCUTS.split())
-_MAX_WORDS = 10
 
 
 def make_tasks(
@@ -55,7 +56,7 @@ def make_tasks(
         split: one of `NUM_VARIATIONS`.
         families: ``kind/name``.
         dataset_seed: another one is another panel.
-        sizes: moves or boxes of a family, where they are not `waymarks_spec.DEFAULT_SIZE`.
+        sizes: moves or boxes of a family, where they are not `spec.DEFAULT_SIZE`.
 
     Raises:
         ConfigError: an unknown split, family or size.
@@ -225,20 +226,6 @@ class _Waymarks:
         return admissible(self._scene) if self._offers_actions and self._scene else None
 
 
-@lru_cache(maxsize=4096)
-def as_command(action: str) -> tuple[str, bool]:
-    """`action` as the line that the game gets, and whether it was cut or turned away.
-
-    Lower case, words and single spaces only, no articles. A line with one of the parser's shortcuts ("again", "then",
-    "it", "all", numbers), or of more than ten words, becomes the empty line, which the game does not understand.
-    """
-    line, cut = one_line(action)
-    words = [word for word in re.sub(r"[^a-z0-9]+", " ", line.lower()).split() if word not in _ARTICLES]
-    if cut or len(words) > _MAX_WORDS or any(w in _REFUSED or not w.isalpha() for w in words):
-        return "", True
-    return " ".join(words), False
-
-
 class WaymarksEnv(_Waymarks):
     """The compiled games, through TextWorld's interpreter. Games compile when first played (see `compile_all`)."""
 
@@ -282,3 +269,17 @@ class WaymarksSimulator(_Waymarks):
         command, refused = as_command(action)
         self._scene = scene = next_scene(self._scene, command)
         return self._answer(scene.text, scene.won, scene.lost, refused)
+
+
+@lru_cache(maxsize=4096)
+def as_command(action: str) -> tuple[str, bool]:
+    """`action` as the line that the game gets, and whether it was cut or turned away.
+
+    Lower case, words and single spaces only, no articles. A line with one of the parser's shortcuts ("again", "then",
+    "it", "all", numbers), or of more than ten words, becomes the empty line, which the game does not understand.
+    """
+    line, cut = one_line(action)
+    words = [word for word in re.sub(r"[^a-z0-9]+", " ", line.lower()).split() if word not in _ARTICLES]
+    if cut or len(words) > _MAX_WORDS or any(w in _REFUSED or not w.isalpha() for w in words):
+        return "", True
+    return " ".join(words), False

@@ -17,114 +17,11 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+Ints = npt.NDArray[np.int64]
+
+PROBE_SCALE = 100.0  # makes a soft cap or scale on the logits show, however small the weights of a fresh model are
 MIN_CAPACITY = 64  # columns of a new cache
 MIN_SLOTS = 8
-PROBE_SCALE = 100.0  # makes a soft cap or scale on the logits show, however small the weights of a fresh model are
-
-
-@dataclass(frozen=True, slots=True)
-class Access:
-    """Where one forward pass of B rows and S new columns writes, and what its attention reads."""
-
-    slots: slice | Tensor  # of the B rows
-    written: Tensor  # (B * S,) flat index slot * capacity + column
-    length: int  # columns read
-
-
-class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
-    """Keys and values of one layer: two arrays (slots * capacity, kv_heads * head_dim), made at the first write."""
-
-    def __init__(self, cache: SlotCache) -> None:
-        super().__init__()
-        self.cache = cache
-        self.heads = 0
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Allocate zeros (a masked column must be finite: 0 * nan would spread)."""
-        rows = self.cache.num_slots * self.cache.capacity
-        self.heads = key_states.shape[1]
-        self.keys = key_states.new_zeros(rows, self.heads * key_states.shape[3])
-        self.values = value_states.new_zeros(rows, self.heads * value_states.shape[3])
-        self.is_initialized = True
-
-    def update(self, key_states: Tensor, value_states: Tensor, *_args: Any, **_kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Write the new columns, (B, kv_heads, S, head_dim); return all that the attention reads."""
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        assert self.keys is not None
-        assert self.values is not None
-        return self._exchange(self.keys, key_states), self._exchange(self.values, value_states)
-
-    def _exchange(self, stored: Tensor, states: Tensor) -> Tensor:
-        access = self.cache.access
-        stored.index_copy_(0, access.written, states.transpose(1, 2).reshape(len(access.written), -1))
-        columns = self._columns(stored)[:, : access.length]
-        rows = columns[access.slots] if isinstance(access.slots, slice) else columns.index_select(0, access.slots)
-        return rows.transpose(1, 2)
-
-    def resize(self, slots: int, capacity: int) -> None:
-        """Copy into arrays of another size, of which only the common part is kept."""
-        if self.is_initialized:
-            assert self.keys is not None
-            assert self.values is not None
-            self.keys = self._resized(self.keys, slots, capacity)
-            self.values = self._resized(self.values, slots, capacity)
-
-    def _resized(self, stored: Tensor, slots: int, capacity: int) -> Tensor:
-        old = self._columns(stored)
-        new = old.new_zeros(slots, capacity, *old.shape[2:])
-        new[: old.shape[0], : old.shape[1]] = old
-        return new.view(slots * capacity, -1)
-
-    def _columns(self, stored: Tensor) -> Tensor:
-        return stored.view(self.cache.num_slots, self.cache.capacity, self.heads, -1)
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:  # noqa: ARG002
-        """Keys that the attention sees, and the position of the first."""
-        return self.cache.access.length, 0
-
-    def get_seq_length(self) -> int:
-        """Columns read; rows differ, so positions are always passed explicitly."""
-        return self.cache.access.length
-
-    def get_max_length(self) -> int:
-        """No limit: the cache grows."""
-        return -1
-
-
-class SlotCache(Cache):  # type: ignore[misc]
-    """All layers, and which slots are taken. `access` is set before each forward pass."""
-
-    def __init__(self) -> None:
-        self.num_slots = 0
-        self.capacity = 0
-        self.access = Access(slice(0, 0), torch.empty(0, dtype=torch.long), 0)
-        make_layer: Callable[[], SlotLayer] = lambda: SlotLayer(self)  # noqa: E731
-        super().__init__(layer_class_to_replicate=make_layer)
-
-    def reserve(self, slots: int, columns: int) -> None:
-        """Make room for this many slots and columns; both grow by doubling."""
-        new_slots = _grown(self.num_slots or MIN_SLOTS, slots)
-        new_capacity = _grown(self.capacity or MIN_CAPACITY, columns)
-        if (new_slots, new_capacity) == (self.num_slots, self.capacity):
-            return
-        for layer in self.layers:
-            layer.resize(new_slots, new_capacity)
-        self.num_slots, self.capacity = new_slots, new_capacity
-
-    def clear(self) -> None:
-        """Give all memory back."""
-        self.layers.clear()
-        self.num_slots = self.capacity = 0
-
-
-def _grown(size: int, needed: int) -> int:
-    while size < needed:
-        size *= 2
-    return size
-
-
-Ints = npt.NDArray[np.int64]
 
 
 class Parts(NamedTuple):
@@ -250,3 +147,110 @@ def agree(got: Tensor, want: Tensor) -> bool:
     tolerance = 1e-3 if want.dtype == torch.float32 else 0.1
     got, want = got.float(), want.float()
     return bool((got - want).norm() <= tolerance * (want - want.mean()).norm())
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Where one forward pass of B rows and S new columns writes, and what its attention reads."""
+
+    slots: slice | Tensor  # of the B rows
+    written: Tensor  # (B * S,) flat index slot * capacity + column
+    length: int  # columns read
+
+
+class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
+    """Keys and values of one layer: two arrays (slots * capacity, kv_heads * head_dim), made at the first write."""
+
+    def __init__(self, cache: SlotCache) -> None:
+        super().__init__()
+        self.cache = cache
+        self.heads = 0
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Allocate zeros (a masked column must be finite: 0 * nan would spread)."""
+        rows = self.cache.num_slots * self.cache.capacity
+        self.heads = key_states.shape[1]
+        self.keys = key_states.new_zeros(rows, self.heads * key_states.shape[3])
+        self.values = value_states.new_zeros(rows, self.heads * value_states.shape[3])
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_args: Any, **_kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Write the new columns, (B, kv_heads, S, head_dim); return all that the attention reads."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        assert self.keys is not None
+        assert self.values is not None
+        return self._exchange(self.keys, key_states), self._exchange(self.values, value_states)
+
+    def _exchange(self, stored: Tensor, states: Tensor) -> Tensor:
+        access = self.cache.access
+        stored.index_copy_(0, access.written, states.transpose(1, 2).reshape(len(access.written), -1))
+        columns = self._columns(stored)[:, : access.length]
+        rows = columns[access.slots] if isinstance(access.slots, slice) else columns.index_select(0, access.slots)
+        return rows.transpose(1, 2)
+
+    def resize(self, slots: int, capacity: int) -> None:
+        """Copy into arrays of another size, of which only the common part is kept."""
+        if self.is_initialized:
+            assert self.keys is not None
+            assert self.values is not None
+            self.keys = self._resized(self.keys, slots, capacity)
+            self.values = self._resized(self.values, slots, capacity)
+
+    def _resized(self, stored: Tensor, slots: int, capacity: int) -> Tensor:
+        old = self._columns(stored)
+        new = old.new_zeros(slots, capacity, *old.shape[2:])
+        new[: old.shape[0], : old.shape[1]] = old
+        return new.view(slots * capacity, -1)
+
+    def _columns(self, stored: Tensor) -> Tensor:
+        return stored.view(self.cache.num_slots, self.cache.capacity, self.heads, -1)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:  # noqa: ARG002
+        """Keys that the attention sees, and the position of the first."""
+        return self.cache.access.length, 0
+
+    def get_seq_length(self) -> int:
+        """Columns read; rows differ, so positions are always passed explicitly."""
+        return self.cache.access.length
+
+    def get_max_length(self) -> int:
+        """No limit: the cache grows."""
+        return -1
+
+
+class SlotCache(Cache):  # type: ignore[misc]
+    """All layers, and which slots are taken. `access` is set before each forward pass.
+
+    Position j of an episode always stands in column j of its slot, so an episode grows at its end, is rolled back by
+    forgetting its last columns, and never moves. New tokens of several episodes are written with padding on the right;
+    what padding writes is masked, and overwritten by the tokens that come later.
+    """
+
+    def __init__(self) -> None:
+        self.num_slots = 0
+        self.capacity = 0
+        self.access = Access(slice(0, 0), torch.empty(0, dtype=torch.long), 0)
+        make_layer: Callable[[], SlotLayer] = lambda: SlotLayer(self)  # noqa: E731
+        super().__init__(layer_class_to_replicate=make_layer)
+
+    def reserve(self, slots: int, columns: int) -> None:
+        """Make room for this many slots and columns; both grow by doubling."""
+        new_slots = _grown(self.num_slots or MIN_SLOTS, slots)
+        new_capacity = _grown(self.capacity or MIN_CAPACITY, columns)
+        if (new_slots, new_capacity) == (self.num_slots, self.capacity):
+            return
+        for layer in self.layers:
+            layer.resize(new_slots, new_capacity)
+        self.num_slots, self.capacity = new_slots, new_capacity
+
+    def clear(self) -> None:
+        """Give all memory back."""
+        self.layers.clear()
+        self.num_slots = self.capacity = 0
+
+
+def _grown(size: int, needed: int) -> int:
+    while size < needed:
+        size *= 2
+    return size

@@ -87,7 +87,7 @@ class Stingy(Paid):
 def settings(name: str, rounds: int = 3, iterations: int = 3) -> dict[str, dict[str, Any]]:
     return {
         "algorithm": {"name": name, "dynamic_sampling": rounds, "p_memory": 0.5},
-        "env": {"name": "test_dynamic_sampling:Stingy", "options": {"families": ["keys/granite"], "max_steps": 2}},
+        "env": {"name": "test_dynamic:Stingy", "options": {"families": ["keys/granite"], "max_steps": 2}},
         "rollout": {"num_tasks": 2},
         "train": {"iterations": iterations},
     }
