@@ -18,7 +18,7 @@ from pathlib import Path
 
 from trailnotes.compare.live import Board
 from trailnotes.compare.page import draw_summary, summary_json, summary_markdown
-from trailnotes.compare.plan import FROM_EPISODES, Plan, PlannedRun, dotted, load_plan, runs_of, slug
+from trailnotes.compare.plan import Plan, PlannedRun, dotted, load_plan, runs_of, slug
 from trailnotes.compare.processes import ended_by_signals
 from trailnotes.compare.published.comparability import comparability
 from trailnotes.compare.published.figures import PANELS
@@ -27,6 +27,7 @@ from trailnotes.compare.published.table import Comparison, compare
 from trailnotes.compare.results import Result, read_result
 from trailnotes.compare.running import compile_games, go_through, left_of, refuse_changed, stages_of
 from trailnotes.compare.summary import Question, Summary, summarise
+from trailnotes.config.methods import method_of
 from trailnotes.errors import MissingExtraError, RunError
 from trailnotes.runs.directory import RunLock
 from trailnotes.storage.files import write_text_atomic
@@ -115,7 +116,7 @@ def _after(plan: Plan) -> list[str]:
     labels, notes = plan.labels(), []
     for name, method in plan.methods.items():
         if method.after:
-            learned = plan.algorithm_of(name) == FROM_EPISODES
+            learned = bool(method_of(plan.algorithm_of(name)).data)
             how = "learned from the episodes of" if learned else "plays the last model of"
             notes.append(f"{labels[name]} {how} {labels[method.after]}, whose cost is not in its line.")
     return notes

@@ -11,6 +11,7 @@ from trailnotes.compare.cost import EXAMINING, cost_of, last_line
 from trailnotes.compare.plan import PlannedRun, load_plan, runs_of
 from trailnotes.compare.processes import ended_by_signals
 from trailnotes.compare.running import compile_games, go_through, left_of
+from trailnotes.config.methods import method_of
 from trailnotes.runs.console import clock
 from trailnotes.runs.forecast import small, times
 
@@ -52,8 +53,9 @@ def small_copy(run: PlannedRun, out: Path) -> PlannedRun:
     """The run made small, in a comparison directory of its own."""
     config = small(run.config)
     if run.after and not run.follows:
-        data = {"data": (str(out / "runs" / run.after),)}
-        config = config.model_copy(update={"retrospex": config.retrospex.model_copy(update=data)})
+        section, key = method_of(config.algorithm.name).data.split(".")
+        own = getattr(config, section).model_copy(update={key: (str(out / "runs" / run.after),)})
+        config = config.model_copy(update={section: own})
     return replace(run, directory=out / "runs" / run.name, config=config)
 
 

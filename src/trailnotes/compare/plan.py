@@ -42,7 +42,6 @@ from trailnotes.config.section import Section, key
 from trailnotes.config.toml import config_fields, flatten, load_config
 from trailnotes.errors import ConfigError
 
-FROM_EPISODES = "retrospex"  # takes the episodes of another run, where other methods take its model
 _OURS = ("run.name", "run.seed", "algorithm.name")  # what the comparison itself sets in each run
 _PANEL = ("env.name", "eval.split", "eval.num_tasks", "eval.metric")  # must be the same in all of them
 
@@ -119,7 +118,7 @@ class Plan(Section):
             raise ValueError(f"methods.{name}: after = {method.after!r} names no method of the comparison")
         if method_of(self.algorithm_of(name)).trains:
             raise ValueError(f"methods.{name} trains the model of the settings, not that of another run: drop after")
-        if self.algorithm_of(name) != FROM_EPISODES and not method_of(self.algorithm_of(method.after)).trains:
+        if not method_of(self.algorithm_of(name)).data and not method_of(self.algorithm_of(method.after)).trains:
             raise ValueError(f"methods.{name}: after = {method.after!r} trains no model to start from")
 
     def algorithm_of(self, name: str) -> str:
@@ -157,7 +156,7 @@ class PlannedRun:
     @property
     def follows(self) -> bool:
         """Whether it plays the last model of the run that went before."""
-        return bool(self.after) and self.config.algorithm.name != FROM_EPISODES
+        return bool(self.after) and not method_of(self.config.algorithm.name).data
 
     @property
     def start(self) -> str:
@@ -224,8 +223,8 @@ def _run(plan: Plan, name: str, seed: int, base: Path | None, path: Path, out: P
         raise ConfigError(f"{path}: methods.{name} sets {taken[0]}, which is the comparison's to set: leave it out")
     directory = out / "runs" / f"{slug(name)}-{seed}"
     ours = {"run.name": directory.name, "run.seed": seed, "algorithm.name": algorithm}
-    if after and algorithm == FROM_EPISODES:
-        ours["retrospex.data"] = [_relative(out / "runs" / after)]
+    if after and method_of(algorithm).data:
+        ours[method_of(algorithm).data] = [_relative(out / "runs" / after)]
     words = [word for settings in (dotted(plan.settings), budget, own, ours) for word in _words(settings)]
     try:
         config = load_config(base, words)  # the last word on a key counts

@@ -31,6 +31,9 @@ class Method:
     trains: bool  # changes weights: `trailnotes train`; the others: `trailnotes adapt`
     memory: bool = False  # a training that opens a memory of tips
     repeats: bool = False  # plays the panel eval.trials + 1 times
+    data: str = (
+        ""  # the setting that takes other runs, whose episodes it learns from; "" plays the model of another run
+    )
     colour: str = ""  # in pictures; "" takes one that is left
 
     def load(self) -> Drive:
@@ -52,7 +55,7 @@ _BUILT_IN = (
     ),
     Method(
         "retrospex", "Retrospex", "trailnotes.algorithms.retrospex.method:retrospex",
-        trains=False, colour="#a08a00",
+        trains=False, data="retrospex.data", colour="#a08a00",
     ),
     Method(
         "empo2-tips", "EMPO², tips only", "trailnotes.algorithms.empo2_tips:empo2_tips",
