@@ -11,7 +11,7 @@ import pytest
 
 from children import alive, children_of, wait_for
 from small import small_config
-from trailnotes.commands.demo import demo, plan_of
+from trailnotes.commands.demo import demo, demo_plan
 from trailnotes.compare.summary import Summary
 from trailnotes.config.toml import to_toml
 from trailnotes.errors import ConfigError, RunError
@@ -161,7 +161,7 @@ def test_interrupted_with_two_seeds_it_ends_as_if_left_alone(start_model: Path, 
 
 
 def test_the_plan_is_that_of_the_repository() -> None:
-    plan = plan_of(Path(__file__).parents[2] / "configs/demo.toml", 2, 3, ["--optim.lr", "0.5"])
+    plan = demo_plan(Path(__file__).parents[2] / "configs/demo.toml", 2, 3, ["--optim.lr", "0.5"])
     assert plan.labels() == {
         "start": "start model", "grpo": "GRPO", "empo2": "EMPO²", "empo2 with tips": "EMPO² with tips, 3 trials",
     }  # fmt: skip

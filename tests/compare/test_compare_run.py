@@ -28,12 +28,12 @@ from trailnotes.commands.eval import evaluate
 from trailnotes.compare import compare_own, compare_run
 from trailnotes.compare.comparison import beside_published, describe
 from trailnotes.compare.cost import cost_of, last_line, note_process
-from trailnotes.compare.estimate import estimate
+from trailnotes.compare.estimate import estimate, small_copy
 from trailnotes.compare.evaluations import read
 from trailnotes.compare.live import Board
 from trailnotes.compare.page import summary_json, summary_markdown
 from trailnotes.compare.picture import Marks, colours_of, draw_methods, spread
-from trailnotes.compare.plan import load_plan, runs_of, slug
+from trailnotes.compare.plan import PlannedRun, load_plan, runs_of, slug
 from trailnotes.compare.processes import Ended
 from trailnotes.compare.published.comparability import comparability
 from trailnotes.compare.results import Result, attempts_at, read_result
@@ -810,3 +810,10 @@ def test_interrupted_and_killed_it_ends_as_if_left_alone(start_model: Path, tmp_
             for name in ("cpu_seconds", "peak_memory"):  # of a process that the killed one started nobody saw the end
                 line["costs"].pop(name, None)
     assert tables[0] == tables[1]
+
+
+def test_a_small_copy_learns_from_the_small_copy_of_the_run_before(tmp_path: Path) -> None:
+    config = load_config(None, ["--algorithm.name", "retrospex", "--retrospex.data", '["far/runs/grpo-0"]'])
+    copy = small_copy(PlannedRun("retrospex", 0, tmp_path / "far/runs/retrospex-0", config, "grpo-0"), tmp_path)
+    assert copy.config.retrospex.data == (str(tmp_path / "runs" / "grpo-0"),)
+    assert copy.directory == tmp_path / "runs" / "retrospex-0"

@@ -48,3 +48,10 @@ def test_trials_are_played_at_few_games_and_extrapolated_to_all() -> None:
     assert times(config, copy, {}) == 8 * 6 / (4 * 2)
     once = a_config("naive", eval={"num_tasks": 8, "num_samples": 3})
     assert times(once, small(once), {}) == 2
+
+
+def test_the_training_episodes_of_rememberer_count() -> None:
+    table = {"epochs": 3, "num_tasks": 2, "group_size": 5}
+    config = a_config("rememberer", eval={"num_tasks": 8}, rememberer=table)
+    assert small(config).rememberer.epochs == 1
+    assert times(config, small(config), {}) == (8 + 2 * 3 * 5) / (4 + 2 * 1 * 5)

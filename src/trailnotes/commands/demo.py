@@ -53,7 +53,7 @@ def demo(
     from trailnotes.runs.console import clock
 
     started = time.monotonic()
-    plan = plan_of(config_path, seeds, trials, settings)
+    plan = demo_plan(config_path, seeds, trials, settings)
     print(f"{2 * seeds} training runs of {plan.budget.env_steps:,} environment steps each, in {out}", flush=True)
     summary = run_plan(plan, config_path, out, at_once=jobs_at_once)
     summary.refuse_missing()
@@ -65,7 +65,7 @@ def demo(
     return summary
 
 
-def plan_of(path: Path, seeds: int, trials: int, settings: Sequence[str]) -> Plan:
+def demo_plan(path: Path, seeds: int, trials: int, settings: Sequence[str]) -> Plan:
     """The demo as a comparison: the start model, both methods, and what EMPO2 still learns from tips alone."""
     from trailnotes.compare.plan import Budget, CompareSection, Entry, Plan
     from trailnotes.config.toml import load_config, parse_overrides

@@ -12,7 +12,7 @@ from typing import Any
 
 from trailnotes.config.methods import method_of
 from trailnotes.config.schema import Config
-from trailnotes.envs.tasks import tasks_of
+from trailnotes.envs.tasks import panel, tasks_of
 from trailnotes.runs.panels import panel_of
 
 GAMES = 4  # of the panel that are played for it
@@ -55,6 +55,6 @@ def _num_episodes(config: Config) -> int:
     if method_of(config.algorithm.name).repeats:
         return played * (config.eval.trials + 1)
     if config.algorithm.name == "rememberer":
-        training = len(tasks_of(config, config.train.split))
-        return played + training * config.rememberer.epochs * config.rememberer.group_size
+        training = panel(tasks_of(config, config.train.split), config.rememberer.num_tasks)
+        return played + len(training) * config.rememberer.epochs * config.rememberer.group_size
     return played
