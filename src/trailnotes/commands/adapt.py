@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -62,16 +61,17 @@ def adapt(
         BudgetError: a spending limit was reached; what has ended is on disk.
         RunError: `out` is in use, damaged, or belongs to another config.
     """
+    import asyncio
+
     from trailnotes.config.toml import SURROUNDINGS
     from trailnotes.runs.directory import RunDir
-    from trailnotes.runs.panels import write_table
     from trailnotes.runs.players import resolve
 
     subject = resolve(model_or_run)
     config = settled(config, subject, method, trials)
     with RunDir.open(out, config, allow_change=[*SURROUNDINGS, *FREE, *allow_change]) as directory:
         figures = asyncio.run(_adapt(config, directory, subject, progress))
-        write_table([figure.result for figure in figures], out, [figure.name for figure in figures])
+        _write(figures, out)
     curve = [figure.result for figure in figures if figure.trial is not None]
     _draw(curve, out / "curve.png")
     return curve
@@ -95,7 +95,6 @@ def settled(config: Config, subject: Subject, method: str | None, trials: int | 
 async def _adapt(config: Config, directory: RunDir, subject: Subject, progress: Bar | None) -> list[Figure]:
     from trailnotes.envs.workers.pool import EnvPool
     from trailnotes.runs.adaptation import AdaptationRun
-    from trailnotes.runs.panels import write_table
     from trailnotes.runs.players import load_policy
 
     policy = load_policy(config, subject, directory.path)
@@ -104,13 +103,19 @@ async def _adapt(config: Config, directory: RunDir, subject: Subject, progress: 
         try:
             await method_of(config.algorithm.name).load()(run)
         except BudgetError as error:
-            figures = run.figures
-            write_table([figure.result for figure in figures], directory.path, [figure.name for figure in figures])
+            _write(run.figures, directory.path)
             raise BudgetError(
                 f"{error}; every episode and tip that has ended is kept in {directory.path}: raise the limit, and the "
                 "same command continues"
             ) from error
         return run.figures
+
+
+def _write(figures: Sequence[Figure], out: Path) -> None:
+    """`table.json` and `table.md`."""
+    from trailnotes.runs.panels import write_table
+
+    write_table([figure.result for figure in figures], out, [figure.name for figure in figures])
 
 
 def _draw(results: Sequence[PanelResult], path: Path) -> None:

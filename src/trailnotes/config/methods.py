@@ -76,7 +76,7 @@ def register(method: Method) -> Method:
     Raises:
         ConfigError: another method has the name.
     """
-    known = METHODS.setdefault(method.name, method)
+    known = METHODS.get(method.name, method)
     if _origin(known) != _origin(method):
         raise ConfigError(f"a method is called {method.name!r} already: choose another name")
     METHODS[method.name] = method
