@@ -8,6 +8,7 @@ games, the simulator says them directly.
 from __future__ import annotations
 
 import hashlib
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,10 +21,15 @@ Kind = Literal["route", "keys"]
 Rule = tuple[str, ...]
 
 KINDS: tuple[Kind, ...] = ("route", "keys")
-FAMILY_NAMES: dict[Kind, tuple[str, ...]] = {
-    "route": ("amber", "birch", "cobalt", "dusk", "ember", "frost"),
-    "keys": ("granite", "hazel", "ivory", "kelp", "linen", "marble"),
-}
+_ROUTE_NAMES = """
+    amber birch cobalt dusk ember frost glade heron indigo juniper lichen meadow nettle ochre plume reed saffron thistle
+    umber violet willow yarrow zephyr bramble
+"""
+_KEYS_NAMES = """
+    granite hazel ivory kelp linen marble basalt copper flint ginger maple nectar olive pewter quill russet slate timber
+    velvet walnut cedar clover bronze fennel
+"""
+FAMILY_NAMES: dict[Kind, tuple[str, ...]] = {"route": tuple(_ROUTE_NAMES.split()), "keys": tuple(_KEYS_NAMES.split())}
 DIRECTIONS = ("north", "east", "south", "west")
 OPPOSITE = {"north": "south", "south": "north", "east": "west", "west": "east"}
 BOXES = ("chest", "trunk", "crate", "coffer")
@@ -152,9 +158,15 @@ def random_rule(kind: Kind, rng: random.Random, size: int | None = None) -> Rule
     return tuple(rule)
 
 
+def num_rules(kind: Kind, size: int | None = None) -> int:
+    """How many rules there are: 3^moves, or 9 * 8 * ... for the boxes."""
+    size = size or DEFAULT_SIZE[kind]
+    return 3**size if kind == "route" else math.perm(len(GEMS), size)
+
+
 @lru_cache(maxsize=1024)
 def family_rule(kind: Kind, family: str, dataset_seed: int = 0, size: int | None = None) -> Rule:
-    """The hidden rule of a family at a size: a pure function, different for the families of a kind.
+    """The hidden rule of a family at a size: a pure function, different for all families of a kind that can differ.
 
     Raises:
         ConfigError: no such family, or none of this size.
@@ -166,7 +178,9 @@ def family_rule(kind: Kind, family: str, dataset_seed: int = 0, size: int | None
     if size is not None and size not in SIZES[kind]:
         few, many = min(SIZES[kind]), max(SIZES[kind])
         raise ConfigError(f"{kind}/{family} has no games of size {size!r}; use {few} to {many}")
-    taken = {family_rule(kind, name, dataset_seed, size) for name in names[: names.index(family)]}
+    place = names.index(family)
+    first = place - place % num_rules(kind, size)  # where there are fewer rules than families, they are used again
+    taken = {family_rule(kind, name, dataset_seed, size) for name in names[first:place]}
     parts = () if size in (None, DEFAULT_SIZE[kind]) else (size,)  # rules of the default size are older than sizes
     rng = random.Random(stable_seed(dataset_seed, "rule", kind, family, *parts))
     while (rule := random_rule(kind, rng, size)) in taken:
