@@ -83,6 +83,15 @@ def test_tasks_never_change() -> None:
     assert wm.WaymarksSimulator.tasks("test", actions=True) == wm.make_tasks("test")
 
 
+def test_families_may_be_a_number_half_of_either_kind() -> None:
+    names = {task.id.split("/", 1)[1].rpartition("/")[0] for task in wm.make_tasks("train", 4)}
+    assert names == set(wm.FEW_FAMILIES)
+    assert wm.make_tasks("test", 48) == wm.make_tasks("test", ALL_FAMILIES)
+    for number in (0, 3, -2, 50):
+        with pytest.raises(ConfigError, match=rf"families = {number} cannot be halved .*even number up to 48"):
+            wm.make_tasks("test", number)
+
+
 def test_another_dataset_seed_is_another_panel() -> None:
     here, there = wm.make_tasks("test"), wm.make_tasks("test", dataset_seed=3)
     assert not {t.id for t in here} & {t.id for t in there}
@@ -193,7 +202,6 @@ def test_rules_of_a_size_are_pure_functions_of_seed_family_and_size() -> None:
 def test_panel_rules_respect_sizes() -> None:
     specs = [wm.spec_of(task) for task in wm.make_tasks("test", sizes=SMALL)]
     assert wm.panel_rules(sizes=SMALL) == {(spec.kind, spec.family, spec.rule) for spec in specs}
-    assert wm.COMPARE_SIZES == SMALL
 
 
 @pytest.mark.parametrize(
@@ -545,3 +553,6 @@ def test_games_to_compile_are_named_once_for_all_settings_that_play_them(tmp_pat
     assert games == {tmp_path: wm.make_tasks("validation", ["keys/granite"])}
     validated = own.model_copy(update={"train": own.train.model_copy(update={"eval_every": 1, "split": "train"})})
     assert {task.split for task in wm.games_of([validated])[tmp_path]} == {"train", "validation"}
+    few = validated.model_copy(update={"eval": validated.eval.model_copy(update={"num_tasks": 2, "split": "test"})})
+    splits = Counter(task.split for task in wm.games_of([few])[tmp_path])
+    assert splits == {"train": 5, "validation": 2, "test": 2}  # a panel's games, not all of its split

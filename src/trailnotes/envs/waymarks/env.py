@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
-from trailnotes.envs.tasks import tasks_of
+from trailnotes.envs.tasks import panel, tasks_of
 from trailnotes.envs.textworld.interpreter import Position, cached_game, one_line, open_story, play, textworld_version
 from trailnotes.envs.waymarks import spec as ws
 from trailnotes.envs.waymarks.build import BUILDER_VERSION, build_game
@@ -27,10 +27,15 @@ from trailnotes.types import Observation, Task
 if TYPE_CHECKING:
     from trailnotes.config.schema import Config
 
-DEMO_FAMILIES = ("route/amber", "route/birch", "keys/granite", "keys/hazel")
+Families = Sequence[str] | int  # ``kind/name`` each; or how many, half of either kind
+
+FEW_FAMILIES = ("route/amber", "route/birch", "keys/granite", "keys/hazel")
 NUM_VARIATIONS = {"train": 5, "validation": 5, "test": 20}
 NO_SIZES: Mapping[str, int] = MappingProxyType({})
-COMPARE_SIZES: Mapping[str, int] = MappingProxyType({"route/birch": 3, "keys/hazel": 2})  # two that luck can solve
+COMPARE_SIZES: Mapping[str, int] = MappingProxyType(  # the half of the comparison's panel that luck can solve
+    {f"route/{name}": 3 for name in ("glade", "heron", "indigo", "juniper")}
+    | {f"keys/{name}": 2 for name in ("basalt", "copper", "flint", "ginger")}
+)
 
 _MAX_WORDS = 10
 _ARTICLES = frozenset({"a", "an", "the"})
@@ -46,7 +51,7 @@ _REFUSED = frozenset(_SHORTCUTS.split())
 
 def make_tasks(
     split: str,
-    families: Sequence[str] = DEMO_FAMILIES,
+    families: Families = FEW_FAMILIES,
     dataset_seed: int = 0,
     sizes: Mapping[str, int] = NO_SIZES,
 ) -> list[Task]:
@@ -54,7 +59,7 @@ def make_tasks(
 
     Args:
         split: one of `NUM_VARIATIONS`.
-        families: ``kind/name``.
+        families: names, or a number: the first of `spec.FAMILY_NAMES`, half of either kind.
         dataset_seed: another one is another panel.
         sizes: moves or boxes of a family, where they are not `spec.DEFAULT_SIZE`.
 
@@ -94,19 +99,29 @@ def spec_of(task: Task) -> GameSpec:
 
 
 def panel_rules(
-    families: Sequence[str] = DEMO_FAMILIES, dataset_seed: int = 0, sizes: Mapping[str, int] = NO_SIZES
+    families: Families = FEW_FAMILIES, dataset_seed: int = 0, sizes: Mapping[str, int] = NO_SIZES
 ) -> frozenset[tuple[Kind, str, Rule]]:
     """The (kind, family, rule) triples of the panels: a warm start must show none of them."""
     return frozenset(_rules(families, dataset_seed, sizes))
 
 
-def _rules(families: Sequence[str], dataset_seed: int, sizes: Mapping[str, int]) -> list[tuple[Kind, str, Rule]]:
+def _names(families: Families) -> Sequence[str]:
+    if not isinstance(families, int):
+        return families
+    most = len(ws.KINDS) * min(map(len, ws.FAMILY_NAMES.values()))
+    if families % len(ws.KINDS) or not 0 < families <= most:
+        raise ConfigError(f"families = {families} cannot be halved between {' and '.join(ws.KINDS)}; use an even "
+                          f"number up to {most}, or a list of names")  # fmt: skip
+    return [f"{kind}/{name}" for kind in ws.KINDS for name in ws.FAMILY_NAMES[kind][: families // len(ws.KINDS)]]
+
+
+def _rules(families: Families, dataset_seed: int, sizes: Mapping[str, int]) -> list[tuple[Kind, str, Rule]]:
     """Each family with its rule, at its size."""
     if not isinstance(sizes, Mapping) or not all(type(size) is int for size in sizes.values()):
         raise ConfigError(f'sizes = {sizes!r} is not a table of whole numbers; write {{"route/birch" = 3}}')
     for name, size in sizes.items():
         ws.family_rule(*ws.split_family(name), dataset_seed, size)
-    named = [(*ws.split_family(name), sizes.get(name)) for name in families]
+    named = [(*ws.split_family(name), sizes.get(name)) for name in _names(families)]
     return [(kind, family, ws.family_rule(kind, family, dataset_seed, size)) for kind, family, size in named]
 
 
@@ -146,7 +161,8 @@ def games_of(configs: Iterable[Config]) -> dict[Path | None, list[Task]]:
         folder = config.env.options.get("cache_dir")
         kept = games.setdefault(Path(folder) if folder else None, {})
         for split in sorted({config.train.split, config.eval.split, *_validated(config)}):
-            kept |= {task.id: task for task in tasks_of(config, split)}
+            num = 0 if split == config.train.split else config.eval.num_tasks
+            kept |= {task.id: task for task in panel(tasks_of(config, split), num)}
     return {folder: list(kept.values()) for folder, kept in games.items()}
 
 
@@ -159,7 +175,7 @@ class _Waymarks:
 
     def __init__(
         self,
-        families: Sequence[str] = DEMO_FAMILIES,
+        families: Families = FEW_FAMILIES,
         dataset_seed: int = 0,
         actions: bool = False,
         max_steps: int | None = None,
@@ -188,7 +204,7 @@ class _Waymarks:
     @staticmethod
     def tasks(
         split: str,
-        families: Sequence[str] = DEMO_FAMILIES,
+        families: Families = FEW_FAMILIES,
         dataset_seed: int = 0,
         sizes: Mapping[str, int] = NO_SIZES,
         **options: Any,
