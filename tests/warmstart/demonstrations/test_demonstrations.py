@@ -78,7 +78,8 @@ def test_no_rule_of_any_panel_is_ever_shown_played_or_told(shares: dict[str, flo
     drawn = set()
     for spec, tips, actions, _, demos in episodes(a_config(**shares), 1500):
         forbidden = [rule for kind, family, rule in EVERY_RULE if (kind, family) == (spec.kind, spec.family)]
-        assert len(forbidden) == (4 if f"{spec.kind}/{spec.family}" in COMPARE_SIZES else 2)
+        graded = f"{spec.kind}/{spec.family}" in COMPARE_SIZES
+        assert len(forbidden) in ((3, 4) if graded else (2,))  # two seeds may give a short game the same rule
         said = "\n".join(message.content for demo in demos for message in demo.messages)
         for rule in forbidden:
             assert spec.rule != rule
@@ -293,10 +294,10 @@ def test_fitting_advice_is_followed_or_avoided_and_the_rest_explored() -> None:
 
 def test_no_advice_completes_a_rule_of_a_panel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two boxes have 72 rules of which the panels hold three: luck finds them often."""
-    held = {rule for kind, family, rule in EVERY_RULE if (kind, family, len(rule)) == ("keys", "hazel", 2)}
+    held = {rule for kind, family, rule in EVERY_RULE if (kind, family, len(rule)) == ("keys", "basalt", 2)}
     assert len(held) == 2
     monkeypatch.setattr(ws, "KINDS", ("keys",))
-    monkeypatch.setattr(ws, "FAMILY_NAMES", {"keys": ("hazel",)})
+    monkeypatch.setattr(ws, "FAMILY_NAMES", {"keys": ("basalt",)})
     monkeypatch.setattr(ws, "SIZES", {"keys": range(2, 3)})
     demonstrator = WaymarksDemonstrator(a_config(advice=1.0, sizes=1.0), words, 0)
     demonstrator.forbidden = frozenset(EVERY_RULE)
