@@ -313,7 +313,7 @@ def test_no_advice_completes_a_rule_of_a_panel(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_every_demonstration_fits_the_context_of_the_small_model() -> None:
-    config = load_config(Path("configs/compare/warmstart.toml"))
+    config = load_config(Path("configs/demo-warmstart.toml"))
     chat = ChatFormat(AutoTokenizer.from_pretrained("models/waymarks-start"))
     lengths = [len(encode(demo, chat)[0]) for demo in islice(WaymarksDemonstrator(config, chat.count_tokens, 0), 1500)]
     assert max(lengths) + config.rollout.max_action_tokens <= config.rollout.max_context_tokens
