@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -126,15 +127,27 @@ def written_about(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
 
 
 def tip_requests(policy: Policy, trajectories: Sequence[Trajectory], config: Config, *, seed: int) -> list[Request]:
-    """A request for one tip about each episode, from its conversation without tips."""
+    """A request for one tip about each episode, from its conversation without tips.
+
+    A task that was played twice, in groups of its own, has members of the same number: theirs get other seeds, or
+    equal failures would be written about in equal words, which the memory counts as support.
+    """
     memory = config.memory
+    seen: Counter[tuple[str, int]] = Counter()
+
+    def seed_of(trajectory: Trajectory) -> int:
+        place = trajectory.task.id, trajectory.member
+        again = seen[place]
+        seen[place] += 1
+        return derive_seed(seed, *place, "note", *([again] if again else []))
+
     return [
         Request(
             reflection_messages(t, config.rollout, memory, policy.count_tokens),
             Sampling(
                 memory.write_temperature,
                 max_tokens=memory.max_write_tokens,
-                seed=derive_seed(seed, t.task.id, t.member, "note"),
+                seed=seed_of(t),
             ),
         )
         for t in trajectories
