@@ -146,7 +146,9 @@ class StateCounter:
         for trajectory in trajectories:
             for step in trajectory.steps:
                 self._visit(trajectory.task.id, vectors[step.observation.text])
-        return [[1.0 / self._count(t.task.id, vectors[step.observation.text]) for step in t.steps] for t in trajectories]
+        return [
+            [1.0 / self._count(t.task.id, vectors[step.observation.text]) for step in t.steps] for t in trajectories
+        ]
 
     def _visit(self, namespace: str, vector: Floats) -> None:
         """Count one visit."""
