@@ -60,44 +60,53 @@ def bonuses(groups: Sequence[TrajectoryGroup]) -> list[list[float]]:
 # --- states
 
 
-def test_new_states_are_remembered_and_similar_ones_counted() -> None:
+def test_visits_of_similar_states_by_hand() -> None:
     counter = StateCounter(Compass(), threshold=0.5)  # 60 degrees and closer are the same state
-    assert counter.count("task", "0") == 1
-    assert counter.count("task", "60") == 1  # like 0, so not remembered
-    assert counter.count("task", "100") == 1  # new: 100 from 0, and 60 was not remembered
-    assert counter.count("task", "50") == 2  # like both
-    assert counter.count("task", "200") == 1
-    assert counter.count("task", "150") == 2
-    assert counter.count("other", "50") == 1, "namespaces never mix"
-    assert counter.rate([episode("50", "200")]) == [[0.5, 1.0]]
+    assert counter.rate([episode("0")]) == [[1.0]]
+    assert counter.rate([episode("60")]) == [[1 / 2]], "like 0, so a visit of it, and not remembered"
+    assert counter.rate([episode("100")]) == [[1.0]], "new: 100 from 0, and 60 was not remembered"
+    assert counter.rate([episode("45")]) == [[1 / 4]], "like both, so 3 visits there and 1 here: it is nearer to 0"
+    assert counter.rate([episode("100")]) == [[1 / 2]]
+    assert counter.rate([episode("200", "200")]) == [[1 / 2, 1 / 2]], "the batch is counted before it is rated"
+    assert counter.rate([episode("45", task="other")]) == [[1.0]], "namespaces never mix"
 
 
-def test_a_threshold_above_all_similarities_makes_every_state_new() -> None:
+def test_walking_in_circles_earns_ever_less() -> None:
+    """16 states, 40 times around: the sum grows as the logarithm of the length, and only the first round earns 1."""
+    counter = StateCounter(HashingEmbedder())
+    around = [f"room {number} of {number * number} doors" for number in range(16)]
+    rounds = [counter.rate([episode(*around)])[0] for _ in range(40)]
+    assert counter.state_dict()[1]["sizes"] == [16]
+    assert rounds == [[1 / n] * 16 for n in range(1, 41)]
+
+
+def test_a_threshold_above_all_similarities_makes_every_other_state_new() -> None:
     counter = StateCounter(HashingEmbedder(), threshold=1.0)
-    assert [counter.count("task", f"room {number}") for number in range(3)] == [1, 1, 1]
-    assert counter.state_dict()[1]["sizes"] == [3]
-    counter.count("task", "room 1")
+    assert counter.rate([episode(*(f"room {number}" for number in range(3)))]) == [[1.0] * 3]
+    assert counter.rate([episode("room 1")]) == [[1 / 2]]
     assert counter.state_dict()[1]["sizes"] == [3], "an identical state is never new"
 
 
 def test_remembered_states_survive_arrays_and_json() -> None:
     counter = StateCounter(Compass(), threshold=0.5)
-    for namespace, angle in [("a", "0"), ("b", "10"), ("a", "100")]:
-        counter.count(namespace, angle)
+    for namespace, angle in [("a", "0"), ("b", "10"), ("a", "100"), ("a", "0")]:
+        counter.rate([episode(angle, task=namespace)])
     arrays, rest = counter.state_dict()
     assert arrays["vectors"].shape == (3, 2)
     assert arrays["vectors"].dtype == np.float32
+    assert arrays["visits"].tolist() == [2, 1, 1]
     restored = StateCounter(Compass(), threshold=0.5)
-    restored.count("c", "77")
+    restored.rate([episode("77", task="c")])
     restored.load_state_dict(arrays, json.loads(json.dumps(rest)))
-    assert restored.count("a", "50") == 2
-    assert restored.count("b", "50") == 1
+    assert restored.rate([episode("45", task="a"), episode("50", task="b")]) == [[1 / 4], [1 / 2]]
     assert restored.state_dict()[1]["namespaces"] == ["a", "b"], "what was there before is gone"
+    restored.load_state_dict({"vectors": arrays["vectors"]}, rest)
+    assert restored.rate([episode("45", task="a")]) == [[1 / 3]], "of before visits were saved: each met once"
 
 
 def test_a_state_of_another_embedder_is_refused() -> None:
     counter = StateCounter(Compass())
-    counter.count("a", "0")
+    counter.rate([episode("0", task="a")])
     arrays, rest = counter.state_dict()
     with pytest.raises(ValueError, match=r"compass \(1, 2\) do not fit hashing"):
         StateCounter(HashingEmbedder()).load_state_dict(arrays, rest)
@@ -125,19 +134,19 @@ def test_a_state_is_its_words() -> None:
     assert state_hash("the hall") == 0x2EB8D8FEA16BE503, "the same in every process"
 
 
-@given(st.lists(st.lists(st.sampled_from("abc"), max_size=4), min_size=1, max_size=5), st.randoms())
-def test_whoever_comes_first_earns_no_more(rows: list[list[str]], rng: Any) -> None:
+@pytest.mark.parametrize("counter", [VisitCounter, lambda: StateCounter(HashingEmbedder())])
+@given(rows=st.lists(st.lists(st.sampled_from("abc"), max_size=4), min_size=1, max_size=5), rng=st.randoms())
+def test_whoever_comes_first_earns_no_more(counter: Any, rows: list[list[str]], rng: Any) -> None:
     order = rng.sample(range(len(rows)), len(rows))
-    first, second = VisitCounter(), VisitCounter()
+    first, second = counter(), counter()
     straight = first.rate([episode(*row) for row in rows])
     assert second.rate([episode(*rows[i]) for i in order]) == [straight[i] for i in order]
 
 
-def test_states_hardly_decay_and_counts_do() -> None:
-    """Why there are both: only new states are stored, so a revisit has n = 1 by the paper's words."""
+def test_states_take_what_is_similar_for_one_and_counts_what_is_equal() -> None:
     states, counts = StateCounter(Compass()), VisitCounter()
-    assert [states.rate([episode("0")]) for _ in range(3)] == [[[1.0]]] * 3
-    assert [counts.rate([episode("0")]) for _ in range(3)] == [[[1.0]], [[1 / 2]], [[1 / 3]]]
+    assert [states.rate([episode(angle)]) for angle in ("0", "1", "1")] == [[[1.0]], [[1 / 2]], [[1 / 3]]]
+    assert [counts.rate([episode(angle)]) for angle in ("0", "1", "1")] == [[[1.0]], [[1.0]], [[1 / 2]]]
 
 
 # --- Random Network Distillation

@@ -245,6 +245,48 @@ def test_kl_to_the_reference_is_zero_at_the_start_and_pulls_back_later() -> None
     assert tight < loose
 
 
+@pytest.mark.parametrize("aggregation", ["token", "sequence"])
+@pytest.mark.parametrize("threshold", [None, -2.0, -3.5, 0.0])
+def test_an_unmasked_kl_is_a_mean_over_all_trained_tokens_however_many_are_masked(
+    threshold: float | None, aggregation: str
+) -> None:
+    """With a threshold of 0 the whole off-policy batch is masked, and the KL alone pulls."""
+    samples = with_logprobs(rows(modes=("off_policy",)), 1)
+    settings: dict[str, Any] = {"kl": 1.0, "mask_kl": False, "aggregation": aggregation, "reference": tiny_model(1)}
+    still = [replace(s, advantages=(0.0,) * len(s.advantages)) for s in samples]
+    kl_alone = learner(drop_zero_advantage=False, **settings)
+    expected = kl_alone.update(still)["kl_to_reference"]
+    subject = learner(mask_logprob=threshold, **settings)
+    metrics = subject.update(samples)
+    assert metrics["kl_to_reference"] == pytest.approx(expected, rel=1e-5)
+    assert metrics["optimiser_steps"] == 1
+    if threshold == 0.0:
+        assert metrics["masked_fraction"] == 1
+        assert metrics["policy_loss"] == 0
+        assert_equal_weights(subject, kl_alone)
+
+
+@pytest.mark.parametrize("aggregation", ["token", "sequence"])
+@pytest.mark.parametrize("budget", [1, 10_000])
+def test_an_unmasked_kl_and_a_masked_policy_loss_are_each_divided_by_their_own_count(
+    aggregation: str, budget: int
+) -> None:
+    """The gradient is that of the two means: policy loss over what is kept, KL over all."""
+    samples = with_logprobs(rows(modes=("plain", "off_policy", "off_policy")), 1)
+    settings: dict[str, Any] = {
+        "aggregation": aggregation, "mask_logprob": -3.5, "drop_zero_advantage": False, "microbatch_tokens": budget,
+    }  # fmt: skip
+    still = [replace(s, advantages=(0.0,) * len(s.advantages)) for s in samples]
+    subject = learner(kl=0.5, mask_kl=False, reference=tiny_model(1), **settings)
+    policy = learner(**settings)
+    kl = learner(kl=0.5, reference=tiny_model(1), **(settings | {"mask_logprob": None}))
+    assert 0 < subject.update(samples)["masked_fraction"] < 1
+    policy.update(samples)
+    kl.update(still)
+    for mine, one, other in zip(gradients(subject), gradients(policy), gradients(kl), strict=True):
+        torch.testing.assert_close(mine, one + other, atol=1e-5, rtol=1e-4)
+
+
 def test_kl_needs_something_to_stay_close_to() -> None:
     with pytest.raises(ConfigError, match=r"loss\.kl"):
         learner(kl=0.1)

@@ -20,8 +20,9 @@ from trailnotes.envs.tasks import tasks_of
 from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.errors import PolicyError
 from trailnotes.policies.base import Policy
+from trailnotes.policies.hf.network import SlotCache
 from trailnotes.policies.hf.policy import HFPolicy, load_model
-from trailnotes.rollout import run_groups
+from trailnotes.rollout import run_groups, write_tips
 from trailnotes.runs.panels import play_panel
 from trailnotes.types import Completion, Message, Mode, Sampling, Task, TokenIds, Trajectory, TrajectoryGroup
 
@@ -90,6 +91,29 @@ def test_as_many_are_open_as_may_be_until_nobody_waits(limit: int) -> None:
     assert policy.lives == [*range(1, most + 1), *following, *range(most - 1, -1, -1)]
     assert policy.opened == ["0/a/0", "0/a/1", "0/a/2", "1/b/0", "1/b/1", "1/b/2"]
     assert len(ended) == 6
+
+
+@pytest.mark.parametrize("limit", [1, 2, 6, 100])
+def test_tips_are_written_by_no_more_at_a_time_than_act(limit: int) -> None:
+    policy, config = WatchedPolicy(), settings(max_envs=limit)
+    groups = play_groups(SeededPolicy(), FakePool(), config)
+    written = asyncio.run(write_tips(policy, groups, config, seed=0, step=0))
+    most = min(limit, 6)
+    assert len(policy.live_at_start) == most
+    assert policy.lives == [*range(1, most + 1), *[most + 1, most] * (6 - most), *range(most - 1, -1, -1)]
+    assert written == asyncio.run(write_tips(SeededPolicy(), groups, settings(), seed=0, step=0))
+
+
+def test_a_failure_while_tips_are_written_ends_those_that_wait_too() -> None:
+    def script(_: Sequence[Message]) -> str:
+        raise PolicyError("no more memory")
+
+    groups = play_groups(WatchedPolicy(right), FakePool(), settings(max_envs=2))
+    policy = WatchedPolicy(script)
+    with pytest.raises(PolicyError, match="no more memory"):
+        asyncio.run(write_tips(policy, groups, settings(max_envs=2), seed=0, step=0))
+    assert not policy.open_episodes
+    assert len(policy.opened) == 2
 
 
 # --- what goes wrong in between
@@ -224,6 +248,33 @@ def test_a_model_plays_the_same_up_to_rounding_and_the_same_bits_in_workers(poli
             limited = play_parrots(policy, here, config)
             assert tokens(limited) == tokens(everybody)
             assert anonymous(play_parrots(policy, there, config)) == anonymous(limited)
+
+
+def test_writing_tips_takes_the_slots_that_acting_took_and_hardly_more_columns(policy: HFPolicy) -> None:
+    cache = policy.engine.decoder.cache  # type: ignore[attr-defined]
+    sizes: list[tuple[int, int]] = []
+    reserve = cache.reserve
+
+    def watched(slots: int, columns: int) -> None:
+        reserve(slots, columns)
+        sizes.append((cache.num_slots, cache.capacity))
+
+    cache.reserve = watched
+    config = parrots(max_envs=2)
+    with EnvPool(config.env) as pool:
+        groups = play_parrots(policy, pool, config)
+    acting = max(sizes)
+    sizes.clear()
+    asyncio.run(write_tips(policy, groups, config, seed=0, step=0))
+    assert max(slots for slots, _ in sizes) == acting[0] < 10
+    assert max(columns for _, columns in sizes) <= acting[1] + 64
+
+
+@pytest.mark.parametrize("columns", [60, 100, 1000, 4500, 5112, 30_000])
+def test_room_for_columns_is_at_most_a_quarter_more_than_is_needed(columns: int) -> None:
+    cache = SlotCache()
+    cache.reserve(3, columns)
+    assert columns <= cache.capacity <= max(1.25 * columns, columns + 64)
 
 
 @pytest.mark.parametrize("limit", [1, 2])

@@ -521,6 +521,19 @@ def test_every_episode_gets_a_note_with_its_author_in_task_order() -> None:
     assert len({s.seed for s in samplings}) == 4
 
 
+def test_a_task_that_comes_twice_is_not_written_about_in_the_same_words() -> None:
+    """Equal failures of equal games: their tips may only be equal by the model's choice, never by their seeds."""
+    policy = author(lambda _: "note")
+    groups = play_groups(policy, FakePool(), tasks=[TASK] * 3, modes=[["plain", "plain"]] * 3)
+    policy.requests.clear()
+    asyncio.run(write_tips(policy, groups, SETTINGS, seed=0, step=0))
+    seeds = [sampling.seed for _, _, sampling in policy.requests]
+    assert len(set(seeds)) == len(seeds) == 6
+    policy.requests.clear()
+    asyncio.run(write_tips(policy, groups[:1], SETTINGS, seed=0, step=0))
+    assert [sampling.seed for _, _, sampling in policy.requests] == seeds[:2], "as if it were there once"
+
+
 def test_notes_are_written_from_the_conversation_without_tips() -> None:
     policy = author(lambda _: "note")
     groups = played(policy, memory=ListMemory("secret"))

@@ -90,7 +90,9 @@ class EnvConfig(Section):
     name: str = key("waymarks", "built-in name, entry point, or module:Class")
     options: dict[str, Any] = key(dict, "keyword arguments of the environment")
     num_workers: int = key(2, "worker processes; 0 runs the environments in this process", ge=0)
-    max_envs: int = key(0, "environments (and so episodes) alive at a time; 0 = as many as there are episodes", ge=0)
+    max_envs: int = key(
+        0, "environments, and so episodes, alive at a time, and tips being written; 0 = as many as there are", ge=0
+    )
     timeout: float = key(60.0, "seconds that one call may take before its worker is killed and replaced", gt=0)
     max_replacements: int = key(2, "how often a failed episode is tried afresh before its group is dropped", ge=0)
 

@@ -1,7 +1,7 @@
 """How new a state is: the intrinsic reward of every step. The state of a step is the observation acted on, s_t.
 
 `Novelty` is the service: a batch of groups goes in, the same groups come out with `reward_intrinsic` of every step
-filled in, by 1/n with n the tips retrieved, the similar states remembered or the visits of this very state, or by the
+filled in, by 1/n with n the tips retrieved, the visits of similar states or those of this very state, or by the
 error of a network (distillation.py). What an estimator remembers is arrays and JSON values, so a checkpoint holds it
 without pickle.
 """
@@ -122,7 +122,11 @@ class RetrievedTips:
 
 
 class StateCounter:
-    """1/n, n = similar states of the task that are remembered (EMPO2, section 4.3). It remembers one vector a state.
+    """1/n, n = visits of similar states of the task, those of the whole batch among them (EMPO2, section 4.3).
+
+    Only distinct states are remembered, each with the visits of all that were taken for it: what is similar to none is
+    new and remembered, anything else counts as a visit of the most similar one. The batch is counted before it is
+    rated, so equal episodes earn the same, whichever comes first.
 
     Args:
         embedder: turns a state's text into a unit vector.
@@ -133,34 +137,46 @@ class StateCounter:
         self.embedder = embedder
         self.threshold = threshold
         self._states: dict[str, Floats] = {}  # (n, dim)
+        self._visits: dict[str, list[int]] = {}  # n of them
 
     def rate(self, trajectories: Sequence[Trajectory]) -> list[list[float]]:
-        """See `Estimator.rate`. States are counted one after the other."""
-        return [[1.0 / self.count(t.task.id, step.observation.text) for step in t.steps] for t in trajectories]
+        """See `Estimator.rate`."""
+        texts = list(dict.fromkeys(step.observation.text for t in trajectories for step in t.steps))
+        vectors = dict(zip(texts, self.embedder.embed(texts), strict=True))
+        for trajectory in trajectories:
+            for step in trajectory.steps:
+                self._visit(trajectory.task.id, vectors[step.observation.text])
+        return [
+            [1.0 / self._count(t.task.id, vectors[step.observation.text]) for step in t.steps] for t in trajectories
+        ]
 
-    def count(self, namespace: str, text: str) -> int:
-        """Number n of remembered states that are similar to this one; the reward is 1/n.
-
-        A state that is similar to none is new: it is remembered, and n = 1. A state that is similar to some is not
-        remembered. So meeting a state again gives 1 as well, and n grows only where remembered states overlap.
-        """
-        vector = self.embedder.embed([text])[0]
+    def _visit(self, namespace: str, vector: Floats) -> None:
+        """Count one visit."""
         states = self._states.get(namespace, np.empty((0, self.embedder.dim), np.float32))
-        similar, _ = ExactIndex(states).within(vector, self.threshold)
+        visits = self._visits.setdefault(namespace, [])
+        similar, similarities = ExactIndex(states).within(vector, self.threshold)
         if len(similar):
-            return len(similar)
-        self._states[namespace] = np.vstack([states, vector])
-        return 1
+            visits[similar[similarities.argmax()]] += 1
+        else:
+            self._states[namespace] = np.vstack([states, vector])
+            visits.append(1)
+
+    def _count(self, namespace: str, vector: Floats) -> int:
+        """Visits of the remembered states that are similar to this visited one, its own among them."""
+        similar, _ = ExactIndex(self._states[namespace]).within(vector, self.threshold)
+        return sum(self._visits[namespace][row] for row in similar)
 
     def state_dict(self) -> State:
-        """One float32 array "vectors" (sum of sizes, dim), and what belongs to whom."""
-        vectors = list(self._states.values()) or [np.empty((0, self.embedder.dim), np.float32)]
+        """Arrays "vectors" float32 (sum of sizes, dim) and "visits" int64 (sum of sizes,), and what belongs to whom."""
+        arrays = {
+            "vectors": np.concatenate([np.empty((0, self.embedder.dim), np.float32), *self._states.values()]),
+            "visits": np.array([num for visits in self._visits.values() for num in visits], np.int64),
+        }
         sizes = [len(states) for states in self._states.values()]
-        rest = {"embedder": self.embedder.name, "namespaces": list(self._states), "sizes": sizes}
-        return {"vectors": np.concatenate(vectors)}, rest
+        return arrays, {"embedder": self.embedder.name, "namespaces": list(self._states), "sizes": sizes}
 
     def load_state_dict(self, arrays: Arrays, rest: Mapping[str, Any]) -> None:
-        """See `Estimator.load_state_dict`."""
+        """See `Estimator.load_state_dict`. Without "visits", as they were saved once, each state counts as met once."""
         vectors = np.asarray(arrays["vectors"], np.float32)
         sizes = [int(size) for size in rest["sizes"]]
         if rest["embedder"] != self.embedder.name or vectors.shape != (sum(sizes), self.embedder.dim):
@@ -168,7 +184,9 @@ class StateCounter:
                 f"novelty counts of {rest['embedder']} {vectors.shape} do not fit {self.embedder.name} "
                 f"({sum(sizes)}, {self.embedder.dim}): keep memory.embedder as it was"
             )
+        visits = _split(np.asarray(arrays.get("visits", np.ones(len(vectors), np.int64))), sizes)
         self._states = dict(zip(rest["namespaces"], _split(vectors, sizes), strict=True))
+        self._visits = {name: each.tolist() for name, each in zip(rest["namespaces"], visits, strict=True)}
 
 
 class VisitCounter:

@@ -139,15 +139,20 @@ class Learner:
         export_model(self.model, path, tokenizer, merged)
 
     def _step(self, samples: Sequence[Sample], reference: Sequence[Tensor], metrics: UpdateMetrics) -> None:
-        """One mini-batch: sum the gradients of its micro-batches, divide by its token count once, clip, step."""
+        """One mini-batch: sum the gradients of its micro-batches, divide by its token count once, clip, step.
+
+        The count is of the tokens that the KL is a mean over. Where the policy loss is one over fewer, its sum is
+        weighted by the share of the two, so that either comes out as a mean over its own tokens.
+        """
         self._optimizer.zero_grad()
-        sums = torch.zeros(3, device=self.device)
+        weight = self._policy_weight(samples) if reference and not self.loss.mask_kl else 1.0
+        sums = torch.zeros(4, device=self.device)
         for indices in microbatches(samples, self.optim.microbatch_tokens):
             batch = Batch.of([samples[i] for i in indices], self.device)
-            kept = nn.utils.rnn.pad_sequence([reference[i] for i in indices], True) if reference else None
-            sums += self._backward(batch, kept, metrics)
+            start = nn.utils.rnn.pad_sequence([reference[i] for i in indices], True) if reference else None
+            sums += self._backward(batch, start, weight, metrics)
             self._optimizer.gather()
-        norm, policy, kl, count = torch.stack([self._optimizer.grad_norm(), *sums]).tolist()
+        norm, policy, kept, kl, count = torch.stack([self._optimizer.grad_norm(), *sums]).tolist()
         if not (math.isfinite(norm) and math.isfinite(policy + kl)):
             self._refuse(samples, {"grad_norm_of_sum": norm, "policy_loss_sum": policy, "kl_sum": kl, "tokens": count})
         if count == 0 or norm == 0:
@@ -156,25 +161,47 @@ class Learner:
         clip = self.optim.grad_clip
         self._optimizer.step((min(1.0, clip / (norm + 1e-6)) if clip else 1.0) / count)
         self.steps += 1
-        metrics.add_step(policy / count, kl / count, self.loss.kl, norm)
+        metrics.add_step(policy / max(1.0, kept), kl / count, self.loss.kl, norm)
 
-    def _backward(self, batch: Batch, reference: Tensor | None, metrics: UpdateMetrics) -> Tensor:
-        """Add the gradient of the batch's summed loss; returns (3,) sums of policy loss, KL, and what divides them."""
+    @torch.no_grad()
+    def _policy_weight(self, samples: Sequence[Sample]) -> float:
+        """Trained tokens over kept ones, or rows over rows, as `loss.aggregation` counts; 1 where nothing is kept.
+
+        Which tokens are kept must be known before the first gradient, so off-policy rows are scored once more.
+        """
+        off_policy = [sample for sample in samples if sample.off_policy]
+        if self.loss.mask_logprob is None or not off_policy:
+            return 1.0
+        by_row = self.loss.aggregation == "sequence"
+        trained = sum(1 if by_row else sum(sample.loss_mask) for sample in samples)
+        kept = sum(1 if by_row else sum(sample.loss_mask) for sample in samples if not sample.off_policy)
+        for indices in microbatches(off_policy, self.optim.microbatch_tokens):
+            batch = Batch.of([off_policy[i] for i in indices], self.device)
+            mask = self._kept(self._score(batch.token_ids, batch.mask)[0], batch)
+            kept += int(losses.masked_sum(torch.zeros(()), mask, self.loss.aggregation)[1])
+        return trained / kept if kept else 1.0
+
+    def _backward(self, batch: Batch, reference: Tensor | None, weight: float, metrics: UpdateMetrics) -> Tensor:
+        """Add the gradient of the batch's summed loss, of which `weight` multiplies the policy's part.
+
+        Returns:
+            (4,) the sum of the policy loss, without the weight, and what it is a mean over; the same of the KL.
+        """
         logprobs, entropies = self._score(batch.token_ids, batch.mask)
         kept = self._kept(logprobs.detach(), batch)
         ratio = losses.ratio(logprobs, batch.behavior_logprobs)
         surrogate = self._surrogate(ratio, batch)
-        policy, count = losses.masked_sum(surrogate, kept, self.loss.aggregation)
-        kl = torch.zeros_like(policy)
+        policy, num_kept = losses.masked_sum(surrogate, kept, self.loss.aggregation)
+        kl, num_held = torch.zeros_like(policy), num_kept
         if reference is not None:
             tokens_kl = losses.k3_kl(logprobs, reference)
             held = kept if self.loss.mask_kl else batch.mask
-            kl = losses.masked_sum(tokens_kl, held, self.loss.aggregation)[0]
-        (policy + self.loss.kl * kl).backward()  # type: ignore[no-untyped-call]
+            kl, num_held = losses.masked_sum(tokens_kl, held, self.loss.aggregation)
+        (weight * policy + self.loss.kl * kl).backward()  # type: ignore[no-untyped-call]
         metrics.add_batch(
             batch, kept, logprobs.detach(), ratio.detach(), entropies, self._clipped(ratio.detach(), batch)
         )
-        return torch.stack([policy.detach(), kl.detach(), count.to(policy.dtype)])
+        return torch.stack([policy.detach(), num_kept.to(policy.dtype), kl.detach(), num_held.to(policy.dtype)])
 
     def _surrogate(self, ratio: Tensor, batch: Batch) -> Tensor:  # (B, T)
         """Clipped; or shaped, in off-policy rows with `loss.shaping`."""

@@ -92,33 +92,23 @@ async def run_groups(  # noqa: PLR0913 (see `run_episode`)
     assert not failed or len({task.id for task in tasks}) == len(tasks), "which of the two was played is not known"
     played = {seat.episode: before[seat.place] for row in rows for seat in row if seat.place in before}
     seats = [seat for row in rows for seat in row if seat.episode not in played]
-    waiting = iter(seats)
 
-    async def play(live: _Live, env: AsyncEnv, seat: Seat) -> Trajectory:
+    async def play(live: Live, env: AsyncEnv, seat: Seat) -> Trajectory:
         return await run_episode(
             policy, env, seat.task, seat.mode, memory, config,
             member=seat.member, seed=seat.seed, episode=live.episode, make_actor=make_actor,
         )  # fmt: skip
 
-    async def play_on(live: _Live, seat: Seat | None) -> None:
-        try:
-            while seat is not None:
-                left = range(failed[seat.place], attempts)
-                trajectory = played[seat.episode] = await _play_seat(live, pool, seat, left, play, on_error)
-                seat = next(waiting, None)
-                live.give_way(seat.episode if seat else "")
-                if trajectory is not None and progress is not None:
-                    progress(trajectory)
-        finally:
-            live.give_way("")
+    async def play_seat(live: Live, index: int) -> Trajectory | None:
+        left = range(failed[seats[index].place], attempts)
+        return await _play_seat(live, pool, seats[index], left, play, on_error)
 
-    first = list(islice(waiting, config.env.max_envs or len(seats)))
-    lives = [_Live(policy, seat.episode) for seat in first]
-    try:
-        await gather([play_on(live, seat) for live, seat in zip(lives, first, strict=True)])
-    finally:
-        for live in lives:
-            live.give_way("")
+    def keep(index: int, trajectory: Trajectory | None) -> None:
+        played[seats[index].episode] = trajectory
+        if trajectory is not None and progress is not None:
+            progress(trajectory)
+
+    await take_turns(policy, [seat.episode for seat in seats], play_seat, keep, limit=config.env.max_envs)
     groups = (_group(task, [played[seat.episode] for seat in row]) for task, row in zip(tasks, rows, strict=True))
     return [group for group in groups if group is not None]
 
@@ -135,7 +125,7 @@ def _seats(tasks: Sequence[Task], modes: Sequence[Sequence[Mode]], seed: int) ->
     return rows
 
 
-class _Live:
+class Live:
     """One of the episodes that are open with the policy at the same time, and those that follow it one by one."""
 
     def __init__(self, policy: Policy, episode: str) -> None:
@@ -150,12 +140,46 @@ class _Live:
         self.episode = episode or self.episode
 
 
+async def take_turns(
+    policy: Policy,
+    episodes: Sequence[str],
+    work: Callable[[Live, int], Awaitable[T]],
+    on_done: Callable[[int, T], None],
+    *,
+    limit: int,
+) -> None:
+    """Do `work` for each of `episodes`, at most `limit` of them open with the policy at a time; 0 = all at once.
+
+    Those that begin together are all announced before the first of them begins. Whenever one ends, the next in order
+    takes its place, and `on_done` gets the index and the result of the one that ended. The first failure ends them all.
+    """
+    waiting = iter(range(len(episodes)))
+
+    async def work_on(live: Live, index: int | None) -> None:
+        try:
+            while index is not None:
+                result, ended = await work(live, index), index
+                index = next(waiting, None)
+                live.give_way("" if index is None else episodes[index])
+                on_done(ended, result)
+        finally:
+            live.give_way("")
+
+    first = list(islice(waiting, limit or len(episodes)))
+    lives = [Live(policy, episodes[index]) for index in first]
+    try:
+        await gather([work_on(live, index) for live, index in zip(lives, first, strict=True)])
+    finally:
+        for live in lives:
+            live.give_way("")
+
+
 async def _play_seat(
-    live: _Live,
+    live: Live,
     pool: Pool,
     seat: Seat,
     attempts: Iterable[int],
-    play: Callable[[_Live, AsyncEnv, Seat], Awaitable[Trajectory]],
+    play: Callable[[Live, AsyncEnv, Seat], Awaitable[Trajectory]],
     on_error: OnTrajectory | None,
 ) -> Trajectory | None:
     """The first attempt that does not fail, or None. The policy sees each attempt as an episode of its own."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -11,7 +12,7 @@ from trailnotes.memory.tips import tips_of
 from trailnotes.policies.base import Policy
 from trailnotes.prompts import forget_turn, memory_keys, reflection_messages
 from trailnotes.rollout.episode import num_tokens
-from trailnotes.rollout.groups import gather
+from trailnotes.rollout.groups import Live, take_turns
 from trailnotes.seeds import derive_seed
 from trailnotes.types import Completion, Message, Sampling, Tip, Trajectory, TrajectoryGroup
 
@@ -25,31 +26,37 @@ class Request:
 
 
 async def write_all(
-    policy: Policy, requests: Sequence[Request], *, on_done: Callable[[int, Completion], None] | None = None
+    policy: Policy,
+    requests: Sequence[Request],
+    *,
+    limit: int,
+    on_done: Callable[[int, Completion], None] | None = None,
 ) -> list[Completion]:
-    """Answer all requests together; results in their order.
+    """Answer all requests; results in their order.
 
     Where a conversation leaves no room for the answer, its oldest turns are forgotten; where that does not help, the
-    answer is empty and has finish_reason "length". `on_done` gets each answer, with its index, as it comes.
+    answer is empty and has finish_reason "length".
+
+    Args:
+        policy: answers.
+        requests: the conversations.
+        limit: of them that are open at a time, `env.max_envs`, so that they take no more of the policy's memory than
+            episodes do; 0 = all. Whenever one is answered, the next in order is asked.
+        on_done: gets each answer, with its index, as it comes.
     """
     names = [f"note/{index}" for index in range(len(requests))]
-    for name in names:
-        policy.open_episode(name)
+    answers: dict[int, Completion] = {}
 
-    async def write(index: int) -> Completion:
-        try:
-            completion = await _write(policy, requests[index], names[index])
-        finally:
-            policy.close_episode(names[index])
+    async def write(_: Live, index: int) -> Completion:
+        return await _write(policy, requests[index], names[index])
+
+    def keep(index: int, completion: Completion) -> None:
+        answers[index] = completion
         if on_done is not None:
             on_done(index, completion)
-        return completion
 
-    try:
-        return await gather([write(index) for index in range(len(requests))])
-    finally:
-        for name in names:
-            policy.close_episode(name)
+    await take_turns(policy, names, write, keep, limit=limit)
+    return [answers[index] for index in range(len(requests))]
 
 
 async def _write(policy: Policy, request: Request, name: str) -> Completion:
@@ -88,7 +95,7 @@ async def write_tips(
     step: int,
     on_tip: Callable[[WrittenTip], None] | None = None,
 ) -> Written:
-    """Have the policy write one tip about each episode, all together, from the conversation without tips.
+    """Have the policy write one tip about each episode, from the conversation without tips, `env.max_envs` at a time.
 
     Nothing is stored here. Episodes without a step are passed over. What `clean_tip` leaves nothing of gives no entry,
     but counts in `num_tokens` and reaches `on_tip`.
@@ -96,13 +103,14 @@ async def write_tips(
     Args:
         policy: the author.
         groups: the episodes.
-        config: `memory` (limits and temperature of writing), `rollout` (wording), `run.name`.
+        config: `memory` (limits and temperature of writing), `rollout` (wording), `env.max_envs`, `run.name`.
         seed: of the batch; each tip's seed follows from it, its task and member.
         step: training iteration or adaptation trial, kept with each tip.
         on_tip: called with each of them in task order; `tip_metrics` counts them.
     """
     trajectories = written_about([t for group in groups for t in group.trajectories])
-    completions = await write_all(policy, tip_requests(policy, trajectories, config, seed=seed))
+    requests = tip_requests(policy, trajectories, config, seed=seed)
+    completions = await write_all(policy, requests, limit=config.env.max_envs)
     written = written_tips(policy, trajectories, completions, config, step=step)
     if on_tip is not None:
         for each in written:
@@ -126,15 +134,27 @@ def written_about(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
 
 
 def tip_requests(policy: Policy, trajectories: Sequence[Trajectory], config: Config, *, seed: int) -> list[Request]:
-    """A request for one tip about each episode, from its conversation without tips."""
+    """A request for one tip about each episode, from its conversation without tips.
+
+    A task that was played twice, in groups of its own, has members of the same number: theirs get other seeds, or
+    equal failures would be written about in equal words, which the memory counts as support.
+    """
     memory = config.memory
+    seen: Counter[tuple[str, int]] = Counter()
+
+    def seed_of(trajectory: Trajectory) -> int:
+        place = trajectory.task.id, trajectory.member
+        again = seen[place]
+        seen[place] += 1
+        return derive_seed(seed, *place, "note", *([again] if again else []))
+
     return [
         Request(
             reflection_messages(t, config.rollout, memory, policy.count_tokens),
             Sampling(
                 memory.write_temperature,
                 max_tokens=memory.max_write_tokens,
-                seed=derive_seed(seed, t.task.id, t.member, "note"),
+                seed=seed_of(t),
             ),
         )
         for t in trajectories

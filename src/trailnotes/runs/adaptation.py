@@ -160,7 +160,8 @@ class AdaptationRun:
             done.add(missing[index])
             self._show(phase, len(done), len(requests), "tips")
 
-        await write_all(self.policy, [requests[index] for index in missing], on_done=keep)
+        limit = self.config.env.max_envs
+        await write_all(self.policy, [requests[index] for index in missing], limit=limit, on_done=keep)
         records = {record["index"]: record for record in read_jsonl(journal)}
         written = [completion_from_json(records[index]) for index in range(len(requests))]
         self._pending.spent += Spent(

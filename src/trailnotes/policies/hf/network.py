@@ -235,9 +235,12 @@ class SlotCache(Cache):  # type: ignore[misc]
         super().__init__(layer_class_to_replicate=make_layer)
 
     def reserve(self, slots: int, columns: int) -> None:
-        """Make room for this many slots and columns; both grow by doubling."""
-        new_slots = _grown(self.num_slots or MIN_SLOTS, slots)
-        new_capacity = _grown(self.capacity or MIN_CAPACITY, columns)
+        """Make room for this many slots and columns; slots grow by doubling, columns by at most a quarter more."""
+        new_slots, new_capacity = self.num_slots or MIN_SLOTS, self.capacity or MIN_CAPACITY
+        while new_slots < slots:
+            new_slots *= 2
+        while new_capacity < columns:  # a long episode and the tip about it must not cost twice its memory
+            new_capacity += max(MIN_CAPACITY, 2 ** (new_capacity.bit_length() - 3))
         if (new_slots, new_capacity) == (self.num_slots, self.capacity):
             return
         for layer in self.layers:
@@ -248,9 +251,3 @@ class SlotCache(Cache):  # type: ignore[misc]
         """Give all memory back."""
         self.layers.clear()
         self.num_slots = self.capacity = 0
-
-
-def _grown(size: int, needed: int) -> int:
-    while size < needed:
-        size *= 2
-    return size
