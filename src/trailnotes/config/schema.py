@@ -143,6 +143,9 @@ class MemoryConfig(Section):
     max_write_tokens: int = key(128, "decoding limit when a tip is written (release: 512)", RELEASE, ge=1)
     write_temperature: float = key(1.0, "sampling temperature when a tip is written", ge=0)
     show_score: bool = key(True, "show each tip with the score of its episode")
+    leave_room: bool = key(
+        True, "show only as many tips as leave room for the turns that are left, each as long as those so far"
+    )
     repeat_shown: bool = key(False, "show a tip again that an earlier turn of the episode already holds")
 
 

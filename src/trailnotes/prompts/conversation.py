@@ -111,14 +111,24 @@ class Conversation:
         Left out are tips without a letter or digit, and tips that the context holds already
         (unless `memory.repeat_shown`).
         """
-        readable = tuple(tip for tip in tips if any(map(str.isalnum, tip.text)))
-        fresh = readable if self._memory.repeat_shown else fresh_tips(readable, self.shown)
+        fresh = self._fresh(tips)
         turns = self.turn(observation, fresh), self.turn(observation)
         self.acting.append(Message("user", turns[0]))
         self.plain.append(Message("user", turns[1]))
         self.observation = self.capped(observation.text)
         self.shown += fresh
         return fresh
+
+    def fitting(self, tips: Sequence[Tip], room: int) -> tuple[Tip, ...]:
+        """The first of `tips`, those left out that would not be shown, whose lines take at most `room` tokens."""
+        fitting = self._fresh(tips)
+        while fitting and self._count_tokens("\n".join(self._introduce(fitting))) > room:
+            fitting = fitting[:-1]
+        return fitting
+
+    def _fresh(self, tips: Sequence[Tip]) -> tuple[Tip, ...]:
+        readable = tuple(tip for tip in tips if any(map(str.isalnum, tip.text)))
+        return readable if self._memory.repeat_shown else fresh_tips(readable, self.shown)
 
     def drop_tips(self, tips: Sequence[Tip]) -> None:
         """Take back `tips`, those that the newest turn has just shown and no policy has read yet."""
