@@ -574,7 +574,7 @@ def test_every_episode_gets_a_note_with_its_author_in_task_order() -> None:
     assert num_tokens == 4 * (len("walk right place 2") + 1)
     assert not policy.open_episodes
     samplings = [sampling for _, _, sampling in policy.requests]
-    assert {(s.max_tokens, s.temperature) for s in samplings} == {(128, 1.0)}
+    assert {(s.max_tokens, s.temperature) for s in samplings} == {(192, 1.0)}
     assert len({s.seed for s in samplings}) == 4
 
 

@@ -50,7 +50,7 @@ _EXAMPLE: Final = {  # first line, task, turn, last line
 _REQUEST: Final = (
     "The episode has ended with a score of {score:g} of {max_score:g}. Do not act any more. Write one note for the "
     "next attempt at this task: what was tried, what was learned, and how far from completing the task it ended. "
-    "One line, under 100 words; name places, objects and actions, so that the note can be used from a fresh start."
+    "One line, under {words} words; name places, objects and actions, so that the note can be used from a fresh start."
 )
 
 
@@ -277,7 +277,7 @@ def reflection_messages(
     if rollout.style == "terse":
         request = f"{final}\nscore {score:g} / {max_score:g} . note ?"
     else:
-        request = f"{final}\n\n{_REQUEST.format(score=score, max_score=max_score)}"
+        request = f"{final}\n\n{_REQUEST.format(score=score, max_score=max_score, words=memory.asked_words)}"
     return [*conversation.plain, Message("user", request)]
 
 
