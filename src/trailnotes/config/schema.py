@@ -141,9 +141,7 @@ class MemoryConfig(Section):
     order: tuple[Literal["score", "support", "recency", "similarity"], ...] = key(
         ("score", "support", "recency"), "order of the candidates; the paper has the score alone"
     )
-    max_tip_tokens: int = key(
-        160, "a shown tip is cut here; less than 150 asks for tips of fewer words", ge=4
-    )
+    max_tip_tokens: int = key(160, "a shown tip is cut here; less than 150 asks for tips of fewer words", ge=4)
     max_write_tokens: int = key(192, "decoding limit when a tip is written (release: 512)", RELEASE, ge=1)
     write_temperature: float = key(1.0, "sampling temperature when a tip is written", ge=0)
     show_score: bool = key(True, "show each tip with the score of its episode")
