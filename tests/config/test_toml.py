@@ -56,6 +56,7 @@ def test_presets_hold_the_published_settings(preset: str, steps: int, tokens: in
     memory = config.memory
     assert (memory.duplicates, memory.order, memory.top_k, memory.threshold) == ("reject", ("score",), 10, 0.5)
     assert (memory.query, memory.capacity) == ("conversation", 1000)
+    assert (memory.repeat_shown, memory.leave_room) == (False, True), "30 turns do not fit with the paper's repetitions"
     assert (config.loss.clip_low, config.loss.clip_high, config.loss.dual_clip) == (0.2, 0.3, 10.0)
 
 

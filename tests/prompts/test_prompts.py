@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trailnotes.config.schema import MemoryConfig, RolloutConfig
+from trailnotes.memory import clean_tip
 from trailnotes.policies.scripted import ScriptedPolicy
 from trailnotes.prompts import (
     CUT,
@@ -634,3 +636,29 @@ def test_forgetting_takes_the_oldest_turns_and_keeps_the_task() -> None:
     last = forget_turn(twice)
     assert [m.content for m in last] == ["s", "task\no0\n[...]\no3"]
     assert forget_turn(last) == last
+
+
+def test_a_tip_as_long_as_the_request_allows_is_shown_to_its_end() -> None:
+    """A tip of 101 words loses the last one, by cleaning; none of what was asked for is cut where it is shown."""
+    written = "open door to greenhouse, then " * 20 + "plant"
+    assert len(written.split()) == 101
+
+    def count(text: str) -> int:
+        """1.4 tokens a word, the most that was measured."""
+        return math.ceil(1.4 * len(text.split()))
+
+    kept = clean_tip(written)
+    shown = Conversation(RolloutConfig(), MemoryConfig(), count).tip_line(tip(kept))
+    assert len(kept.split()) == 100
+    assert shown.startswith(f'- "{kept}"')
+
+
+@pytest.mark.parametrize(
+    ("caps", "words"),
+    [((160, 192), 100), ((120, 512), 80), ((512, 64), 42), ((64, 512), 42), ((150, 150), 100), ((4, 1), 1)],
+)
+def test_the_request_asks_for_no_more_words_than_the_caps_hold(caps: tuple[int, int], words: int) -> None:
+    memory = MemoryConfig(max_tip_tokens=caps[0], max_write_tokens=caps[1])
+    request = reflection_messages(trajectory(), RolloutConfig(), memory, len)[-1].content
+    assert f"under {words} words" in request
+    assert words * 1.5 <= max(min(caps), 1.5)

@@ -4,12 +4,14 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from trailnotes.config.schema import Config
+from trailnotes.config.toml import load_config
 from trailnotes.errors import EnvError, PolicyError
 from trailnotes.memory.base import Memory
 from trailnotes.policies.scripted import ScriptedPolicy
@@ -342,7 +344,7 @@ def test_tips_that_do_not_fit_are_dropped_before_the_episode_is() -> None:
     assert [step.tips for step in done.steps] == [(), ()]
     assert all(step.completion.prompt_ids == step.plain_prompt_ids for step in done.steps)
     roomy = settings(
-        rollout={"max_context_tokens": 61, "max_action_tokens": 10}
+        rollout={"max_context_tokens": 61, "max_action_tokens": 10}, memory={"leave_room": False}
     )  # tips fit, then the second turn does not
     later = play(ScriptedPolicy(right), roomy, "off_policy", ListMemory("secret"))
     assert [len(step.tips) for step in later.steps] == [1]
@@ -350,6 +352,61 @@ def test_tips_that_do_not_fit_are_dropped_before_the_episode_is() -> None:
 
 
 # --- groups
+
+
+class QuarterPolicy(ScriptedPolicy):
+    """A token for every four characters, as a real tokenizer has it on average."""
+
+    def encode(self, messages: Sequence[Message]) -> TokenIds:
+        return (0,) * sum(2 + self.count_tokens(message.content) for message in messages)
+
+    def count_tokens(self, text: str) -> int:
+        return -(-len(text) // 4)
+
+
+class Greenhouse(Corridor):
+    """Find-plant by its lengths: one long description at the start, then some 250 characters a turn."""
+
+    async def reset(self, task: Task) -> Observation:
+        await super().reset(task)
+        return Observation("This room is called the hallway. " * 12, instruction="Your task is to find a plant. " * 10)
+
+    async def step(self, action: str) -> Observation:
+        after = await super().step(action)
+        return replace(after, text=f"place {self.place} " + "You see a door to the greenhouse, open. " * 6)
+
+
+ADVICE = [f"{number} " + "go through the door to the greenhouse " * 14 for number in range(10)]  # of 100 words
+PLANT = Task("find-plant", "greenhouse", options={"length": 31})
+
+
+def in_the_greenhouse(*words: str, mode: Mode = "off_policy") -> Trajectory:
+    config = load_config(Path("configs/scienceworld/find-plant.toml"), words)
+    policy, memory = QuarterPolicy(lambda _: "open door to greenhouse"), ListMemory(*ADVICE)
+    return asyncio.run(run_episode(policy, Greenhouse(), PLANT, mode, memory, config, member=0, seed=0))
+
+
+def test_with_tips_all_turns_of_the_presets_fit() -> None:
+    """30 turns in 4,500 tokens at four characters a token: tips are shown, and no turn is lost for them."""
+    for words in ((), ("--memory.repeat_shown", "true"), ("--memory.max_tip_tokens", "64")):
+        done = in_the_greenhouse(*words)
+        assert (len(done.steps), done.context_full) == (30, False), words
+        assert sum(len(step.tips) for step in done.steps) >= 5
+    plain, papers = in_the_greenhouse(mode="plain"), ("--memory.repeat_shown", "true", "--memory.leave_room", "false")
+    assert (len(plain.steps), plain.context_full) == (30, False)
+    assert in_the_greenhouse(*papers).context_full, "the paper's way is still there, and still too much"
+
+
+def test_the_tips_of_a_turn_leave_room_for_the_turns_that_are_left() -> None:
+    """By hand: 5 turns are to come, each as long as the observation of the first one, "place 0"."""
+    used = len("walk right\nplace 0") + 3  # three begin and end the turn and ask for the next
+    lines = len('notes :\n- " secret " 1 / 1')
+    for room, shown in [(lines, 1), (lines - 1, 0)]:
+        limit = used + 5 * len("place 0") + room
+        config = settings(rollout={"max_context_tokens": limit + 10, "max_action_tokens": 10})
+        policy = SeededPolicy(right)
+        done = play(policy, config, "off_policy", ListMemory("secret"))
+        assert len(done.steps[0].tips) == shown
 
 
 def shuffled_pauses() -> Callable[[], Corridor]:
@@ -517,7 +574,7 @@ def test_every_episode_gets_a_note_with_its_author_in_task_order() -> None:
     assert num_tokens == 4 * (len("walk right place 2") + 1)
     assert not policy.open_episodes
     samplings = [sampling for _, _, sampling in policy.requests]
-    assert {(s.max_tokens, s.temperature) for s in samplings} == {(128, 1.0)}
+    assert {(s.max_tokens, s.temperature) for s in samplings} == {(192, 1.0)}
     assert len({s.seed for s in samplings}) == 4
 
 

@@ -3,7 +3,9 @@
 A preset is applied under the keys of the file that names it. It chooses no environment and no model. Values are from
 arXiv 2602.23008 and, where the paper is silent, from its release (commit 0b40cb72). Two settings have no value here:
 WebShop's discount of 0.95, since returns are undiscounted, and the mask threshold, which was never published (the
-default is the release's).
+default is the release's). In one place they depart from the paper: it shows 10 tips in every turn and keeps them, which
+fills 4,500 tokens long before the 30th turn. Here a tip is shown once, and only where the turns that are left still
+fit; `memory.repeat_shown = true` with `memory.leave_room = false` is the paper's way.
 """
 
 from __future__ import annotations
@@ -27,7 +29,6 @@ _PAPER: dict[str, dict[str, Any]] = {
         "duplicates": "reject",
         "order": ["score"],
         "max_write_tokens": 512,
-        "repeat_shown": True,
     },
     "algorithm": {
         "name": "empo2",

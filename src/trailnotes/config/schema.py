@@ -24,6 +24,8 @@ from trailnotes.config.methods_schema import (
 from trailnotes.config.section import PAPER, RELEASE, Section, key
 from trailnotes.errors import ConfigError
 
+MAX_ASKED_WORDS = 100  # of a tip, by the paper's request
+TOKENS_PER_WORD = 1.5  # English tips take 1.2 to 1.4 (cl100k, of which Qwen's vocabulary is made); names take more
 OPENAI = "openai:"  # before a model's name, as `model.path`: the model of that name at the endpoint
 
 
@@ -139,11 +141,19 @@ class MemoryConfig(Section):
     order: tuple[Literal["score", "support", "recency", "similarity"], ...] = key(
         ("score", "support", "recency"), "order of the candidates; the paper has the score alone"
     )
-    max_tip_tokens: int = key(64, "a shown tip is cut here", ge=4)
-    max_write_tokens: int = key(128, "decoding limit when a tip is written (release: 512)", RELEASE, ge=1)
+    max_tip_tokens: int = key(160, "a shown tip is cut here; less than 150 asks for tips of fewer words", ge=4)
+    max_write_tokens: int = key(192, "decoding limit when a tip is written (release: 512)", RELEASE, ge=1)
     write_temperature: float = key(1.0, "sampling temperature when a tip is written", ge=0)
     show_score: bool = key(True, "show each tip with the score of its episode")
+    leave_room: bool = key(
+        True, "show only as many tips as leave room for the turns that are left, each as long as those so far"
+    )
     repeat_shown: bool = key(False, "show a tip again that an earlier turn of the episode already holds")
+
+    @property
+    def asked_words(self) -> int:
+        """Words that a tip is asked to stay under: 100 (paper), or as many as can be written and shown in full."""
+        return max(1, min(MAX_ASKED_WORDS, int(min(self.max_tip_tokens, self.max_write_tokens) / TOKENS_PER_WORD)))
 
 
 class LossConfig(Section):

@@ -50,7 +50,7 @@ _EXAMPLE: Final = {  # first line, task, turn, last line
 _REQUEST: Final = (
     "The episode has ended with a score of {score:g} of {max_score:g}. Do not act any more. Write one note for the "
     "next attempt at this task: what was tried, what was learned, and how far from completing the task it ended. "
-    "One line, under 100 words; name places, objects and actions, so that the note can be used from a fresh start."
+    "One line, under {words} words; name places, objects and actions, so that the note can be used from a fresh start."
 )
 
 
@@ -111,14 +111,24 @@ class Conversation:
         Left out are tips without a letter or digit, and tips that the context holds already
         (unless `memory.repeat_shown`).
         """
-        readable = tuple(tip for tip in tips if any(map(str.isalnum, tip.text)))
-        fresh = readable if self._memory.repeat_shown else fresh_tips(readable, self.shown)
+        fresh = self._fresh(tips)
         turns = self.turn(observation, fresh), self.turn(observation)
         self.acting.append(Message("user", turns[0]))
         self.plain.append(Message("user", turns[1]))
         self.observation = self.capped(observation.text)
         self.shown += fresh
         return fresh
+
+    def fitting(self, tips: Sequence[Tip], room: int) -> tuple[Tip, ...]:
+        """The first of `tips`, those left out that would not be shown, whose lines take at most `room` tokens."""
+        fitting = self._fresh(tips)
+        while fitting and self._count_tokens("\n".join(self._introduce(fitting))) > room:
+            fitting = fitting[:-1]
+        return fitting
+
+    def _fresh(self, tips: Sequence[Tip]) -> tuple[Tip, ...]:
+        readable = tuple(tip for tip in tips if any(map(str.isalnum, tip.text)))
+        return readable if self._memory.repeat_shown else fresh_tips(readable, self.shown)
 
     def drop_tips(self, tips: Sequence[Tip]) -> None:
         """Take back `tips`, those that the newest turn has just shown and no policy has read yet."""
@@ -267,7 +277,7 @@ def reflection_messages(
     if rollout.style == "terse":
         request = f"{final}\nscore {score:g} / {max_score:g} . note ?"
     else:
-        request = f"{final}\n\n{_REQUEST.format(score=score, max_score=max_score)}"
+        request = f"{final}\n\n{_REQUEST.format(score=score, max_score=max_score, words=memory.asked_words)}"
     return [*conversation.plain, Message("user", request)]
 
 

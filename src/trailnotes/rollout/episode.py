@@ -6,6 +6,7 @@ of its own; the loop of the episode stays the same.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -180,10 +181,12 @@ class TipsActor:
         config = seating.config
         self.conversation = conversation or Conversation(config.rollout, config.memory, seating.policy.count_tokens)
         self.num_turns = 0
+        self.first_seen = 0  # tokens of the first observation
 
     def start(self, observation: Observation) -> None:
         """Open the conversation."""
         self.conversation.start(observation.instruction or "")
+        self.first_seen = self.seating.policy.count_tokens(self.conversation.capped(observation.text))
 
     def find(self, observation: Observation) -> list[Tip]:
         """The tips for this turn."""
@@ -192,12 +195,32 @@ class TipsActor:
             return []
         return find_tips(self.memory, seating.task, self.conversation, observation, seating.config)
 
+    def affordable(self, limit: int, observation: Observation, found: Sequence[Tip]) -> Sequence[Tip]:
+        """The first of the tips that leave room for the turns that are left (`memory.leave_room`).
+
+        A turn to come, answer and observation, is taken to be as long as those so far are on average; of the first one
+        that is its observation alone, since the instruction comes only once.
+        """
+        policy, conversation = self.seating.policy, self.conversation
+        if not found or not self.seating.config.memory.leave_room:
+            return found
+        turn = Message("user", conversation.turn(observation))
+        used = num_tokens(policy, [*conversation.acting, turn])
+        grown = 0
+        if self.num_turns:
+            opening = next(i for i, message in enumerate(conversation.plain, 1) if message.role == "user")
+            grown = num_tokens(policy, [*conversation.plain, turn]) - num_tokens(policy, conversation.plain[:opening])
+        turns_left = self.seating.config.rollout.max_steps - self.num_turns - 1
+        reserved = math.ceil(turns_left * (self.first_seen + grown) / (self.num_turns + 1))
+        return conversation.fitting(found, limit - used - reserved)
+
     async def act(self, observation: Observation) -> Decision | None:
         """Find tips, show them, sample, read the action."""
         seating, conversation = self.seating, self.conversation
         policy, config = seating.policy, seating.config
         limit = context_limit(policy, config)
-        tips = observe_within(limit, policy, conversation, observation, self.find(observation))
+        found = self.affordable(limit, observation, self.find(observation))
+        tips = observe_within(limit, policy, conversation, observation, found)
         if tips is None:
             return None
         sampling = seating.sampling(self.num_turns)

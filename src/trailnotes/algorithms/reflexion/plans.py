@@ -71,6 +71,10 @@ class PlansActor(TipsActor):
         super().__init__(seating, memory, Conversation(config.rollout, shown, count_tokens, introduce))
         self.plans = memory
 
+    def affordable(self, limit: int, observation: Observation, found: Sequence[Tip]) -> Sequence[Tip]:  # noqa: ARG002
+        """All of them: a window of plans is shown whole or not at all."""
+        return found
+
     def find(self, observation: Observation) -> list[Tip]:  # noqa: ARG002 (a task has one window)
         """The plans for this turn."""
         seating = self.seating
