@@ -33,8 +33,8 @@ FEW_FAMILIES = ("route/amber", "route/birch", "keys/granite", "keys/hazel")
 NUM_VARIATIONS = {"train": 5, "validation": 5, "test": 20}
 NO_SIZES: Mapping[str, int] = MappingProxyType({})
 COMPARE_SIZES: Mapping[str, int] = MappingProxyType(  # the half of the comparison's panel that luck can solve
-    {f"route/{name}": 3 for name in ("glade", "heron", "indigo", "juniper")}
-    | {f"keys/{name}": 2 for name in ("basalt", "copper", "flint", "ginger")}
+    {f"route/{name}": 3 for name in ("glade", "heron", "indigo")}
+    | {f"keys/{name}": 2 for name in ("basalt", "copper", "flint")}
 )
 
 _MAX_WORDS = 10
