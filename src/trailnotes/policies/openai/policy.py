@@ -187,11 +187,17 @@ class OpenAIPolicy:
 async def _to_its_end(coroutine: Coroutine[Any, Any, T]) -> T:
     """Await it. A caller cancelled meanwhile waits for its end: what was sent is paid for, and its answer kept."""
     task = asyncio.ensure_future(coroutine)
+    task.add_done_callback(_heard)  # of what a cancelled caller leaves, asyncio would print a traceback
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
         await asyncio.wait([task])
         raise
+
+
+def _heard(task: asyncio.Task[Any]) -> None:
+    if not task.cancelled():
+        task.exception()
 
 
 def _cut(text: str, stops: Sequence[str]) -> tuple[str, bool]:
