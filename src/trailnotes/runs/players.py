@@ -94,6 +94,7 @@ def model_policy(config: Config) -> HFPolicy:
         name=config.model.path,
         deterministic=config.run.deterministic,
         max_context_tokens=config.rollout.max_context_tokens,
+        template_options=config.model.template_options,
     )
 
 

@@ -132,6 +132,24 @@ def test_without_the_servers_count_tokens_are_estimated_and_marked(proxy: Proxy,
     assert line["estimated"]
 
 
+def test_options_of_the_chat_template_are_sent_and_ask_for_another_answer(proxy: Proxy) -> None:
+    proxy.always = changed(lambda answer: with_choice(answer, "<think>\n\n</think>\n\neast\n", "stop"))
+    options = {"template_options": {"enable_thinking": False}}
+    endpoint = OpenAIPolicy(Config(endpoint={"base_url": proxy.url}, model=options), MODEL)
+    (done,) = ask(endpoint, sampling())
+    assert proxy.asked[0].body["chat_template_kwargs"] == {"enable_thinking": False}
+    assert done.text == "<think>\n\n</think>\n\neast"  # stops end the answer, thinking may hold them
+    keys = {request_key("u", "m", PROMPT, sampling(), given) for given in ({"a": 1}, {"a": 2}, {}, None)}
+    assert len(keys) == 3
+
+
+def test_who_is_stopped_while_thinking_gets_a_hint(proxy: Proxy, caplog: pytest.LogCaptureFixture) -> None:
+    proxy.always = changed(lambda answer: with_choice(answer, "<think>", "stop"))
+    ask(policy(proxy.url), sampling(), sampling(1))
+    (hint,) = [record.message for record in caplog.records if "while it was thinking" in record.message]  # once
+    assert 'add "stop" to endpoint.omit' in hint
+
+
 def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
