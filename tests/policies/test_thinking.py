@@ -20,6 +20,7 @@ from trailnotes.policies.chat import ChatFormat
 from trailnotes.policies.hf.policy import HFPolicy
 from trailnotes.prompts import Conversation, memory_query, parse_action
 from trailnotes.rollout import run_episode
+from trailnotes.runs.players import model_policy
 from trailnotes.types import (
     NO_OP,
     THINK,
@@ -197,7 +198,14 @@ def test_the_turn_to_imitate_keeps_its_thinking_in_the_form_of_the_template(toke
     tokenizer = thinking_tokenizer(tokenizer_of, DROPS)
     segments = ChatFormat(tokenizer).segments(talk("A hall.", "<think>a</think>look", "A key.", "<think>b</think>go"))
     spoken = [text_of(tokenizer, ids) for ids, spoken in segments if spoken]
-    assert spoken == ["look<|im_end|>", "b\n</think>\n\ngo<|im_end|>"]
+    assert spoken == ["look<|im_end|>", "<think>\nb\n</think>\n\ngo<|im_end|>"]
+
+
+def test_a_run_hands_the_options_of_its_settings_to_the_template(start_model, caplog) -> None:
+    config = Config(model=ModelConfig(path=str(start_model), template_options={"budget": 3}))
+    with caplog.at_level(logging.WARNING):
+        model_policy(config)
+    assert "knows nothing of model.template_options.budget" in caplog.text
 
 
 # -- what is sampled

@@ -90,7 +90,8 @@ class ChatFormat:
         self._content = lru_cache(CACHE_SIZE)(self._encode_content)
         self._control = self._control_pattern()
         self.end_ids = self._find_end_ids()
-        self.opening = _open_tag(self._layout(("user",)).pieces[-1])
+        self._prompt = self._layout(("user",)).pieces[-1]  # after a user's message, for the assistant to speak
+        self.opening = _open_tag(self._prompt)
         self._warn(options or {})
 
     def encode(self, messages: Sequence[Message]) -> TokenIds:
@@ -145,7 +146,7 @@ class ChatFormat:
             if _thinks(messages[index]) and MARK.search(content) and content + end in text:
                 text = text.replace(content, _mark(len(words)))
                 words.append((index, ""))
-        return _join(_cut(text), words)
+        return _join(_cut(text), words, self._prompt)
 
     def _spoken_ids(self, message: Message, texts: Sequence[str], after: str) -> TokenIds:
         if texts:
@@ -331,13 +332,16 @@ def _mark_words(text: str, first: int) -> tuple[str, list[str]]:
     return content, words
 
 
-def _join(layout: Layout, words: Sequence[tuple[int, str]]) -> tuple[tuple[str, ...], list[Part]]:
-    """Template texts and parts, where what belongs to one message is one part."""
+def _join(layout: Layout, words: Sequence[tuple[int, str]], prompt: str) -> tuple[tuple[str, ...], list[Part]]:
+    """Template texts and parts, where what belongs to one message is one part: what stands behind `prompt`, too."""
     pieces, parts = [layout.pieces[0]], list[Part]()
     for mark, after in zip(layout.order, layout.pieces[1:], strict=True):
         index, word = words[mark]
         if parts and parts[-1].message == index:
             parts[-1] = Part(index, (*parts[-1].texts, pieces.pop(), word))
+        elif word and pieces[-1].startswith(prompt):
+            parts.append(Part(index, ("", pieces[-1].removeprefix(prompt), word)))
+            pieces[-1] = prompt
         else:
             parts.append(Part(index, (word,) if word else ()))
         pieces.append(after)

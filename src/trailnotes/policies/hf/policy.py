@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import warnings
 from collections.abc import Mapping, Sequence
@@ -196,6 +197,7 @@ def _resolve(path: str) -> tuple[str, bool]:
         return str(local), True
     if local.exists() or path.startswith((".", "/", "~")) or path.count("/") > 1:
         raise ConfigError(f"model.path = {path!r}: there is no such directory")
+    logging.getLogger("huggingface_hub").handlers.clear()  # it prints its warnings, and hands them on to be printed
     return path, False
 
 
