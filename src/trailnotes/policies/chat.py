@@ -19,6 +19,7 @@ from itertools import chain, product
 from typing import Any, NamedTuple
 
 from trailnotes.errors import PolicyError
+from trailnotes.policies.marks import MARK, TAG, Layout, Part, cut, join, mark, mark_words, open_tag
 from trailnotes.types import THINK, Message, Role, TokenIds
 
 logger = logging.getLogger(__name__)
@@ -40,22 +41,6 @@ TURN: Roles = ("user", "assistant")
 NO_HEAD: Roles = ()
 SYSTEM_HEAD: Roles = ("system",)
 PROBED_TURNS = (1, 2, 3, 4, 20)  # of the user, in the conversations that a template is tried on
-TAG = re.compile(f"({'|'.join(THINK)})")
-MARK = re.compile(r"Zq(\d+)qZ")
-
-
-class Layout(NamedTuple):
-    """Texts around the contents of a conversation: piece, content, piece, ..., content, piece."""
-
-    pieces: tuple[str, ...]  # n + 1 template texts
-    order: tuple[int, ...]  # n indices of messages
-
-
-class Part(NamedTuple):
-    """What stands in the place of a content: the message's own, or what the template makes of one with thinking."""
-
-    message: int  # its index
-    texts: tuple[str, ...] = ()  # words, template text, words, ..., words; () for the content as it is
 
 
 class Segment(NamedTuple):
@@ -91,7 +76,7 @@ class ChatFormat:
         self._control = self._control_pattern()
         self.end_ids = self._find_end_ids()
         self._prompt = self._layout(("user",)).pieces[-1]  # after a user's message, for the assistant to speak
-        self.opening = _open_tag(self._prompt)
+        self.opening = open_tag(self._prompt)
         self._warn(options or {})
 
     def encode(self, messages: Sequence[Message]) -> TokenIds:
@@ -135,18 +120,18 @@ class ChatFormat:
         contents: list[str] = []
         words: list[tuple[int, str]] = []  # by mark: index of the message, and what is marked ("" = all of it)
         for index, message in enumerate(messages):
-            content, marked = _mark(len(words)), [""]
+            content, marked = mark(len(words)), [""]
             if _thinks(message):
-                content, marked = _mark_words(self._trimmed(message), len(words))
+                content, marked = mark_words(self._trimmed(message), len(words))
             contents.append(content)
             words += [(index, each) for each in marked]
         text = self._marked(roles, tuple(contents))
         end = self.tokenizer.decode(list(self._end_mark), skip_special_tokens=False)
         for index, content in enumerate(contents):
             if _thinks(messages[index]) and MARK.search(content) and content + end in text:
-                text = text.replace(content, _mark(len(words)))
+                text = text.replace(content, mark(len(words)))
                 words.append((index, ""))
-        return _join(_cut(text), words, self._prompt)
+        return join(cut(text), words, self._prompt)
 
     def _spoken_ids(self, message: Message, texts: Sequence[str], after: str) -> TokenIds:
         if texts:
@@ -184,7 +169,7 @@ class ChatFormat:
     def _render_layout(self, roles: Roles) -> Layout:
         """Layout of a conversation as the template itself renders it."""
         _check_roles(roles)
-        return _cut(self._render_marked(roles, tuple(_mark(index) for index in range(len(roles)))))
+        return cut(self._render_marked(roles, tuple(mark(index) for index in range(len(roles)))))
 
     def _render_marked(self, roles: Roles, contents: tuple[str, ...]) -> str:
         text = self._try_render(roles, contents)
@@ -195,7 +180,7 @@ class ChatFormat:
     def _find_thinking(self) -> bool:
         """Whether the template does anything to the thinking of a turn, be it the newest or an earlier one."""
         opened, closed = THINK
-        thought, answer = _mark(0), _mark(1)
+        thought, answer = mark(0), mark(1)
         for content in (
             f"{opened}\n{thought}\n{closed}\n\n{answer}",
             f"{opened}{thought}{closed}{answer}",
@@ -212,20 +197,20 @@ class ChatFormat:
     def _trimming(self, role: Role) -> tuple[bool, bool]:
         """Whether the template strips the left and the right end of such a content."""
         roles = (SYSTEM_HEAD if role == "system" else NO_HEAD) + _alternating(3)
-        text = self._try_render(roles, [f" {_mark(0)} " if each == role else "x" for each in roles])
-        if text is None or _mark(0) not in text:
+        text = self._try_render(roles, [f" {mark(0)} " if each == role else "x" for each in roles])
+        if text is None or mark(0) not in text:
             return False, False
-        return f" {_mark(0)}" not in text, f"{_mark(0)} " not in text
+        return f" {mark(0)}" not in text, f"{mark(0)} " not in text
 
     def _learn_rules(self) -> dict[Pair, str] | None:
         """Text between two neighbouring roles (None: the ends), or None if no such rules give the template."""
         rules: dict[Pair, str] = {}
         for turns, head in product(PROBED_TURNS, (NO_HEAD, SYSTEM_HEAD)):
             roles: Roles = (*head, *_alternating(2 * turns - 1))
-            text = self._try_render(roles, [_mark(index) for index in range(len(roles))])
+            text = self._try_render(roles, [mark(index) for index in range(len(roles))])
             if text is None and head:
                 continue
-            pieces, order = _cut(text or "")
+            pieces, order = cut(text or "")
             if order != tuple(range(len(roles))):
                 return None
             for pair, piece in zip(_pairs(roles), pieces, strict=True):
@@ -233,8 +218,8 @@ class ChatFormat:
                     return None
         if rules["user", "assistant"] != rules["user", None]:  # what prompts the assistant is not what stays
             return None
-        closed = self._try_render(_alternating(2), [_mark(0), _mark(1)])
-        rules["assistant", None] = _cut(closed or "").pieces[-1]
+        closed = self._try_render(_alternating(2), [mark(0), mark(1)])
+        rules["assistant", None] = cut(closed or "").pieces[-1]
         return rules
 
     def _assemble(self, roles: Roles) -> Layout:
@@ -311,51 +296,8 @@ def _template_options(tokenizer: Any) -> dict[str, Any]:
     return {"chat_template": PLAIN_TEMPLATE, "prefix": prefix, "suffix": tokenizer.eos_token or ""}
 
 
-def _mark(index: int) -> str:
-    """A text that no template contains, in place of the content of message `index`."""
-    return f"Zq{index}qZ"
-
-
-def _cut(text: str) -> Layout:
-    """Cut a rendered text at its marks."""
-    parts = MARK.split(text)
-    return Layout(tuple(parts[::2]), tuple(int(index) for index in parts[1::2]))
-
-
-def _mark_words(text: str, first: int) -> tuple[str, list[str]]:
-    """`text` with marks from number `first` on in place of its words, and these: tags and the blanks at them stay."""
-    content, words = "", list[str]()
-    for part in TAG.split(text):
-        word = "" if part in THINK else part.strip()
-        content += part.replace(word, _mark(first + len(words)), 1) if word else part
-        words += [word] if word else []
-    return content, words
-
-
-def _join(layout: Layout, words: Sequence[tuple[int, str]], prompt: str) -> tuple[tuple[str, ...], list[Part]]:
-    """Template texts and parts, where what belongs to one message is one part: what stands behind `prompt`, too."""
-    pieces, parts = [layout.pieces[0]], list[Part]()
-    for mark, after in zip(layout.order, layout.pieces[1:], strict=True):
-        index, word = words[mark]
-        if parts and parts[-1].message == index:
-            parts[-1] = Part(index, (*parts[-1].texts, pieces.pop(), word))
-        elif word and pieces[-1].startswith(prompt):
-            parts.append(Part(index, ("", pieces[-1].removeprefix(prompt), word)))
-            pieces[-1] = prompt
-        else:
-            parts.append(Part(index, (word,) if word else ()))
-        pieces.append(after)
-    return tuple(pieces), parts
-
-
 def _thinks(message: Message) -> bool:
     return message.role == "assistant" and TAG.search(message.content) is not None
-
-
-def _open_tag(prompt: str) -> str:
-    """The end of a prompt from a tag of thinking on that it leaves open, "" if it does not."""
-    opened, closed = map(prompt.rfind, THINK)
-    return prompt[opened:] if opened > closed else ""
 
 
 def _pairs(roles: Roles) -> Iterator[Pair]:
