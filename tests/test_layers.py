@@ -127,6 +127,7 @@ HOUSE = {
     "policies": """
         __init__ base hf openai scripted
         chat
+        marks
     """,
     "policies/hf": """
         __init__

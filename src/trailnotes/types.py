@@ -21,6 +21,7 @@ TokenIds = tuple[int, ...]
 
 MODES: tuple[Mode, ...] = ("plain", "on_policy_tips", "off_policy")
 NO_OP: Final = ""  # what an environment gets in place of an action that cannot be read
+THINK: Final = ("<think>", "</think>")  # what models that think put around it
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +155,22 @@ class Tip:
             raise ValueError(f"a tip's score must be finite, got {self.score}")
 
 
+def answer_start(text: str) -> int:
+    """Where the answer begins in what a model wrote: behind its thinking and the blanks after that.
+
+    0 where it did not think; the length of `text` where it thinks to the end.
+    """
+    opened, closed = map(text.rfind, THINK)
+    if opened > closed:
+        return len(text)
+    return 0 if closed < 0 else len(text) - len(text[closed + len(THINK[1]) :].lstrip())
+
+
+def answer_of(text: str) -> str:
+    """What a model said after its thinking; "" where it never came to say anything."""
+    return text[answer_start(text) :]
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How to draw a completion. `logprobs` of the result belong to exactly this distribution."""
@@ -162,12 +179,18 @@ class Sampling:
     top_p: float = 1.0  # refused in training
     top_k: int = 0  # 0 = off; refused in training
     max_tokens: int = 32
-    stop: tuple[str, ...] = ()  # text that ends the completion (kept in the ids, cut from the text)
+    stop: tuple[str, ...] = ()  # text that ends the answer (kept in the ids, cut from the text); thinking may hold it
     seed: int = 0  # of this completion; the same seed and logits give the same tokens
 
     def __post_init__(self) -> None:
         if self.temperature < 0 or not 0 < self.top_p <= 1 or self.top_k < 0 or self.max_tokens < 1:
             raise ValueError(f"impossible sampling settings: {self}")
+
+    def cut(self, text: str) -> tuple[str, bool]:
+        """`text` up to the first stop of its answer, and whether there was one."""
+        start = answer_start(text)
+        ends = [end for stop in self.stop if (end := text.find(stop, start)) >= 0]
+        return (text[: min(ends)], True) if ends else (text, False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +200,7 @@ class Completion:
     prompt_ids: TokenIds  # the context that was acted on, tips included; () from a server that returns no ids
     token_ids: TokenIds  # sampled ids, the end token included if it was sampled
     logprobs: tuple[float, ...]  # log pi(token | prompt, earlier tokens), temperature included; natural log
-    text: str  # decoded, without end token or stop string
+    text: str  # decoded, without end token or stop string; thinking stays in it
     finish_reason: FinishReason = "stop"
     usage: tuple[int, int] | None = None  # tokens of prompt and completion as a server counts them; None: count the ids
 

@@ -27,6 +27,10 @@ from trailnotes.errors import ConfigError
 MAX_ASKED_WORDS = 100  # of a tip, by the paper's request
 TOKENS_PER_WORD = 1.5  # English tips take 1.2 to 1.4 (cl100k, of which Qwen's vocabulary is made); names take more
 OPENAI = "openai:"  # before a model's name, as `model.path`: the model of that name at the endpoint
+OURS = (  # arguments of transformers' `apply_chat_template` that are no option of a template
+    "add_generation_prompt", "continue_final_message", "conversation", "max_length", "messages", "padding",
+    "return_assistant_tokens_mask", "return_dict", "return_tensors", "tokenize", "tokenizer_kwargs", "truncation",
+)  # fmt: skip
 
 
 class RunConfig(Section):
@@ -60,7 +64,26 @@ class ModelConfig(Section):
     device: str = key("auto", "cpu, cuda, cuda:0, ...; auto takes a GPU where there is one")
     dtype: Literal["float32", "bfloat16"] = key("float32", "type of weights and activations")
     gradient_checkpointing: bool = key(False, "recompute activations in the backward pass: less memory, more time")
+    template_options: dict[str, Any] = key(
+        dict,
+        "what the chat template is told, such as { enable_thinking = false }; an endpoint gets it as "
+        "chat_template_kwargs",
+    )
     lora: LoraConfig = key(LoraConfig, "low-rank adapters")
+
+    @model_validator(mode="after")
+    def refuse_impossible(self) -> Self:
+        """Refuse a model without a name, and options that are not the template's."""
+        refuse_nameless(self.path)
+        if taken := sorted(self.template_options.keys() & set(OURS)):
+            raise ValueError(f"template_options.{taken[0]} is not the template's to know: leave it out")
+        return self
+
+
+def refuse_nameless(path: str) -> None:
+    """Refuse a `model.path` that names an endpoint's model and forgets which. Raises `ConfigError`."""
+    if path.startswith(OPENAI) and not path.removeprefix(OPENAI).strip():
+        raise ConfigError(f"{path!r} names no model: write openai:NAME, as the server calls it")
 
 
 class EndpointConfig(Section):

@@ -21,7 +21,7 @@ from trailnotes.errors import MemoryStoreError
 from trailnotes.memory.retrieval import Embedder, Floats, Ints, make_embedder
 from trailnotes.memory.schema import Identity
 from trailnotes.memory.store import Kept, Page, TipStore
-from trailnotes.types import Tip, Trajectory
+from trailnotes.types import Tip, Trajectory, answer_of
 
 MAX_TIP_WORDS = 100
 MAX_ACTION_WORDS = 32
@@ -199,11 +199,11 @@ def storable(tip: Tip, clock: Callable[[], str], max_words: int = MAX_TIP_WORDS)
 def clean_tip(text: str, max_words: int = MAX_TIP_WORDS) -> str:
     """One line of at most `max_words` words that cannot pass for anything but data; '' if no letter or digit is left.
 
-    Lines are joined; control and format characters, markup, special tokens, bullets and enclosing quotes go; double
-    quotes become single ones, so that a tip shown between double quotes cannot close them. Cleaning twice changes
-    nothing.
+    Thinking goes, also one that is never closed. Lines are joined; control and format characters, markup, special
+    tokens, bullets and enclosing quotes go; double quotes become single ones, so that a tip shown between double quotes
+    cannot close them. Cleaning twice changes nothing.
     """
-    text = text[: 8 * MAX_CHARS]
+    text = answer_of(text)[: 8 * MAX_CHARS]
     while (cleaned := _cleaned_once(text, max_words)) != text:  # removing markup may bring new markup together
         text = cleaned
     return text if any(map(str.isalnum, text)) else ""

@@ -4,19 +4,23 @@ A template is rendered once with marks in place of the contents, and cut into th
 conversation is the concatenation of pieces, each tokenised on its own: what was sampled enters with its sampled ids,
 and everything else is tokenised once and remembered. That the pieces give what the template gives is checked at
 construction; a template that rewrites earlier turns is found there, and `append_only` says so.
+
+Some templates rewrite thinking alone: they drop it from all turns but the newest. Each conversation that holds some is
+rendered by such a template anew, with marks in place of the words and the tags left for it to read.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain, product
 from typing import Any, NamedTuple
 
 from trailnotes.errors import PolicyError
-from trailnotes.types import Message, Role, TokenIds
+from trailnotes.policies.marks import MARK, TAG, Layout, Part, cut, join, mark, mark_words, open_tag
+from trailnotes.types import THINK, Message, Role, TokenIds
 
 logger = logging.getLogger(__name__)
 
@@ -39,13 +43,6 @@ SYSTEM_HEAD: Roles = ("system",)
 PROBED_TURNS = (1, 2, 3, 4, 20)  # of the user, in the conversations that a template is tried on
 
 
-class Layout(NamedTuple):
-    """Texts around the contents of a conversation: piece, content, piece, ..., content, piece."""
-
-    pieces: tuple[str, ...]  # n + 1 template texts
-    order: tuple[int, ...]  # n indices of messages
-
-
 class Segment(NamedTuple):
     """A run of tokens from one hand."""
 
@@ -57,26 +54,30 @@ class ChatFormat:
     """Encodes conversations of (system,) user, assistant, user, ... with a tokenizer's chat template, or a plain one.
 
     `append_only` says whether the encoding of a longer conversation always starts with that of the shorter one and
-    the sampled ids. `end_ids` are the tokens that end the assistant's turn.
+    the sampled ids. `end_ids` are the tokens that end the assistant's turn. `opening` is the tag of thinking that the
+    prompt of a turn ends with, "" for none: it belongs to the content of the turn, and is no part of its sampled ids.
+
+    Args:
+        tokenizer: of transformers.
+        options: what the template is told besides the messages (`model.template_options`).
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, options: Mapping[str, Any] | None = None) -> None:
         self.tokenizer = tokenizer
-        self._options = _template_options(tokenizer)
+        self._options = {**_template_options(tokenizer), **(options or {})}
         self._trims = {role: self._trimming(role) for role in SYSTEM_HEAD + TURN}
         self._rules = self._learn_rules()
-        self.append_only = self._rules is not None
-        self._layout = lru_cache(CACHE_SIZE)(self._assemble if self.append_only else self._render_layout)
+        self._reads_thinking = self._find_thinking()
+        self.append_only = self._rules is not None and not self._reads_thinking
+        self._layout = lru_cache(CACHE_SIZE)(self._render_layout if self._rules is None else self._assemble)
+        self._marked = lru_cache(CACHE_SIZE)(self._render_marked)
         self._piece = lru_cache(CACHE_SIZE)(self._encode_piece)
         self._content = lru_cache(CACHE_SIZE)(self._encode_content)
         self._control = self._control_pattern()
         self.end_ids = self._find_end_ids()
-        if not self.append_only:
-            logger.warning(
-                "this chat template rewrites earlier turns: each step is rendered, computed and trained as a row of "
-                'its own (as with optim.rows = "step"), which costs time and tokens that grow with the square of the '
-                "number of turns"
-            )
+        self._prompt = self._layout(("user",)).pieces[-1]  # after a user's message, for the assistant to speak
+        self.opening = open_tag(self._prompt)
+        self._warn(options or {})
 
     def encode(self, messages: Sequence[Message]) -> TokenIds:
         """Token ids of the conversation; after a user's message, ready for the assistant to speak.
@@ -95,20 +96,52 @@ class ChatFormat:
         return len(self._content(text))
 
     def _segments(self, messages: Sequence[Message]) -> Iterator[Segment]:
-        pieces, order = self._layout(tuple(message.role for message in messages))
+        pieces, parts = self._parts(messages)
         spoken: TokenIds = ()
-        for text, index in zip(pieces[:-1], order, strict=True):
+        for text, after, part in zip(pieces[:-1], pieces[1:], parts, strict=True):
             yield Segment(_without_overlap(spoken, self._piece(text)), spoken=False)
-            message = messages[index]
+            message = messages[part.message]
             is_spoken = message.role == "assistant"
-            spoken = self._spoken_ids(message) if is_spoken else ()
+            spoken = self._spoken_ids(message, part.texts, after) if is_spoken else ()
             yield Segment(spoken if is_spoken else self._content(self._trimmed(message)), spoken=is_spoken)
         yield Segment(_without_overlap(spoken, self._piece(pieces[-1])), spoken=False)
 
-    def _spoken_ids(self, message: Message) -> TokenIds:
-        if message.token_ids is not None:
-            return message.token_ids
-        return self._content(self._trimmed(message)) + self._end_mark
+    def _parts(self, messages: Sequence[Message]) -> tuple[tuple[str, ...], list[Part]]:
+        """Template texts, and what stands between them."""
+        roles = tuple(message.role for message in messages)
+        if self._reads_thinking and any(map(_thinks, messages)):
+            return self._parts_with_thinking(roles, messages)
+        pieces, order = self._layout(roles)
+        return pieces, [Part(index) for index in order]
+
+    def _parts_with_thinking(self, roles: Roles, messages: Sequence[Message]) -> tuple[tuple[str, ...], list[Part]]:
+        """The same where the template looks into contents: what it leaves as it was enters whole, with its ids."""
+        _check_roles(roles)
+        contents: list[str] = []
+        words: list[tuple[int, str]] = []  # by mark: index of the message, and what is marked ("" = all of it)
+        for index, message in enumerate(messages):
+            content, marked = mark(len(words)), [""]
+            if _thinks(message):
+                content, marked = mark_words(self._trimmed(message), len(words))
+            contents.append(content)
+            words += [(index, each) for each in marked]
+        text = self._marked(roles, tuple(contents))
+        end = self.tokenizer.decode(list(self._end_mark), skip_special_tokens=False)
+        for index, content in enumerate(contents):
+            if _thinks(messages[index]) and MARK.search(content) and content + end in text:
+                text = text.replace(content, mark(len(words)))
+                words.append((index, ""))
+        return join(cut(text), words, self._prompt)
+
+    def _spoken_ids(self, message: Message, texts: Sequence[str], after: str) -> TokenIds:
+        if texts:
+            ids = [(self._piece if i % 2 else self._content)(text) for i, text in enumerate(texts)]
+            size = len(self._end_mark)
+            return tuple(chain(*ids, self._end_mark if self._piece(after)[:size] == self._end_mark else ()))
+        if message.token_ids is None:
+            return self._own(self._trimmed(message)) + self._end_mark
+        opened = self.opening if message.content.startswith(self.opening) else ""
+        return self._piece(opened) + message.token_ids
 
     def _trimmed(self, message: Message) -> str:
         left, right = self._trims[message.role]
@@ -136,28 +169,48 @@ class ChatFormat:
     def _render_layout(self, roles: Roles) -> Layout:
         """Layout of a conversation as the template itself renders it."""
         _check_roles(roles)
-        text = self._try_render(roles, [_mark(index) for index in range(len(roles))])
+        return cut(self._render_marked(roles, tuple(mark(index) for index in range(len(roles)))))
+
+    def _render_marked(self, roles: Roles, contents: tuple[str, ...]) -> str:
+        text = self._try_render(roles, contents)
         if text is None:
             raise PolicyError(f"the model's chat template refuses a conversation of {', '.join(roles)}")
-        return _cut(text)
+        return text
+
+    def _find_thinking(self) -> bool:
+        """Whether the template does anything to the thinking of a turn, be it the newest or an earlier one."""
+        opened, closed = THINK
+        thought, answer = mark(0), mark(1)
+        for content in (
+            f"{opened}\n{thought}\n{closed}\n\n{answer}",
+            f"{opened}{thought}{closed}{answer}",
+            f"{opened}\n{thought}",
+            f"{thought}\n{closed}\n\n{answer}",
+        ):
+            for head, num in product((NO_HEAD, SYSTEM_HEAD), (2, 3, 5)):
+                roles: Roles = (*head, *_alternating(num))
+                text = self._try_render(roles, [content if role == "assistant" else "x" for role in roles])
+                if text is not None and text.count(content) != roles.count("assistant"):
+                    return True
+        return False
 
     def _trimming(self, role: Role) -> tuple[bool, bool]:
         """Whether the template strips the left and the right end of such a content."""
         roles = (SYSTEM_HEAD if role == "system" else NO_HEAD) + _alternating(3)
-        text = self._try_render(roles, [f" {_mark(0)} " if each == role else "x" for each in roles])
-        if text is None or _mark(0) not in text:
+        text = self._try_render(roles, [f" {mark(0)} " if each == role else "x" for each in roles])
+        if text is None or mark(0) not in text:
             return False, False
-        return f" {_mark(0)}" not in text, f"{_mark(0)} " not in text
+        return f" {mark(0)}" not in text, f"{mark(0)} " not in text
 
     def _learn_rules(self) -> dict[Pair, str] | None:
         """Text between two neighbouring roles (None: the ends), or None if no such rules give the template."""
         rules: dict[Pair, str] = {}
         for turns, head in product(PROBED_TURNS, (NO_HEAD, SYSTEM_HEAD)):
             roles: Roles = (*head, *_alternating(2 * turns - 1))
-            text = self._try_render(roles, [_mark(index) for index in range(len(roles))])
+            text = self._try_render(roles, [mark(index) for index in range(len(roles))])
             if text is None and head:
                 continue
-            pieces, order = _cut(text or "")
+            pieces, order = cut(text or "")
             if order != tuple(range(len(roles))):
                 return None
             for pair, piece in zip(_pairs(roles), pieces, strict=True):
@@ -165,8 +218,8 @@ class ChatFormat:
                     return None
         if rules["user", "assistant"] != rules["user", None]:  # what prompts the assistant is not what stays
             return None
-        closed = self._try_render(_alternating(2), [_mark(0), _mark(1)])
-        rules["assistant", None] = _cut(closed or "").pieces[-1]
+        closed = self._try_render(_alternating(2), [mark(0), mark(1)])
+        rules["assistant", None] = cut(closed or "").pieces[-1]
         return rules
 
     def _assemble(self, roles: Roles) -> Layout:
@@ -189,12 +242,19 @@ class ChatFormat:
         bounds = zip([0, *cuts], [*cuts, len(text)], strict=True)
         return tuple(chain.from_iterable(self._encode_piece(text[start:stop]) for start, stop in bounds))
 
+    def _own(self, text: str) -> TokenIds:
+        """Tokens of what the assistant says: tags of thinking are its own, everything else is data."""
+        parts = TAG.split(text) if self._has_tags else [text]
+        return tuple(chain.from_iterable((self._piece if part in THINK else self._content)(part) for part in parts))
+
     def _control_pattern(self) -> re.Pattern[str]:
         """Where a control token begins. Tokens of one character are ordinary text to the people who write it."""
         added = self.tokenizer.added_tokens_decoder.values()
         literals = {str(token.content) for token in added if token.special} | set(self.tokenizer.all_special_tokens)
         template = "".join(self._render_layout(_alternating(3)).pieces)
-        literals |= {str(token.content) for token in added if str(token.content) in template}
+        tags = {str(token.content) for token in added} & set(THINK)
+        self._has_tags = bool(tags)
+        literals |= tags | {str(token.content) for token in added if str(token.content) in template}
         spelt = sorted(re.escape(literal) for literal in literals if len(literal) > 1)
         return re.compile(f"(?=(?:{'|'.join(spelt)}))" if spelt else r"(?!)")
 
@@ -207,6 +267,24 @@ class ChatFormat:
         eos = self.tokenizer.eos_token_id
         return frozenset(self._end_mark) | (frozenset() if eos is None else frozenset({int(eos)}))
 
+    def _warn(self, options: Mapping[str, Any]) -> None:
+        """Say what this template costs, and which options it does not know."""
+        if self._rules is None:
+            logger.warning(
+                "this chat template rewrites earlier turns: each step is rendered, computed and trained as a row of "
+                'its own (as with optim.rows = "step"), which costs time and tokens that grow with the square of the '
+                "number of turns"
+            )
+        elif self._reads_thinking:
+            logger.warning(
+                "this chat template rewrites the thinking of earlier turns: a step after one with thinking is trained "
+                'as a row of its own (as with optim.rows = "step"), which costs tokens that grow with the square of '
+                "the number of turns"
+            )
+        known = str(self.tokenizer.chat_template or "")
+        if unknown := [name for name in options if name not in known]:
+            logger.warning("the model's chat template knows nothing of model.template_options.%s", unknown[0])
+
 
 def _template_options(tokenizer: Any) -> dict[str, Any]:
     """Arguments for `apply_chat_template`; a tokenizer without a template gets the plain one."""
@@ -218,15 +296,8 @@ def _template_options(tokenizer: Any) -> dict[str, Any]:
     return {"chat_template": PLAIN_TEMPLATE, "prefix": prefix, "suffix": tokenizer.eos_token or ""}
 
 
-def _mark(index: int) -> str:
-    """A text that no template contains, in place of the content of message `index`."""
-    return f"Zq{index}qZ"
-
-
-def _cut(text: str) -> Layout:
-    """Cut a rendered text at its marks."""
-    parts = re.split(r"Zq(\d+)qZ", text)
-    return Layout(tuple(parts[::2]), tuple(int(index) for index in parts[1::2]))
+def _thinks(message: Message) -> bool:
+    return message.role == "assistant" and TAG.search(message.content) is not None
 
 
 def _pairs(roles: Roles) -> Iterator[Pair]:

@@ -65,9 +65,7 @@ class ScriptedPolicy:
                 f"a prompt of {len(prompt_ids)} tokens leaves no room for {sampling.max_tokens} more "
                 f"in a context of {self.context_length}"
             )
-        text = self._script(messages)
-        for stop in sampling.stop:
-            text = text.partition(stop)[0]
+        text, _ = sampling.cut(self._script(messages))
         ids = (*_tokens(text), END)
         if len(ids) <= sampling.max_tokens:
             return Completion(prompt_ids, ids, (0.0,) * len(ids), text)

@@ -7,7 +7,7 @@ from typing import Any, Final, Literal
 
 from trailnotes.config.schema import MemoryConfig, RolloutConfig
 from trailnotes.prompts.text import CUT, CountTokens, quoted, truncate
-from trailnotes.types import Message, Observation, Tip, TokenIds, Trajectory
+from trailnotes.types import Message, Observation, Tip, TokenIds, Trajectory, answer_of
 
 Introduce = Callable[[Sequence[Tip]], list[str]]  # from tips to the lines of the turn that shows them
 
@@ -222,13 +222,17 @@ def memory_query(
     Args:
         conversation: the episode so far.
         kind: "state" for the instruction and the newest observation, "conversation" for all that was said without
-            the system prompt.
+            the system prompt and thinking.
         observation: the newest one, where its turn is still to come; None if it is in the conversation.
     """
     if kind == "state":
         newest = conversation.observation if observation is None else conversation.capped(observation.text)
         return f"{conversation.instruction}\n{newest}".strip()
-    said = [message.content for message in conversation.plain if message.role != "system"]
+    said = [
+        answer_of(message.content) if message.role == "assistant" else message.content
+        for message in conversation.plain
+        if message.role != "system"
+    ]
     if observation is not None:
         said.append(conversation.turn(observation))
     return "\n".join(said)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from trailnotes.types import NO_OP
+from trailnotes.types import NO_OP, answer_of
 
 CountTokens = Callable[[str], int]
 
@@ -41,15 +41,17 @@ class ParsedAction:
 def parse_action(text: str, action_format: Literal["line", "tags"]) -> ParsedAction:
     """Read the action out of what the policy wrote; never raises.
 
-    "line" takes the first non-blank line, "tags" what stands in the last pair of action tags (the closing one may be
-    missing, it is a common stop string). A leading "Action:" or ">" is dropped, control characters too, blanks are
-    joined. Rule for the rest: what is empty then, or longer than `MAX_ACTION_CHARS`, becomes `NO_OP`, with ok = False.
+    Thinking is no part of an action: what stands before the last </think>, or after a <think> that is never closed, is
+    not read. Of the rest "line" takes the first non-blank line, "tags" what stands in the last pair of action tags (the
+    closing one may be missing, it is a common stop string). A leading "Action:" or ">" is dropped, control characters
+    too, blanks are joined. What is empty then, or longer than `MAX_ACTION_CHARS`, becomes `NO_OP`, with ok = False.
     """
+    answer = answer_of(text)
     if action_format == "tags":
-        found = _TAGS.findall(text)
+        found = _TAGS.findall(answer)
         raw = found[-1] if found else ""
     else:
-        raw = next((line for line in text.splitlines() if line.strip()), "")
+        raw = next((line for line in answer.splitlines() if line.strip()), "")
     visible = "".join(c for c in raw if c.isspace() or unicodedata.category(c) not in {"Cc", "Cs"})
     action = _PREFIX.sub("", " ".join(visible.split())).strip()
     ok = 0 < len(action) <= MAX_ACTION_CHARS

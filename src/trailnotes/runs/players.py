@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trailnotes.config.schema import OPENAI, Config, LoraConfig
+from trailnotes.config.schema import OPENAI, Config, LoraConfig, refuse_nameless
 from trailnotes.errors import PolicyError, RunError
 from trailnotes.policies.scripted import ScriptedPolicy
 from trailnotes.prompts import listed_actions
@@ -39,8 +39,10 @@ def resolve(model_or_run: Path | str) -> Subject:
     """A run directory (its last whole checkpoint), a checkpoint of one, or whatever `model.path` may be.
 
     Raises:
+        ConfigError: "openai:" without a name.
         RunError: the run has no checkpoint yet, or a damaged one.
     """
+    refuse_nameless(str(model_or_run))
     path = Path(model_or_run)
     root = path / "checkpoints"
     if root.is_dir():
@@ -92,6 +94,7 @@ def model_policy(config: Config) -> HFPolicy:
         name=config.model.path,
         deterministic=config.run.deterministic,
         max_context_tokens=config.rollout.max_context_tokens,
+        template_options=config.model.template_options,
     )
 
 

@@ -52,7 +52,7 @@ def warmstart(config: Config, out: Path, *, progress: Callable[[dict[str, float]
         tokenizer = train_tokenizer(_texts(config), config.warmstart.vocab_size)
         model = build_model(tokenizer, config.warmstart, config.rollout.max_context_tokens)
         model.to(device_of(config.model.device))
-    chat = ChatFormat(tokenizer)
+    chat = ChatFormat(tokenizer, config.model.template_options)
     rows = _rows(config, chat, config.run.seed)
     losses = _fit(model, rows, config, progress)
     export_model(model, out, tokenizer)

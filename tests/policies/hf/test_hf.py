@@ -93,6 +93,23 @@ def test_other_builds_of_a_model(model_of, tokenizer, options):
             assert list(completion.logprobs) == pytest.approx(forward(model, completion), abs=1e-5)
 
 
+def test_a_warning_of_the_hubs_library_is_printed_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def unreachable(*_: Any, **options: Any) -> None:
+        assert not options["local_files_only"]
+        logging.getLogger("huggingface_hub.utils").warning("Retrying in 1s")
+        raise OSError("no connection")
+
+    hub = logging.getLogger("huggingface_hub")
+    monkeypatch.setattr(hub, "handlers", [logging.StreamHandler(sys.stderr)])  # as the library sets it up
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", unreachable)
+    with pytest.raises(PolicyError, match="does not load: no connection"):
+        load_model(ModelConfig(path="somebody/model"))
+    assert caplog.messages == ["Retrying in 1s"]
+    assert not capsys.readouterr().err
+
+
 def test_later_turns_compute_only_what_is_new(model, tokenizer, monkeypatch):
     policy = HFPolicy(model, tokenizer)
     fed: list[int] = []

@@ -83,6 +83,12 @@ SETTING: dict[str, Any] = {"url": "http://here/v1", "model": "small", "key_env":
         (400, {"message": "Unsupported parameter: 'max_tokens'"}, 'max_tokens_field = "max_completion_tokens"'),
         (400, {"message": "x", "param": "max_completion_tokens"}, 'max_tokens_field = "max_tokens"'),
         (422, {"detail": "Unexpected fields in the request: {'seed'}"}, "endpoint.send_seed = false"),
+        (
+            400,
+            {"message": "Unrecognized request argument supplied: chat_template_kwargs"},
+            "model.template_options = {}",
+        ),
+        (400, {"message": "Unknown parameter: 'chat_template_kwargs'."}, "model.template_options = {}"),
         (418, {"message": "I am a teapot"}, "answers 418: I am a teapot"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import os
@@ -17,15 +18,17 @@ from typing import Any
 
 import pytest
 
-from proxy import Fault, Proxy, changed, cut_body, cut_quietly, drip, hang, refusal
+from proxy import Asked, Fault, Proxy, Reply, changed, cut_body, cut_quietly, drip, hang, proxying, refusal
 from served import MODEL
+from small import small_config
 from trailnotes.commands import main
 from trailnotes.config.schema import Config, EndpointConfig
-from trailnotes.config.toml import load_config
+from trailnotes.config.toml import load_config, to_toml
 from trailnotes.errors import BudgetError, ConfigError, PolicyError, RunError
 from trailnotes.policies.openai import faults
 from trailnotes.policies.openai.answers import Amount, Answers, PaidAnswer, Query, request_key
 from trailnotes.policies.openai.policy import OpenAIPolicy
+from trailnotes.rollout import gather
 from trailnotes.types import Completion, Message, Sampling
 
 PROMPT = (Message("user", "find the way through the cobalt maze\nward. exits north east south, archive west."),)
@@ -127,6 +130,24 @@ def test_without_the_servers_count_tokens_are_estimated_and_marked(proxy: Proxy,
     assert done.usage == (31, 2)  # 80 bytes: 27 tokens, and 4 for the message; "east": 2
     (line,) = lines(tmp_path / "a.jsonl")
     assert line["estimated"]
+
+
+def test_options_of_the_chat_template_are_sent_and_ask_for_another_answer(proxy: Proxy) -> None:
+    proxy.always = changed(lambda answer: with_choice(answer, "<think>\n\n</think>\n\neast\n", "stop"))
+    options = {"template_options": {"enable_thinking": False}}
+    endpoint = OpenAIPolicy(Config(endpoint={"base_url": proxy.url}, model=options), MODEL)
+    (done,) = ask(endpoint, sampling())
+    assert proxy.asked[0].body["chat_template_kwargs"] == {"enable_thinking": False}
+    assert done.text == "<think>\n\n</think>\n\neast"  # stops end the answer, thinking may hold them
+    keys = {request_key("u", "m", PROMPT, sampling(), given) for given in ({"a": 1}, {"a": 2}, {}, None)}
+    assert len(keys) == 3
+
+
+def test_who_is_stopped_while_thinking_gets_a_hint(proxy: Proxy, caplog: pytest.LogCaptureFixture) -> None:
+    proxy.always = changed(lambda answer: with_choice(answer, "<think>", "stop"))
+    ask(policy(proxy.url), sampling(), sampling(1))
+    (hint,) = [record.message for record in caplog.records if "while it was thinking" in record.message]  # once
+    assert 'add "stop" to endpoint.omit' in hint
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -404,6 +425,46 @@ def test_a_cancelled_episode_waits_for_the_answer_that_is_under_way_and_it_is_ke
     assert endpoint.metrics()["endpoint/requests"] == 1
     ask(endpoint, sampling())
     assert len(proxy.asked) == 1
+
+
+async def refuse_one_by_one(proxy: Proxy, asked: Asked) -> Reply:
+    """The first request is refused at once, those beside it while they are being given up."""
+    await asyncio.sleep(0.0 if len(proxy.asked) == 1 else 0.2)
+    return await refusal(400, "no such model")(proxy, asked)
+
+
+def test_what_fails_beside_a_failure_is_said_once_and_leaves_no_traceback() -> None:
+    unheard: list[dict[str, Any]] = []
+
+    async def main(url: str) -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: unheard.append(context))
+        endpoint = policy(url, name="nosuch")
+        for number in range(4):
+            endpoint.open_episode(f"{number}")
+        await gather([endpoint.generate(PROMPT, sampling(number), f"{number}") for number in range(4)])
+
+    with proxying("http://127.0.0.1:9/v1") as proxy:
+        proxy.always = refuse_one_by_one
+        with pytest.raises(PolicyError, match="answers 400: no such model"):
+            asyncio.run(main(proxy.url))
+        assert len(proxy.asked) == 4
+    gc.collect()
+    assert not unheard
+
+
+@pytest.mark.parametrize("name", ["openai:", "openai: "])
+def test_a_model_without_a_name_is_refused_before_anything_starts(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text(to_toml(small_config(endpoint={"base_url": "http://127.0.0.1:9/v1"})))
+    out = tmp_path / "out"
+    assert main(["adapt", name, "--config", str(config), "--out", str(out)]) == 2
+    assert main(["rollout", str(config), "--model.path", name]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 2
+    assert all("names no model: write openai:NAME" in line for line in said)
+    assert not out.exists()
 
 
 # -- limits

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from trailnotes.prompts.text import parse_action, quoted
-from trailnotes.types import Message
+from trailnotes.types import Message, answer_of
 
 Style = Literal["full", "terse"]
 
@@ -125,11 +125,11 @@ def advice_text(valued: Sequence[Valued]) -> str:
 def parse_advice(text: str) -> list[Valued]:
     """The encouraged actions of an answer, in its order; [] if nothing of it can be read. Never raises.
 
-    A line is ``ACTION -> VALUE reason``; what comes from "Discouraged:" on is not read. The reason is no part of the
-    action: the same action with another reason is the same action.
+    A line is ``ACTION -> VALUE reason``; thinking, and what comes from "Discouraged:" on, is not read. The reason is no
+    part of the action: the same action with another reason is the same action.
     """
     found = []
-    for line in text.splitlines():
+    for line in answer_of(text).splitlines():
         if _STOP.match(line):
             break
         match = _LINE.match(_OPENING.sub("", line))

@@ -46,12 +46,17 @@ class Engine:
     With `deterministic`, a batch starts only when every open episode has a request, and runs to its end before the
     next: what is computed together never depends on timing. An episode without a request holds all others up, so
     one that is opened must ask, or be closed.
+
+    `opening` is the tag of thinking that every prompt ends with, "" for none: the texts of completions begin with it.
     """
 
-    def __init__(self, decoder: Decoder, decode: Decode, end_ids: Collection[int], *, deterministic: bool) -> None:
+    def __init__(
+        self, decoder: Decoder, decode: Decode, end_ids: Collection[int], *, deterministic: bool, opening: str = ""
+    ) -> None:
         self.decoder = decoder
         self.end_ids = frozenset(end_ids)
         self.deterministic = deterministic
+        self.opening = opening
         self._decode = lru_cache(CACHE_SIZE)(decode)
         self._slots: dict[str, Slot | None] = {}  # of the open episodes; a slot is taken at the first request
         self._waiting: dict[str, _Request] = {}
@@ -159,20 +164,16 @@ class Engine:
     def _finish(self, request: _Request) -> bool:
         """Answer a request whose newest token ends it."""
         token, sampling = request.token_ids[-1], request.sampling
-        reason: FinishReason = "stop"
-        if token in self.end_ids:
-            text = self._decode(tuple(request.token_ids[:-1]))
-        elif any(self._may_end(token, stop) for stop in sampling.stop) and _stopped(
-            text := self._decode(tuple(request.token_ids)), sampling.stop
-        ):
-            pass
-        elif len(request.token_ids) == sampling.max_tokens:
-            text, reason = self._decode(tuple(request.token_ids)), "length"
-        else:
+        ended = token in self.end_ids
+        full = len(request.token_ids) == sampling.max_tokens
+        if not (ended or full or any(self._may_end(token, stop) for stop in sampling.stop)):
             return False
-        ids, logprobs = tuple(request.token_ids), tuple(request.logprobs)
-        text = _cut(text, sampling.stop)
-        request.future.set_result(Completion(request.prompt_ids, ids, logprobs, text, reason))
+        sampled = tuple(request.token_ids)
+        text, stopped = sampling.cut(self.opening + self._decode(sampled[:-1] if ended else sampled))
+        if not (ended or full or stopped):
+            return False
+        reason: FinishReason = "stop" if ended or stopped else "length"
+        request.future.set_result(Completion(request.prompt_ids, sampled, tuple(request.logprobs), text, reason))
         return True
 
     def _may_end(self, token: int, stop: str) -> bool:
@@ -190,15 +191,6 @@ class Engine:
             wrapped = PolicyError(text)
             wrapped.__cause__ = error
             request.future.set_exception(wrapped)
-
-
-def _stopped(text: str, stops: tuple[str, ...]) -> bool:
-    return any(stop in text for stop in stops)
-
-
-def _cut(text: str, stops: tuple[str, ...]) -> str:
-    """The text before the first stop in it."""
-    return text[: min((found for stop in stops if (found := text.find(stop)) >= 0), default=len(text))]
 
 
 def draw_uniforms(seed: int, num: int) -> Uniforms:

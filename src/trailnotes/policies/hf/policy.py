@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from trailnotes.config.schema import LoraConfig, ModelConfig
 from trailnotes.errors import ConfigError, MissingExtraError, PolicyError
-from trailnotes.types import Completion, Message, Sampling, TokenIds
+from trailnotes.types import THINK, Completion, Message, Sampling, TokenIds
 
 try:
     import torch
@@ -32,6 +34,7 @@ class HFPolicy:
     """A model and its tokenizer behind the `Policy` protocol.
 
     The learner may change the weights of the same model between two calls; it must then call `weights_changed`.
+    `template_options` go to the tokenizer's chat template.
     """
 
     def __init__(
@@ -42,18 +45,22 @@ class HFPolicy:
         name: str = "",
         deterministic: bool = True,
         max_context_tokens: int | None = None,
+        template_options: Mapping[str, Any] | None = None,
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
         self.name = name or str(getattr(model.config, "name_or_path", "") or type(model).__name__)
         self.version = 0
         self.context_length = min(_context_length(model.config), max_context_tokens or UNLIMITED)
-        self.format = ChatFormat(tokenizer)
+        self.format = ChatFormat(tokenizer, template_options)
         self.append_only = self.format.append_only
         _check_vocabulary(model, tokenizer)
         end_ids = self.format.end_ids | _generation_end_ids(model)
         decoder = make_decoder(model, self.context_length)
-        self.engine = Engine(decoder, self._decode, end_ids, deterministic=deterministic)
+        added = tokenizer.added_tokens_decoder.items()
+        self._special_tags = {index for index, token in added if token.special and token.content in THINK}
+        opening = self.format.opening
+        self.engine = Engine(decoder, self._decode, end_ids, deterministic=deterministic, opening=opening)
 
     def encode(self, messages: Sequence[Message]) -> TokenIds:
         """Token ids of the conversation, ready for the assistant to speak next."""
@@ -128,8 +135,11 @@ class HFPolicy:
         self.engine.decoder.forget()
 
     def _decode(self, token_ids: TokenIds) -> str:
-        text: str = self.tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        return text
+        """Text without special tokens; tags of thinking stay, which some tokenizers count among them."""
+        return "".join(
+            self.tokenizer.decode(list(run), skip_special_tokens=not tags, clean_up_tokenization_spaces=False)
+            for tags, run in groupby(token_ids, self._special_tags.__contains__)
+        )
 
 
 def load_model(config: ModelConfig) -> tuple[Any, Any]:
@@ -187,6 +197,7 @@ def _resolve(path: str) -> tuple[str, bool]:
         return str(local), True
     if local.exists() or path.startswith((".", "/", "~")) or path.count("/") > 1:
         raise ConfigError(f"model.path = {path!r}: there is no such directory")
+    logging.getLogger("huggingface_hub").handlers.clear()  # it prints its warnings, and hands them on to be printed
     return path, False
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from trailnotes.config.schema import EndpointConfig
 from trailnotes.errors import RunError
@@ -144,8 +145,11 @@ class Answers:
         return path.with_name("requests.jsonl")
 
 
-def request_key(url: str, model: str, messages: Sequence[Message], sampling: Sampling) -> str:
+def request_key(
+    url: str, model: str, messages: Sequence[Message], sampling: Sampling, options: Mapping[str, Any] | None = None
+) -> str:
     """A hash of all that an answer depends on; the same in every process."""
     said = [(message.role, message.content) for message in messages]
-    text = json.dumps([url.rstrip("/"), model, said, asdict(sampling)])
+    asked = [url.rstrip("/"), model, said, asdict(sampling), *([options] if options else [])]
+    text = json.dumps(asked)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,14 +47,14 @@ class Line:
 
 
 class Endpoint:
-    """The server of `config`, and one model there. The key stays in here.
+    """The server of `config`, and one model there, whose chat template gets `options`. The key stays in here.
 
     Raises:
         ConfigError: an address or a key that cannot be right.
     """
 
-    def __init__(self, config: EndpointConfig, model: str) -> None:
-        self.config, self.model = config, model
+    def __init__(self, config: EndpointConfig, model: str, options: Mapping[str, Any] | None = None) -> None:
+        self.config, self.model, self.options = config, model, options
         if not config.base_url.startswith(("http://", "https://")):
             raise ConfigError(f"endpoint.base_url = {config.base_url!r} must begin with http:// or https://")
         self._key = _key_of(config)
@@ -110,6 +110,8 @@ class Endpoint:
             body["stop"] = list(sampling.stop[:MAX_STOPS])
         if config.send_seed:
             body["seed"] = sampling.seed % 2**31  # some servers hold it in 32 bits
+        if self.options:
+            body["extra_body"] = {"chat_template_kwargs": self.options}  # as vLLM and SGLang name it
         return {name: value for name, value in body.items() if name not in config.omit}
 
     async def _refusal(self, client: AsyncOpenAI, error: APIStatusError) -> str:

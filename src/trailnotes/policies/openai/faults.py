@@ -21,6 +21,10 @@ _OVERFLOW = re.compile(
     r"context.?length|context.?size|context.?window|maximum context|prompt is too long|longer than the model|"
     r"max_new_tokens.{1,20}must be|exceeds? the (?:available|maximum) (?:context|number of tokens)"
 )
+_UNKNOWN = re.compile(
+    r"(?:unsupported|unknown) (?:parameter|value): '(\w+)'|unexpected fields?.*?'(\w+)'|"
+    r"unrecognized request argument.*?: (\w+)"
+)
 _PARAMETERS: Final = {  # of a request, and what to do where a model refuses it
     "temperature": 'add "temperature" to endpoint.omit, or set rollout.temperature and eval.temperature to what it '
     "takes",
@@ -29,6 +33,7 @@ _PARAMETERS: Final = {  # of a request, and what to do where a model refuses it
     "seed": "set endpoint.send_seed = false",
     "max_tokens": 'set endpoint.max_tokens_field = "max_completion_tokens"',
     "max_completion_tokens": 'set endpoint.max_tokens_field = "max_tokens"',
+    "chat_template_kwargs": "set model.template_options = {}",
 }
 
 
@@ -133,6 +138,6 @@ def _refused(body: object) -> str:
     facts: Mapping[str, Any] = body if isinstance(body, Mapping) else {}
     if facts.get("param") in _PARAMETERS:
         return str(facts["param"])
-    quoted = re.search(r"unsupported (?:parameter|value): '(\w+)'|unexpected fields?.*?'(\w+)'", said(body).lower())
+    quoted = _UNKNOWN.search(said(body).lower())
     name = next((group for group in quoted.groups() if group), "") if quoted else ""
     return name if name in _PARAMETERS else ""

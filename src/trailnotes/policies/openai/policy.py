@@ -17,7 +17,7 @@ from trailnotes.errors import BudgetError, ConfigError, PolicyError
 from trailnotes.policies.openai.answers import Amount, Answers, PaidAnswer, Query, request_key
 from trailnotes.policies.openai.endpoint import Endpoint, Line, Said
 from trailnotes.policies.openai.faults import LONGEST_RETRY_AFTER, Trouble, pause
-from trailnotes.types import Completion, Message, Sampling, TokenIds
+from trailnotes.types import Completion, Message, Sampling, TokenIds, answer_of
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -31,7 +31,7 @@ class OpenAIPolicy:
     """A model behind an endpoint. Every answer is kept, and a request that was answered before is not sent again.
 
     Args:
-        config: `endpoint`, and `rollout` for what an endpoint cannot do.
+        config: `endpoint`, `model.template_options`, and `rollout` for what an endpoint cannot do.
         name: of the model, as the server calls it.
         answers: file that keeps the answers; None keeps them in this process only.
 
@@ -47,7 +47,8 @@ class OpenAIPolicy:
         self.config = config.endpoint
         self.context_length = self.config.context_tokens
         _check(config)
-        self.endpoint = Endpoint(self.config, name)
+        self.options = config.model.template_options
+        self.endpoint = Endpoint(self.config, name, self.options)
         self.answers = Answers(answers, self.config)
         self._asked: dict[str, Counter[str]] = {}  # of each open episode: how often it made each request
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # of the requests under way
@@ -86,13 +87,13 @@ class OpenAIPolicy:
         """
         if episode not in self._asked:
             raise PolicyError(f"episode {episode!r} is not open: call open_episode first")
-        same = request_key(self.config.base_url, self.name, messages, sampling)
+        same = request_key(self.config.base_url, self.name, messages, sampling, self.options)
         key = f"{same}.{self._asked[episode][same]}"
         self._asked[episode][same] += 1
         lock = self._locks.setdefault(key, asyncio.Lock())
         async with lock:
             answer = self.answers.find(key) or await self._ask(key, messages, sampling)
-        text, cut = _cut(answer.text, sampling.stop)
+        text, cut = sampling.cut(answer.text)
         usage = (answer.prompt_tokens, answer.completion_tokens)
         return Completion((), (), (), text, "stop" if cut else answer.finish_reason, usage)
 
@@ -153,6 +154,12 @@ class OpenAIPolicy:
                 f"{self.name} used up {query.sampling.max_tokens} tokens before its first word, as models that think "
                 "do: raise rollout.max_action_tokens and memory.max_write_tokens"
             )
+        if answer.text and answer.finish_reason == "stop" and query.sampling.stop and not answer_of(answer.text):
+            self._tell(
+                f"{self.name} was stopped while it was thinking: a server looks for rollout.stop there too; add "
+                '"stop" to endpoint.omit (answers are cut all the same), or set model.template_options = '
+                "{ enable_thinking = false }"
+            )
         return answer
 
     def _answer(self, said: Said, query: Query, tries: int) -> PaidAnswer:
@@ -187,6 +194,7 @@ class OpenAIPolicy:
 async def _to_its_end(coroutine: Coroutine[Any, Any, T]) -> T:
     """Await it. A caller cancelled meanwhile waits for its end: what was sent is paid for, and its answer kept."""
     task = asyncio.ensure_future(coroutine)
+    task.add_done_callback(_heard)  # of what a cancelled caller leaves, asyncio would print a traceback
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
@@ -194,10 +202,9 @@ async def _to_its_end(coroutine: Coroutine[Any, Any, T]) -> T:
         raise
 
 
-def _cut(text: str, stops: Sequence[str]) -> tuple[str, bool]:
-    """The text before the first of `stops`, and whether there was one."""
-    ends = [end for end in (text.find(stop) for stop in stops) if end >= 0]
-    return (text[: min(ends)], True) if ends else (text, False)
+def _heard(task: asyncio.Task[Any]) -> None:
+    if not task.cancelled():
+        task.exception()
 
 
 def _check(config: Config) -> None:

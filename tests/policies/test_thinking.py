@@ -1,0 +1,391 @@
+"""Models that think before they answer: templates that drop their thinking, and what becomes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from trailnotes.algorithms.rememberer.advice import Valued, parse_advice
+from trailnotes.config.schema import Config, MemoryConfig, ModelConfig, RolloutConfig
+from trailnotes.learner.samples import build_samples
+from trailnotes.memory import clean_tip
+from trailnotes.policies.chat import ChatFormat
+from trailnotes.policies.hf.policy import HFPolicy
+from trailnotes.prompts import Conversation, memory_query, parse_action
+from trailnotes.rollout import run_episode
+from trailnotes.runs.players import model_policy
+from trailnotes.types import (
+    NO_OP,
+    THINK,
+    Completion,
+    Message,
+    Mode,
+    Observation,
+    Sampling,
+    Task,
+    Tip,
+    TokenIds,
+    Trajectory,
+    TrajectoryGroup,
+    answer_of,
+)
+
+# As Qwen3's: thinking is kept behind the user's last message alone, and brought into one form there.
+DROPS = (
+    "{% set ns = namespace(last=-1) %}"
+    "{% for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.role == 'assistant' %}"
+    "{% set thought, said = '', m.content %}"
+    "{% if '</think>' in said %}"
+    "{% set thought = said.split('</think>')[0].rstrip('\n').split('<think>')[-1].lstrip('\n') %}"
+    "{% set said = said.split('</think>')[-1].lstrip('\n') %}{% endif %}"
+    "{% if loop.index0 > ns.last %}<think>\n{{ thought.strip('\n') }}\n</think>\n\n{% endif %}{{ said }}"
+    "{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
+# As DeepSeek-R1's: every turn begins with a thought, and none stays.
+OPENS = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content.split('</think>')[-1] | trim }}<|im_end|>{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]<think>\n{% endif %}"
+)
+# Thinking stays, in one form.
+TIDIES = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if '</think>' in m.content %}{% set parts = m.content.split('</think>') %}"
+    "<think>{{ parts[0].replace('<think>', '') | trim }}</think>\n{{ parts[1] | trim }}"
+    "{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+# Thinking stays as it is, and every turn begins with some.
+KEEPS_OPEN = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
+)
+TEMPLATES = {"drops": DROPS, "opens": OPENS, "tidies": TIDIES, "keeps open": KEEPS_OPEN}
+OFF = {"enable_thinking": False}
+
+
+def thinking_tokenizer(make: Callable[..., Any], template: str, *, special: bool = False) -> Any:
+    """The tags are tokens of their own, as with all models that think."""
+    tokenizer = make(template)
+    tokenizer.add_tokens(["<think>", "</think>"], special_tokens=special)
+    return tokenizer
+
+
+def talk(*contents: str | tuple[str, tuple[int, ...]], system: str | None = None) -> list[Message]:
+    """User, assistant, user, ...; an assistant's content may come with its ids."""
+    messages = [] if system is None else [Message("system", system)]
+    for number, content in enumerate(contents):
+        text, ids = content if isinstance(content, tuple) else (content, None)
+        messages.append(Message("assistant" if number % 2 else "user", text, ids))
+    return messages
+
+
+def rendered(tokenizer: Any, messages: Sequence[Message], **options: Any) -> str:
+    turns = [{"role": message.role, "content": message.content} for message in messages]
+    text: str = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True, **options)
+    return text
+
+
+def text_of(tokenizer: Any, ids: Sequence[int]) -> str:
+    text: str = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    return text
+
+
+def ids_of(tokenizer: Any, text: str) -> tuple[int, ...]:
+    return tuple(tokenizer.encode(text, add_special_tokens=False))
+
+
+# -- templates
+
+
+def test_a_template_that_drops_earlier_thinking_is_found(tokenizer_of, caplog) -> None:
+    with caplog.at_level(logging.WARNING):
+        chat = ChatFormat(thinking_tokenizer(tokenizer_of, DROPS))
+    assert not chat.append_only
+    assert "rewrites the thinking of earlier turns" in caplog.text
+
+
+def test_earlier_thinking_is_left_out_and_what_was_said_stays(tokenizer_of) -> None:
+    tokenizer = thinking_tokenizer(tokenizer_of, DROPS)
+    thought = "<think>\nA key.\n</think>\n\ntake key"
+    messages = talk("A hall.", (thought, ids_of(tokenizer, thought + "<|im_end|>")), "Taken.")
+    text = text_of(tokenizer, ChatFormat(tokenizer).encode(messages))
+    assert "<|im_start|>assistant\ntake key<|im_end|>\n<|im_start|>user\nTaken." in text
+    assert "think>" not in text
+
+
+def test_what_a_template_leaves_alone_keeps_its_ids(tokenizer_of) -> None:
+    tokenizer = thinking_tokenizer(tokenizer_of, TIDIES)
+    chat = ChatFormat(tokenizer)
+    odd = (*ids_of(tokenizer, "<think>A</think>\ng"), *ids_of(tokenizer, "o"))
+    ids = chat.encode(talk("A hall.", ("<think>A</think>\ngo", odd), "x"))
+    assert any(ids[i : i + len(odd)] == odd for i in range(len(ids)))
+
+
+CONTENTS = st.lists(
+    st.sampled_from(["<think>", "</think>", "\n", "\n\n", " ", "go north", "a key", "<|im_end|>", "é🙂", "<thin"]),
+    max_size=7,
+).map("".join)
+PLAIN = st.text(alphabet="abc \n<>é🙂", max_size=8).map(lambda text: f"x{text}x")
+
+
+@pytest.fixture(scope="module")
+def formats(tokenizer_of):
+    """By template and options."""
+    return {
+        (name, bool(options)): ChatFormat(thinking_tokenizer(tokenizer_of, template), options)
+        for name, template in TEMPLATES.items()
+        for options in ({}, OFF)
+    }
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    which=st.sampled_from([(name, off) for name in TEMPLATES for off in (False, True)]),
+    turns=st.lists(st.tuples(PLAIN, CONTENTS, st.booleans()), max_size=3),
+    last=PLAIN,
+    system=st.none() | PLAIN,
+)
+def test_the_context_is_what_the_template_makes_of_the_conversation(formats, which, turns, last, system) -> None:
+    chat = formats[which]
+    tokenizer = chat.tokenizer
+    contents: list[Any] = []
+    for observation, content, sampled in turns:
+        # What was sampled behind an open tag begins with it, and a template that trims has nothing to trim.
+        said = (chat.opening + content).strip() if which[0] in {"opens", "tidies"} else chat.opening + content
+        ids = ids_of(tokenizer, said.removeprefix(chat.opening) + "<|im_end|>")
+        contents += [observation, (said, ids) if sampled and "<|im_end|>" not in said else said]
+    messages = talk(*contents, last, system=system)
+    assert text_of(tokenizer, chat.encode(messages)) == rendered(tokenizer, messages, **(OFF if which[1] else {}))
+
+
+def test_tags_in_observations_stay_text_and_those_of_the_assistant_are_tokens(tokenizer_of) -> None:
+    tokenizer = thinking_tokenizer(tokenizer_of, KEEPS_OPEN.replace("<think>\n", ""))
+    chat = ChatFormat(tokenizer)
+    assert chat.append_only
+    tags = set(tokenizer.convert_tokens_to_ids(["<think>", "</think>"]))
+    assert not tags & set(chat.encode(talk("<think>obey</think>")))
+    assert tags <= set(chat.encode(talk("A hall.", "<think>A key.</think>take key", "Taken.")))
+
+
+def test_options_reach_the_template_and_unknown_ones_are_named(tokenizer_of, caplog) -> None:
+    tokenizer = thinking_tokenizer(tokenizer_of, DROPS)
+    with caplog.at_level(logging.WARNING):
+        chat = ChatFormat(tokenizer, OFF)
+        assert "template_options" not in caplog.text
+        ChatFormat(tokenizer, {"enable_thinkin": False})
+        ChatFormat(tokenizer, {"budget": 3})
+    assert text_of(tokenizer, chat.encode(talk("A hall."))).endswith("assistant\n<think>\n\n</think>\n\n")
+    assert "knows nothing of model.template_options.budget" in caplog.text
+
+
+def test_options_that_are_not_the_templates_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"template_options\.tokenize is not the template's"):
+        ModelConfig(template_options={"tokenize": True})
+
+
+def test_the_turn_to_imitate_keeps_its_thinking_in_the_form_of_the_template(tokenizer_of) -> None:
+    tokenizer = thinking_tokenizer(tokenizer_of, DROPS)
+    segments = ChatFormat(tokenizer).segments(talk("A hall.", "<think>a</think>look", "A key.", "<think>b</think>go"))
+    spoken = [text_of(tokenizer, ids) for ids, spoken in segments if spoken]
+    assert spoken == ["look<|im_end|>", "<think>\nb\n</think>\n\ngo<|im_end|>"]
+
+
+def test_a_run_hands_the_options_of_its_settings_to_the_template(start_model, caplog) -> None:
+    config = Config(model=ModelConfig(path=str(start_model), template_options={"budget": 3}))
+    with caplog.at_level(logging.WARNING):
+        model_policy(config)
+    assert "knows nothing of model.template_options.budget" in caplog.text
+
+
+# -- what is sampled
+
+
+def led(tokenizer: Any, model: Any, *answers: str, **options: Any) -> HFPolicy:
+    """A policy whose k-th completion is the k-th answer, as far as stops and limits let it."""
+    policy = HFPolicy(model, tokenizer, **options)
+    generate, extend = policy.engine.generate, policy.engine.decoder.extend
+    left, saying = [list(ids_of(tokenizer, answer)) for answer in answers], list[int]()
+
+    async def led_generate(prompt_ids: TokenIds, sampling: Sampling, episode: str) -> Completion:
+        saying[:] = left.pop(0)
+        return await generate(prompt_ids, sampling, episode)
+
+    def led_extend(rows: Sequence[Any]) -> torch.Tensor:
+        logits = torch.full_like(extend(rows), -100.0)
+        logits[0, saying.pop(0)] = 0.0
+        return logits
+
+    policy.engine.generate = led_generate  # type: ignore[method-assign]
+    policy.engine.decoder.extend = led_extend  # type: ignore[method-assign]
+    return policy
+
+
+def say(policy: HFPolicy, **sampling: Any) -> Completion:
+    async def run() -> Completion:
+        policy.open_episode("e")
+        return await policy.generate(talk("A hall."), Sampling(max_tokens=40, **sampling), "e")
+
+    return asyncio.run(run())
+
+
+class Hall:
+    """Three steps, whatever is done."""
+
+    def __init__(self) -> None:
+        self.actions: list[str] = []
+
+    async def reset(self, task: Task) -> Observation:
+        return Observation("a hall", instruction="leave")
+
+    async def step(self, action: str) -> Observation:
+        self.actions.append(action)
+        return Observation(f"after {action}", reward=1.0, terminated=len(self.actions) == 3)
+
+
+@pytest.fixture(scope="module")
+def thinker(tokenizer_of, model_of):
+    """The tokenizer and the model of one that thinks, by template."""
+
+    def make(template: str, *, special: bool = False) -> tuple[Any, Any]:
+        tokenizer = thinking_tokenizer(tokenizer_of, template, special=special)
+        return tokenizer, model_of("qwen2", positions=512, vocab_size=len(tokenizer))
+
+    return make
+
+
+def play(policy: HFPolicy, mode: Mode = "plain", memory: Any = None) -> tuple[Trajectory, list[str]]:
+    config = Config(rollout=RolloutConfig(style="terse", max_steps=3, max_action_tokens=40, max_context_tokens=500))
+    env = Hall()
+
+    async def run() -> Trajectory:
+        policy.open_episode("t/0")
+        return await run_episode(policy, env, Task("t", "hall"), mode, memory, config, member=0, seed=1)
+
+    return asyncio.run(run()), env.actions
+
+
+ANSWERS = (
+    "<think>\nA hall.\nA door?\n</think>\n\ngo north<|im_end|>",
+    "<think>\nDark.\n</think>\n\ntake key<|im_end|>",
+    "look<|im_end|>",
+)
+
+
+@pytest.mark.parametrize("options", [{}, OFF])
+def test_each_turn_acts_and_is_trained_in_the_context_of_the_template(thinker, options: dict[str, Any]) -> None:
+    tokenizer, model = thinker(DROPS)
+    done, actions = play(led(tokenizer, model, *ANSWERS, template_options=options))
+    assert actions == ["go north", "take key", "look"]
+    assert [step.completion.text for step in done.steps] == [a.removesuffix("<|im_end|>") for a in ANSWERS]
+    seen = ["leave\na hall", "after go north", "after take key"]
+    said = [step.completion.text for step in done.steps]
+    for turn, step in enumerate(done.steps):
+        before = talk(*[text for pair in zip(seen, said, strict=True) for text in pair][: 2 * turn + 1])
+        assert text_of(tokenizer, step.completion.prompt_ids) == rendered(tokenizer, before, **options)
+    rows = build_samples([TrajectoryGroup(done.task, (done,))], [[1.0]])
+    contexts = [step.completion.prompt_ids + step.completion.token_ids for step in done.steps]
+    assert [row.token_ids for row in rows] == contexts
+    for row, step in zip(rows, done.steps, strict=True):
+        assert sum(row.loss_mask) == len(step.completion.token_ids)
+
+
+class OneTip:
+    """Shows the same tip to everybody."""
+
+    def search(self, namespace: str, query: str, top_k: int) -> list[Tip]:
+        return [Tip(namespace, "the key is north", "a hall", 1.0)]
+
+
+def test_the_context_without_tips_drops_earlier_thinking_too(thinker) -> None:
+    tokenizer, model = thinker(DROPS)
+    done, _ = play(led(tokenizer, model, *ANSWERS), "off_policy", OneTip())
+    last = done.steps[-1]
+    assert text_of(tokenizer, last.plain_prompt_ids) == rendered(
+        tokenizer, talk("leave\na hall", "go north", "after go north", "take key", "after take key")
+    )
+    assert "the key is north" in text_of(tokenizer, last.completion.prompt_ids)
+    assert "think>" not in text_of(tokenizer, last.completion.prompt_ids)
+
+
+def test_a_template_that_keeps_thinking_makes_one_row(thinker) -> None:
+    tokenizer, model = thinker(KEEPS_OPEN)
+    answers = [answer.removeprefix("<think>\n") for answer in ANSWERS[:2]]
+    done, actions = play(led(tokenizer, model, *answers, "A key.\n</think>\n\nlook<|im_end|>"))
+    assert actions == ["go north", "take key", "look"]
+    assert len(build_samples([TrajectoryGroup(done.task, (done,))], [[1.0]])) == 1
+
+
+def test_a_stop_ends_the_answer_and_not_the_thinking(thinker) -> None:
+    done = say(led(*thinker(DROPS), "<think>\nA hall.\n</think>\n\ngo north\ntake key<|im_end|>"), stop=("\n",))
+    assert (done.text, done.finish_reason) == ("<think>\nA hall.\n</think>\n\ngo north", "stop")
+
+
+@pytest.mark.parametrize("template", [DROPS, OPENS])
+def test_thinking_that_does_not_end_is_no_action(thinker, template: str) -> None:
+    thought = "A hall.\nA door?" + " look" * 40
+    text = thought if template == OPENS else f"<think>\n{thought}"
+    done = say(led(*thinker(template), text), stop=("\n",))
+    assert done.finish_reason == "length"
+    assert done.text.startswith("<think>\nA hall.")
+    assert not parse_action(done.text, "line").ok
+
+
+def test_tags_that_a_tokenizer_calls_special_are_read_all_the_same(thinker) -> None:
+    done = say(led(*thinker(DROPS, special=True), "<think>go south</think>go north<|im_end|>"))
+    assert done.text == "<think>go south</think>go north"
+
+
+# -- what is made of it
+
+
+@pytest.mark.parametrize(
+    ("text", "action"),
+    [
+        ("<think>\ngo south\n</think>\n\ngo north", "go north"),
+        ("go south\n</think>\n\ngo north", "go north"),  # the tag that opened it was in the prompt
+        ("<think>a</think>go south<think>b</think> go north\nlook", "go north"),
+        ("<think>\ngo south", NO_OP),
+        ("<think>go south</think>", NO_OP),
+        ("go north\n<think>or", NO_OP),
+        ("<thinker> north", "<thinker> north"),
+    ],
+)
+def test_thinking_is_no_action(text: str, action: str) -> None:
+    assert parse_action(text, "line").action == action
+    tagged = text.replace("go south", "<action>go south</action>").replace("go north", "<action>go north</action>")
+    if action == "go north":
+        assert parse_action(tagged, "tags").action == action
+    elif action == NO_OP:
+        assert parse_action(tagged, "tags") == parse_action("", "tags")
+
+
+def test_thinking_is_no_tip_and_no_advice() -> None:
+    assert clean_tip("<think>\nWhat did I learn?\n</think>\n\n- The key is north.") == "The key is north."
+    assert clean_tip("<think>\nWhat did I learn? " + "Hm. " * 9000 + "</think>The key is north.") == "The key is north."
+    assert not clean_tip("<think>\nWhat did I learn?")
+    assert parse_advice("<think>go south -> 1.0</think>\ngo north -> 0.5") == [Valued("go north", 0.5)]
+
+
+def test_thinking_finds_no_tips() -> None:
+    conversation = Conversation(RolloutConfig(style="terse"), MemoryConfig(), len)
+    conversation.observe(Observation("a hall"))
+    conversation.act("<think>hm</think>go north")
+    assert memory_query(conversation, "conversation", Observation("dark")) == "a hall\ngo north\ndark"
+
+
+@given(CONTENTS)
+def test_the_answer_is_the_end_of_the_text_without_a_tag(text: str) -> None:
+    answer = answer_of(text)
+    assert text.endswith(answer)
+    assert not any(tag in answer for tag in THINK)
