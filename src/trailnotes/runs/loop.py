@@ -1,0 +1,44 @@
+"""An event loop from here to the end of one coroutine, in a program and in a notebook alike."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def run_to_end(coroutine: Coroutine[Any, Any, T]) -> T:
+    """What the coroutine returns or raises, from an event loop of its own.
+
+    As `asyncio.run`, but it may also be called where a loop runs already, as in every cell of a notebook. That loop
+    stands still meanwhile, as for any call that takes its time. The new loop runs in this very thread, since only the
+    main thread may handle signals, and Ctrl-C must reach the coroutine.
+    """
+    with _set_aside_running_loop(), asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
+        return runner.run(coroutine)
+
+
+@contextmanager
+def _set_aside_running_loop() -> Iterator[None]:
+    """Inside the block this thread runs no event loop, and no task of one.
+
+    The four calls are those with which an event loop and its tasks say themselves that they run or rest.
+    """
+    try:
+        outer = asyncio.get_running_loop()
+    except RuntimeError:
+        yield
+        return
+    task = asyncio.current_task()
+    if task is not None:
+        asyncio.tasks._leave_task(outer, task)  # noqa: SLF001
+    asyncio.events._set_running_loop(None)  # noqa: SLF001
+    try:
+        yield
+    finally:
+        asyncio.events._set_running_loop(outer)  # noqa: SLF001
+        if task is not None:
+            asyncio.tasks._enter_task(outer, task)  # noqa: SLF001
