@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -58,7 +59,7 @@ def examined(model_or_run: StrPath) -> Iterator[Subject]:
                 raise RunError(f"{path} is damaged ({problems[0]}); name another checkpoint, or the run directory")
             yield _checkpointed(path)
     else:
-        name = str(model_or_run)
+        name = os.fspath(model_or_run)
         with checkpoint.held(path.parent):  # the model of a checkpoint; nothing is held where there is none
             yield Subject(name, RANDOM if name == RANDOM else "start")
 
