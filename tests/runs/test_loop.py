@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import os
 import re
 import signal
 from collections.abc import Callable
@@ -74,18 +73,35 @@ def test_it_raises_what_the_coroutine_raises_and_may_be_nested(place: Any) -> No
 
 
 def test_ctrl_c_cancels_the_coroutine_which_may_clean_up(place: Any) -> None:
-    cleaned = []
+    ended = []
 
     async def wait() -> None:
         try:
-            os.kill(os.getpid(), signal.SIGINT)
-            await asyncio.sleep(60)
-        finally:
-            cleaned.append(True)
+            signal.raise_signal(signal.SIGINT)
+            await asyncio.sleep(2)
+            ended.append("as if nothing had been")
+        except asyncio.CancelledError:
+            ended.append("cancelled")
+            raise
 
+    before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         place(lambda: run_to_end(wait()))
-    assert cleaned == [True]
+    assert ended == ["cancelled"]
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_ctrl_c_that_is_ignored_stays_so(place: Any) -> None:
+    async def go_on() -> str:
+        signal.raise_signal(signal.SIGINT)
+        await asyncio.sleep(0)
+        return "went on"
+
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        assert place(lambda: run_to_end(go_on())) == "went on"
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_handlers_may_be_set_inside(place: Any) -> None:
@@ -93,7 +109,7 @@ def test_handlers_may_be_set_inside(place: Any) -> None:
 
     async def handle() -> None:
         before = signal.signal(signal.SIGTERM, lambda *_: caught.append(True))
-        os.kill(os.getpid(), signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
         await asyncio.sleep(0)
         signal.signal(signal.SIGTERM, before)
 

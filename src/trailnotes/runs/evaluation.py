@@ -183,10 +183,13 @@ def _locked(directory: Path) -> Iterator[None]:
     directory.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(directory, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunError(f"{directory} is in use by another evaluation: wait for it, or choose another") from None
+        except OSError as error:  # a file system without locks on directories
+            logger.debug("%s is not locked: %s", directory, error)
         yield
-    except BlockingIOError:
-        raise RunError(f"{directory} is in use by another evaluation: wait for it, or choose another --out") from None
     finally:
         os.close(descriptor)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import threading
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -17,15 +19,15 @@ def run_to_end(coroutine: Coroutine[Any, Any, T]) -> T:
     stands still meanwhile, as for any call that takes its time. The new loop runs in this very thread, since only the
     main thread may handle signals, and Ctrl-C must reach the coroutine.
     """
-    with _set_aside_running_loop(), asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
+    with _outer_loop_set_aside(), asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
         return runner.run(coroutine)
 
 
 @contextmanager
-def _set_aside_running_loop() -> Iterator[None]:
+def _outer_loop_set_aside() -> Iterator[None]:
     """Inside the block this thread runs no event loop, and no task of one.
 
-    The four calls are those with which an event loop and its tasks say themselves that they run or rest.
+    The four calls are those by which any event loop and its tasks say that they run or rest.
     """
     try:
         outer = asyncio.get_running_loop()
@@ -37,8 +39,23 @@ def _set_aside_running_loop() -> Iterator[None]:
         asyncio.tasks._leave_task(outer, task)  # noqa: SLF001
     asyncio.events._set_running_loop(None)  # noqa: SLF001
     try:
-        yield
+        with _ctrl_c_for_the_inner():
+            yield
     finally:
         asyncio.events._set_running_loop(outer)  # noqa: SLF001
         if task is not None:
             asyncio.tasks._enter_task(outer, task)  # noqa: SLF001
+
+
+@contextmanager
+def _ctrl_c_for_the_inner() -> Iterator[None]:
+    """The outer loop's handler would cancel a task of that loop, which stands still; the new loop sets its own."""
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):  # or it is ignored
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
