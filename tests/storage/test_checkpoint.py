@@ -269,8 +269,10 @@ def test_what_is_gone_cannot_be_held(tmp_path: Path) -> None:
     path = checkpoint.save(tmp_path, 1, writer())
     checkpoint.save(tmp_path, 2, writer())
     checkpoint.prune(tmp_path, keep_last=1)
-    with checkpoint.held(path) as there:
-        assert not there
+    (tmp_path / "file").write_text("")
+    for gone in (path, tmp_path / "file", tmp_path / "nowhere"):
+        with checkpoint.held(gone) as there:
+            assert not there
 
 
 HOLDER = """

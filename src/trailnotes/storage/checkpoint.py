@@ -248,7 +248,7 @@ def _locked(file: Path, operation: int) -> Iterator[bool]:
     """Whether the lock on `file` could be taken at once, and the file is still there; it is given back at the end."""
     try:
         descriptor = os.open(file, os.O_RDONLY if operation == fcntl.LOCK_SH else os.O_RDWR)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         yield False
         return
     try:
