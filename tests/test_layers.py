@@ -159,10 +159,10 @@ HOUSE = {
         episode
     """,
     "runs": """
-        __init__ adaptation forecast training
-        console panels saving
-        players spent
-        directory
+        __init__ adaptation evaluation forecast training
+        panels saving
+        console players spent
+        directory loop
     """,
     "storage": """
         __init__ checkpoint records

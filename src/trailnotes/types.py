@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
@@ -18,6 +19,7 @@ Mode = Literal["plain", "on_policy_tips", "off_policy"]
 Outcome = Literal["terminated", "truncated", "error"]
 FinishReason = Literal["stop", "length"]
 TokenIds = tuple[int, ...]
+StrPath = str | os.PathLike[str]  # what a user may hand in as a path
 
 MODES: tuple[Mode, ...] = ("plain", "on_policy_tips", "off_policy")
 NO_OP: Final = ""  # what an environment gets in place of an action that cannot be read
@@ -232,6 +234,7 @@ class Step:
     reward_intrinsic: float = 0.0  # before the coefficient beta
     policy_version: int = 0
     other_tokens: int = 0  # sampled for this decision besides `completion`: candidates that were not taken
+    num_plain_tokens: int | None = None  # length of the tip-free context where its ids are not known any more
 
 
 @dataclass(frozen=True, slots=True)

@@ -216,10 +216,12 @@ def test_eval_takes_the_settings_of_the_run_unless_told_otherwise(
     assert main(["eval", str(run), "--eval.num_tasks", "4", "--out", str(tmp_path / "out")]) == 0
     ((config, subject), options) = calls[0]
     assert (config.run.seed, config.eval.num_tasks, subject) == (9, 4, str(run))
+    assert options.pop("progress").title == "eval"
     assert options == {"memory": None, "out": tmp_path / "out"}
     assert capsys.readouterr().out == f"table of ['row']\nwritten to {tmp_path}/out\n"
     assert main(["eval", str(run), "--config", config_file, "--memory"]) == 0
-    assert (calls[1][0][0].run.seed, calls[1][1]) == (5, {"memory": True, "out": None})
+    ((config, _), options) = calls[1]
+    assert (config.run.seed, options["memory"], options["out"]) == (5, True, None)
     assert main(["eval", "a-hub/name"]) == 2
     assert "add --config CONFIG" in capsys.readouterr().err
 

@@ -3,7 +3,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from dataclasses import fields
+import logging
+import shutil
+import signal
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +19,13 @@ from trailnotes.commands.rollout import rollout
 from trailnotes.commands.train import train
 from trailnotes.config.schema import Config
 from trailnotes.envs.tasks import tasks_of
-from trailnotes.errors import ConfigError
-from trailnotes.runs.panels import PanelResult
+from trailnotes.errors import ConfigError, RunError
+from trailnotes.memory.store import TipStore
+from trailnotes.runs import evaluation
+from trailnotes.runs.panels import PART, PanelResult
+from trailnotes.storage import checkpoint
 from trailnotes.storage.files import read_jsonl
+from trailnotes.types import Trajectory
 
 
 @pytest.fixture(scope="module")
@@ -112,3 +119,221 @@ def test_commands_may_run_one_after_another_in_one_process(start_model: Path) ->
     evaluate(a_config(start_model), start_model)
     with pytest.raises(RuntimeError, match="no running event loop"):
         asyncio.get_running_loop()
+
+
+# -- while it is trained
+
+
+@pytest.fixture
+def growing(run_dir: Path, tmp_path: Path) -> Path:
+    """A run of one's own, whose last checkpoint is that of step 2."""
+    return Path(shutil.copytree(run_dir, tmp_path / "growing"))
+
+
+def train_on(run: Path) -> list[str]:
+    """What `train` with save_every = keep_last = 1 does next: another checkpoint, and the deletion of older ones."""
+    root = run / "checkpoints"
+    last = checkpoint.latest(root)
+    assert last is not None
+    step = int(last.name.removeprefix("step-")) + 1
+
+    def write(path: Path) -> None:
+        shutil.copytree(last / "model", path / "model")
+        shutil.copy(last / "memory.db", path)
+
+    checkpoint.save(root, step, write, checkpoint.load_meta(last) | {"iteration": step, "env_steps": 1000 * step})
+    return [path.name for path in checkpoint.prune(root, keep_last=1)]
+
+
+def test_a_run_that_is_trained_on_keeps_the_checkpoint_under_examination(
+    growing: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deleted: list[str] = []
+    for name in ("load_policy", "open_memory"):  # after the choice, and once more before the memory is read
+        loads = getattr(evaluation, name)
+
+        def late(*args: Any, loads: Any = loads) -> Any:
+            deleted.extend(train_on(growing))
+            return loads(*args)
+
+        monkeypatch.setattr(evaluation, name, late)
+    result = evaluate(a_config(growing), growing, memory=True)
+    assert result.env_steps < 1000, "step 2 was examined, not one of the later ones"
+    assert "step-000003" in deleted
+    assert "step-000002" not in deleted
+    assert "step-000002" in train_on(growing), "afterwards it goes like any other"
+
+
+# -- stopped and resumed
+
+
+@pytest.fixture
+def stop_after(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """``stop_after(n)``: Ctrl-C comes when n episodes have ended in this start; 0 never stops. Gives what ended.
+
+    With one environment at a time, so that none ends in the same moment.
+    """
+    kept: list[Trajectory] = []
+    keep = evaluation.Journal.keep
+
+    def after(number: int) -> list[Trajectory]:
+        kept.clear()
+
+        def stopping(journal: evaluation.Journal, episode: Trajectory) -> None:
+            keep(journal, episode)
+            kept.append(episode)
+            if len(kept) == number:
+                signal.raise_signal(signal.SIGINT)
+
+        monkeypatch.setattr(evaluation.Journal, "keep", stopping)
+        return kept
+
+    return after
+
+
+def one_by_one(start: Path, **sections: Any) -> Config:
+    return a_config(start, env={"max_envs": 1}, **sections)
+
+
+def files_of(directory: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in directory.iterdir()}
+
+
+@pytest.mark.parametrize("torn", [b"", b'{"task": {"id": "waym'])
+def test_a_stopped_evaluation_plays_the_rest_and_ends_as_if_never_stopped(
+    start_model: Path, tmp_path: Path, stop_after: Any, torn: bytes
+) -> None:
+    config = one_by_one(start_model, eval={"num_samples": 2})
+    whole = evaluate(config, start_model, out=tmp_path / "whole")
+    for number in (3, 2):
+        stop_after(number)
+        with pytest.raises(KeyboardInterrupt):
+            evaluate(config, start_model, out=tmp_path / "out")
+        with (tmp_path / "out" / PART).open("ab") as part:
+            part.write(torn)
+    assert not (tmp_path / "out" / "table.json").exists()
+    ended = stop_after(0)
+    assert evaluate(config, start_model, out=tmp_path / "out") == whole
+    assert len(ended) == 8 - 3 - 2
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
+
+
+def test_with_memory_too(run_dir: Path, tmp_path: Path, stop_after: Any) -> None:
+    config = one_by_one(run_dir, eval={"split": "train"})
+    whole = evaluate(config, run_dir, memory=True, out=tmp_path / "whole")
+    stop_after(2)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(config, run_dir, memory=True, out=tmp_path / "out")
+    stop_after(0)
+    assert evaluate(config, run_dir, memory=True, out=tmp_path / "out") == whole
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("change", ["eval.temperature", "model", "eval.memory"])
+def test_episodes_of_other_settings_or_weights_are_set_aside(
+    run_dir: Path, tmp_path: Path, stop_after: Any, caplog: pytest.LogCaptureFixture, change: str
+) -> None:
+    config, steps = one_by_one(run_dir), sorted((run_dir / "checkpoints").iterdir())
+    stop_after(2)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(config, steps[0] if change == "model" else steps[1], out=tmp_path)
+    ended = stop_after(0)
+    if change == "eval.temperature":
+        config = one_by_one(run_dir, eval={"temperature": 0.7})
+    with caplog.at_level(logging.WARNING):
+        evaluate(config, steps[1], out=tmp_path, memory=change == "eval.memory")
+    assert len(ended) == 4, "all are played again"
+    aside = tmp_path / "episodes.part.1.jsonl"
+    assert f"set aside {aside}: its 2 episodes were played with another {change}\n" in caplog.text
+    assert len(lines(aside)) == 3
+
+
+def test_how_the_panel_is_played_may_change(start_model: Path, tmp_path: Path, stop_after: Any) -> None:
+    stop_after(2)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(one_by_one(start_model), start_model, out=tmp_path)
+    ended = stop_after(0)
+    evaluate(a_config(start_model, eval={"confidence": 0.9}), start_model, out=tmp_path)
+    assert len(ended) == 2
+
+
+def test_the_command_line_shows_how_far_it_is_and_what_is_kept(
+    run_dir: Path, tmp_path: Path, stop_after: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["eval", str(run_dir), "--env.max_envs", "1", "--out", str(tmp_path)]
+    stop_after(3)
+    assert main(words) == 130
+    said = capsys.readouterr().err.splitlines()
+    assert said[0].startswith("eval  0/4 episodes")
+    assert f"stopped: 3 of 4 episodes are kept in {tmp_path / PART}, and the same command plays the rest" in said
+    stop_after(0)
+    assert main(words) == 0
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == "playing on: 3 of 4 episodes have ended before"
+    assert said[-1].startswith("eval  4/4 episodes  success 0")
+    stop_after(1)
+    assert main(words[:4]) == 130
+    assert "stopped: without --out nothing is kept" in capsys.readouterr().err
+
+
+def test_two_at_a_time_do_not_write_into_one_directory(start_model: Path, tmp_path: Path) -> None:
+    journal = evaluation.Journal(tmp_path, 1, None)
+    with journal.opened({}), pytest.raises(RunError, match="in use by another evaluation"):
+        evaluate(a_config(start_model), start_model, out=tmp_path)
+    evaluate(a_config(start_model), start_model, out=tmp_path)
+
+
+# -- tips that nobody sees
+
+
+def remark_of(out: Path) -> str:
+    (row,) = json.loads((out / "table.json").read_text())["rows"]
+    return str(row["remark"])
+
+
+def test_a_memory_without_tips_for_the_panel_says_so(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["eval", str(run_dir), "--memory", "--out", str(tmp_path)]) == 0
+    said = remark_of(tmp_path)
+    assert said.startswith("No tip was shown in any of 4 episodes, since the memory has tips of ")
+    assert "(waymarks/keys/granite/train-" in said
+    assert "asks for 4 others (waymarks/keys/granite/test-" in said
+    assert "`trailnotes adapt`" in said
+    assert "--eval.split train" in said
+    assert f"\n{said}.\n" in capsys.readouterr().out
+    assert f"\n{said}.\n" in (tmp_path / "table.md").read_text()
+
+
+def test_tips_that_were_shown_are_counted(run_dir: Path, tmp_path: Path) -> None:
+    config = a_config(run_dir, eval={"split": "train", "num_tasks": 0})
+    result = evaluate(config, run_dir, memory=True, out=tmp_path)
+    shown = [any(step["tips"] for step in record["steps"]) for record in lines(tmp_path / "episodes.jsonl")]
+    assert result.episodes_with_tips == sum(shown) > 0
+    assert remark_of(tmp_path) == f"Tips were shown in {sum(shown)} of {len(shown)} episodes"
+    plain = evaluate(config, run_dir)
+    assert (plain.episodes_with_tips, plain.remark) == (0, "")
+
+
+def test_an_empty_memory_and_one_that_is_switched_off_are_told_apart(growing: Path) -> None:
+    config = a_config(growing, eval={"split": "train", "num_tasks": 0})
+    memory = growing / "checkpoints" / "step-000002" / "memory.db"
+    with TipStore(memory) as store, store.transaction():
+        for tip in store.tips():
+            store.update(replace(tip, enabled=False))
+    sign(memory)
+    assert "they are switched off (`trailnotes memory enable`)" in evaluate(config, growing, memory=True).remark
+    with TipStore(memory) as store, store.transaction():
+        store.clear()
+    sign(memory)
+    assert evaluate(config, growing, memory=True).remark.endswith("since the memory holds no tip")
+
+
+def sign(file: Path) -> None:
+    """Let the manifest of a checkpoint say what `file` is now."""
+    manifest = file.parent / "manifest.json"
+    content = json.loads(manifest.read_text())
+    content["files"][file.name] = {
+        "size": file.stat().st_size, "sha256": hashlib.sha256(file.read_bytes()).hexdigest(),
+    }  # fmt: skip
+    manifest.write_text(json.dumps(content))

@@ -8,7 +8,7 @@ import pytest
 
 from trailnotes.errors import MissingExtraError
 from trailnotes.reporting.intervals import Interval
-from trailnotes.reporting.plots import band, trial_curve
+from trailnotes.reporting.plots import band, pyplot, trial_curve
 
 
 @pytest.fixture
@@ -62,3 +62,16 @@ def test_without_matplotlib_the_extra_is_named(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(MissingExtraError, match=r"trailnotes\[plot\]"):
         trial_curve([Interval(0, 0, 0)], tmp_path / "t.png", colour="k", ylabel="y", title="t")
     assert not (tmp_path / "t.png").exists()
+
+
+def test_pictures_for_files_leave_those_of_a_notebook_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    import matplotlib as mpl
+    import matplotlib.pyplot as plt
+
+    before = mpl.get_backend()
+    plt.switch_backend("svg")  # as a kernel chooses its own
+    try:
+        pyplot()
+        assert mpl.get_backend() == "svg"
+    finally:
+        plt.switch_backend(before)

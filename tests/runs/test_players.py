@@ -17,7 +17,7 @@ from trailnotes.config.schema import Config, EnvConfig, MemoryConfig, ModelConfi
 from trailnotes.errors import ConfigError, PolicyError, RunError
 from trailnotes.policies.hf.policy import HFPolicy
 from trailnotes.prompts import Conversation, listed_actions
-from trailnotes.runs.players import RANDOM, load_policy, random_player, resolve
+from trailnotes.runs.players import RANDOM, Subject, examined, load_policy, random_player
 from trailnotes.runs.spent import BY_ROW, row_costs
 from trailnotes.storage.files import read_jsonl
 from trailnotes.types import Message, Observation, Sampling, Task
@@ -112,6 +112,11 @@ def run_dir(start_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     path = tmp_path_factory.mktemp("runs") / "empo2"
     train(small_config(model={"path": str(start_model)}, train={"iterations": 2}), path)
     return path
+
+
+def resolve(model_or_run: Path | str) -> Subject:
+    with examined(model_or_run) as subject:
+        return subject
 
 
 def test_a_run_is_its_last_checkpoint_with_memory_and_spending(run_dir: Path) -> None:

@@ -249,3 +249,73 @@ def test_a_directory_without_permission_is_an_error_not_a_loss(tmp_path: Path) -
     finally:
         tmp_path.chmod(0o700)
     assert checkpoint.latest(tmp_path) == kept
+
+
+# -- held while somebody reads
+
+
+def test_one_that_is_held_outlives_pruning_until_it_is_let_go(tmp_path: Path) -> None:
+    first, second, third = (checkpoint.save(tmp_path, step, writer()) for step in (1, 2, 3))
+    with checkpoint.held(first) as there, checkpoint.held(first) as again:
+        assert there
+        assert again
+        assert checkpoint.prune(tmp_path, keep_last=1) == [second]
+        assert not checkpoint.verify(first)
+    assert checkpoint.prune(tmp_path, keep_last=1) == [first]
+    assert names(tmp_path) == [third.name]
+
+
+def test_what_is_gone_cannot_be_held(tmp_path: Path) -> None:
+    path = checkpoint.save(tmp_path, 1, writer())
+    checkpoint.save(tmp_path, 2, writer())
+    checkpoint.prune(tmp_path, keep_last=1)
+    (tmp_path / "file").write_text("")
+    for gone in (path, tmp_path / "file", tmp_path / "nowhere"):
+        with checkpoint.held(gone) as there:
+            assert not there
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from trailnotes.storage import checkpoint
+with checkpoint.held(Path(sys.argv[1])) as there:
+    print(there, flush=True)
+    time.sleep(60)
+"""
+
+
+def test_the_hold_of_a_killed_process_is_gone_with_it(tmp_path: Path) -> None:
+    first = checkpoint.save(tmp_path, 1, writer())
+    checkpoint.save(tmp_path, 2, writer())
+    with subprocess.Popen([sys.executable, "-c", HOLDER, str(first)], stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "True\n"
+        assert checkpoint.prune(tmp_path, keep_last=1) == []
+        holder.kill()
+        holder.wait()
+        assert checkpoint.prune(tmp_path, keep_last=1) == [first]
+
+
+@pytest.mark.parametrize("moment", ["while it is read", "between choice and hold"])
+def test_one_that_is_pruned_before_it_is_held_gives_way_to_the_newest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    checkpoint.save(tmp_path, 1, writer())
+    name = "verify" if moment == "while it is read" else "held"
+    function = getattr(checkpoint, name)
+
+    def late(path: Path, *more: bool) -> object:
+        monkeypatch.setattr(checkpoint, name, function)
+        checkpoint.save(tmp_path, 2, writer())
+        assert [gone.name for gone in checkpoint.prune(tmp_path, keep_last=1)] == ["step-000001"]
+        return function(path, *more)
+
+    monkeypatch.setattr(checkpoint, name, late)
+    with checkpoint.latest_held(tmp_path) as found:
+        assert found == tmp_path / "step-000002"
+
+
+def test_where_there_is_none_none_is_held(tmp_path: Path) -> None:
+    with checkpoint.latest_held(tmp_path) as found:
+        assert found is None

@@ -52,10 +52,12 @@ def test_an_episode_comes_back_but_for_keys_and_prompts_of_which_the_length_is_l
             tips=tuple(replace(tip, key="", created="") for tip in step.tips),
             completion=replace(step.completion, prompt_ids=(), usage=usage),
             plain_prompt_ids=(),
+            num_plain_tokens=plain,
         )
-        for step, usage in zip(original.steps, [(3, 2), (6, 1)], strict=True)  # tokens read and sampled
+        for step, usage, plain in zip(original.steps, [(3, 2), (6, 1)], [2, 4], strict=True)  # tokens read and sampled
     ]
     assert found == replace(original, steps=tuple(steps))
+    assert encode_line(trajectory_to_json(found)) == encode_line(trajectory_to_json(original)), "and as the same bytes"
 
 
 def test_a_failed_episode_comes_back() -> None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from trailnotes.runs.directory import RunDir
     from trailnotes.runs.panels import PanelResult
     from trailnotes.runs.players import Subject
+    from trailnotes.types import StrPath
 
 logger = logging.getLogger(__name__)
 DEFAULT_METHOD = "empo2-tips"
@@ -30,9 +31,9 @@ FREE = ("eval.trials", "eval.confidence", "run.tensorboard")
 
 def adapt(
     config: Config,
-    model_or_run: Path | str,
+    model_or_run: StrPath,
     *,
-    out: Path,
+    out: StrPath,
     method: str | None = None,
     trials: int | None = None,
     allow_change: Sequence[str] = (),
@@ -61,19 +62,18 @@ def adapt(
         BudgetError: a spending limit was reached; what has ended is on disk.
         RunError: `out` is in use, damaged, or belongs to another config.
     """
-    import asyncio
-
     from trailnotes.config.toml import SURROUNDINGS
     from trailnotes.runs.directory import RunDir
-    from trailnotes.runs.players import resolve
+    from trailnotes.runs.loop import run_to_end
+    from trailnotes.runs.players import examined
 
-    subject = resolve(model_or_run)
-    config = settled(config, subject, method, trials)
-    with RunDir.open(out, config, allow_change=[*SURROUNDINGS, *FREE, *allow_change]) as directory:
-        figures = asyncio.run(_adapt(config, directory, subject, progress))
-        _write(figures, out)
+    with examined(model_or_run) as subject:
+        config = settled(config, subject, method, trials)
+        with RunDir.open(out, config, allow_change=[*SURROUNDINGS, *FREE, *allow_change]) as directory:
+            figures = run_to_end(_adapt(config, directory, subject, progress))
+            _write(figures, directory.path)
     curve = [figure.result for figure in figures if figure.trial is not None]
-    _draw(curve, out / "curve.png")
+    _draw(curve, directory.path / "curve.png")
     return curve
 
 

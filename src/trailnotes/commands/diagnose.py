@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from trailnotes.commands.command import Command, argument
 from trailnotes.storage.files import read_jsonl
-from trailnotes.types import MODES
+from trailnotes.types import MODES, StrPath
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -46,7 +46,7 @@ class Link:
         return "\n".join(lines)
 
 
-def diagnose(run_dir: Path) -> str:
+def diagnose(run_dir: StrPath) -> str:
     """A report on the run in `run_dir`, one link a line.
 
     Raises:
@@ -54,6 +54,7 @@ def diagnose(run_dir: Path) -> str:
     """
     from trailnotes.runs.directory import run_config
 
+    run_dir = Path(run_dir)
     config = run_config(run_dir)
     lines = list(read_jsonl(run_dir / "metrics.jsonl"))
     if not lines:

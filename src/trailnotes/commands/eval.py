@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,38 +13,58 @@ if TYPE_CHECKING:
     from argparse import Namespace
 
     from trailnotes.config.schema import Config
+    from trailnotes.runs.console import Bar
     from trailnotes.runs.panels import PanelResult
+    from trailnotes.types import StrPath
 
 
 def evaluate(
-    config: Config, model_or_run: Path | str, *, memory: bool | None = None, out: Path | None = None
+    config: Config,
+    model_or_run: StrPath,
+    *,
+    memory: bool | None = None,
+    out: StrPath | None = None,
+    progress: Bar | None = None,
 ) -> PanelResult:
     """Play the fixed panel of `config.eval`, with or without the run's memory, and report mean and interval.
 
+    With `out` each episode is kept as it ends; the same call after an interruption plays the rest, and writes the same
+    files as without it.
+
     Args:
         config: panel, sampling and environment.
-        model_or_run: run directory, checkpoint, model directory or hub name.
+        model_or_run: run directory, checkpoint, model directory or hub name. A run that is being trained keeps the
+            checkpoint until the evaluation has ended.
         memory: act with the run's memory; None takes `config.eval.memory`.
         out: directory for what `write_evaluation` writes; None writes nothing.
+        progress: shows how many episodes have ended.
 
     Raises:
         ConfigError: memory is asked for where there is none, or nothing could be played.
+        RunError: the run has no whole checkpoint yet, or `out` is in use.
     """
-    from trailnotes.runs.panels import panel_result, play_subject, write_evaluation
+    from trailnotes.runs.evaluation import play_subject
+    from trailnotes.runs.panels import panel_result, write_evaluation
+    from trailnotes.runs.players import examined
 
     use_memory = config.eval.memory if memory is None else memory
-    subject, episodes = play_subject(config, model_or_run, use_memory=use_memory, directory=out)
-    result = panel_result(episodes, config, subject, memory=use_memory)
-    if out is not None:
-        write_evaluation(out, config, subject, episodes, result)
+    directory = None if out is None else Path(out)
+    with examined(model_or_run) as subject:
+        played = play_subject(config, subject, use_memory=use_memory, directory=directory, progress=progress)
+    result = replace(panel_result(played.episodes, config, subject, memory=use_memory), remark=played.remark)
+    if directory is not None:
+        write_evaluation(directory, config, subject, played.episodes, result)
     return result
 
 
 def _run(args: Namespace) -> None:
+    from trailnotes.runs.console import Bar
     from trailnotes.runs.panels import markdown_table
 
     config = config_of(args.subject, args.config, args.settings)
-    print(markdown_table([evaluate(config, args.subject, memory=args.memory, out=args.out)]), end="")
+    with Bar(1.0, "eval") as bar:
+        result = evaluate(config, args.subject, memory=args.memory, out=args.out, progress=bar)
+    print(markdown_table([result]), end="")
     say_where(args.out)
 
 
@@ -51,7 +72,8 @@ EVAL = Command(
     name="eval",
     summary="success on a fixed panel of games",
     about="Play the fixed panel of games of the config's [eval], and print the mean with its interval. Acts without "
-    "memory unless asked.",
+    "memory unless asked. With --out, episodes are kept as they end, and the same command plays on after it was "
+    "stopped.",
     example="trailnotes eval runs/smoke --out runs/smoke/eval --eval.num_tasks 4",
     run=_run,
     arguments=(

@@ -12,17 +12,20 @@ if TYPE_CHECKING:
     from argparse import Namespace
 
     from trailnotes.config.schema import Config
-    from trailnotes.types import Trajectory
+    from trailnotes.types import StrPath, Trajectory
 
 
-def rollout(config: Config, model_or_run: Path | str | None = None, *, out: Path | None = None) -> list[Trajectory]:
+def rollout(config: Config, model_or_run: StrPath | None = None, *, out: StrPath | None = None) -> list[Trajectory]:
     """Play `rollout.num_tasks` tasks of the training split once each, to be read; optionally written as JSONL."""
-    from trailnotes.runs.panels import play_subject, write_episodes
+    from trailnotes.runs.evaluation import play_subject
+    from trailnotes.runs.panels import write_episodes
+    from trailnotes.runs.players import examined
 
     panel = config.eval.model_copy(update={"split": config.train.split, "num_tasks": config.rollout.num_tasks})
-    _, episodes = play_subject(config.model_copy(update={"eval": panel}), model_or_run or config.model.path)
+    with examined(model_or_run or config.model.path) as subject:
+        episodes = play_subject(config.model_copy(update={"eval": panel}), subject).episodes
     if out is not None:
-        write_episodes(episodes, out)
+        write_episodes(episodes, Path(out))
     return episodes
 
 

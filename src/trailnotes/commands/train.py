@@ -24,13 +24,14 @@ if TYPE_CHECKING:
     from trailnotes.config.schema import Config
     from trailnotes.runs.directory import RunDir
     from trailnotes.runs.training import TrainingRun
+    from trailnotes.types import StrPath
 
 MEGABYTE = 1 << 20
 
 
 def train(
     config: Config,
-    run_dir: Path,
+    run_dir: StrPath,
     *,
     allow_change: Sequence[str] = (),
 ) -> Path:
@@ -49,13 +50,12 @@ def train(
         RunError: the directory is in use, damaged, or belongs to another config; or it cannot be written.
         KeyboardInterrupt: interrupted twice; what the last checkpoint holds is safe.
     """
-    import asyncio
-
     from trailnotes.runs.directory import RunDir
+    from trailnotes.runs.loop import run_to_end
 
     _refuse_early(config)
     with RunDir.open(run_dir, config, allow_change=allow_change) as directory:
-        return asyncio.run(_train(config, directory))
+        return run_to_end(_train(config, directory))
 
 
 async def _train(config: Config, directory: RunDir) -> Path:

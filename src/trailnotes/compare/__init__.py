@@ -18,13 +18,14 @@ from trailnotes.compare.results import read_result
 from trailnotes.compare.summary import Question, Summary, summarise
 from trailnotes.errors import ConfigError, MissingExtraError
 from trailnotes.storage.files import write_text_atomic
+from trailnotes.types import StrPath
 
 __all__ = ["Comparison", "Summary", "compare_own", "compare_run", "compare_table", "published_panel"]
 
 logger = logging.getLogger(__name__)
 
 
-def compare_table(runs: Sequence[str], *, panel: str = "scienceworld-18", out: Path | None = None) -> Comparison:
+def compare_table(runs: Sequence[str], *, panel: str = "scienceworld-18", out: StrPath | None = None) -> Comparison:
     """Read evaluations of a panel and set them beside each other and beside what was published.
 
     Args:
@@ -45,6 +46,7 @@ def compare_table(runs: Sequence[str], *, panel: str = "scienceworld-18", out: P
     evaluations, notes = collect(runs, PANELS[panel].env)
     comparison = compare(evaluations, panel, PANELS[panel], notes)
     if out is not None:
+        out = Path(out)
         write_text_atomic(out / "table.json", to_json(comparison))
         write_text_atomic(out / "table.md", to_markdown(comparison))
         try:
@@ -54,7 +56,9 @@ def compare_table(runs: Sequence[str], *, panel: str = "scienceworld-18", out: P
     return comparison
 
 
-def compare_own(runs: Sequence[str], *, out: Path | None = None, baseline: str = "", threshold: float = 0.5) -> Summary:
+def compare_own(
+    runs: Sequence[str], *, out: StrPath | None = None, baseline: str = "", threshold: float = 0.5
+) -> Summary:
     """Read evaluations of a panel that nothing was published for, and set them beside each other.
 
     Args:
@@ -75,7 +79,7 @@ def compare_own(runs: Sequence[str], *, out: Path | None = None, baseline: str =
         raise ConfigError(f"no line is called {baseline!r}: use {' or '.join(map(repr, labels))}")
     summary = summarise(results, Question(baseline=baseline, threshold=threshold))
     if out is not None:
-        write_summary(summary, results, out)
+        write_summary(summary, results, Path(out))
     return summary
 
 

@@ -31,17 +31,18 @@ from trailnotes.config.methods import method_of
 from trailnotes.errors import MissingExtraError, RunError
 from trailnotes.runs.directory import RunLock
 from trailnotes.storage.files import write_text_atomic
+from trailnotes.types import StrPath
 
 logger = logging.getLogger(__name__)
 RUNS = Path("runs/compare")
 
 
-def place_of(plan: Plan, out: Path | None) -> Path:
+def place_of(plan: Plan, out: StrPath | None) -> Path:
     """The directory of a comparison."""
-    return out or RUNS / slug(plan.compare.name)
+    return Path(out) if out else RUNS / slug(plan.compare.name)
 
 
-def compare_run(path: Path, *, out: Path | None = None, at_once: int | None = None) -> Summary:
+def compare_run(path: StrPath, *, out: StrPath | None = None, at_once: int | None = None) -> Summary:
     """Run every method with every seed, and write table and picture.
 
     What is finished is not run again, and what was interrupted is resumed. A run that fails does not stop the others;
@@ -57,6 +58,7 @@ def compare_run(path: Path, *, out: Path | None = None, at_once: int | None = No
         RunError: the directory is in use, holds runs of other settings, or in the end no run has a result.
         KeyboardInterrupt: interrupted; the same command resumes.
     """
+    path = Path(path)
     plan = load_plan(path)
     return run_plan(plan, path, place_of(plan, out), at_once=at_once, text=path.read_text(encoding="utf-8"))
 

@@ -24,6 +24,7 @@ from trailnotes.config.presets import PRESETS
 from trailnotes.config.schema import Config
 from trailnotes.config.section import Section
 from trailnotes.errors import ConfigError
+from trailnotes.types import StrPath
 
 SURROUNDINGS = ("endpoint", "env.num_workers", "env.max_envs", "env.timeout", "run.threads")
 """Settings of where and how fast a run plays, and what it may cost: not of what comes out."""
@@ -39,7 +40,7 @@ class Resolved:
     origins: Mapping[str, str]  # "rollout.group_size" -> "preset" | the file's name | "command line"
 
 
-def load_config(path: Path | None = None, overrides: Sequence[str] = ()) -> Config:
+def load_config(path: StrPath | None = None, overrides: Sequence[str] = ()) -> Config:
     """Read a TOML file (None: defaults alone) and lay `overrides` over it.
 
     Args:
@@ -53,7 +54,7 @@ def load_config(path: Path | None = None, overrides: Sequence[str] = ()) -> Conf
     return resolve(path, overrides).config
 
 
-def resolve(path: Path | None = None, overrides: Sequence[str] = ()) -> Resolved:
+def resolve(path: StrPath | None = None, overrides: Sequence[str] = ()) -> Resolved:
     """As `load_config`, with the origin of every key."""
     layers: list[tuple[str, dict[str, Any]]] = []
     if path is not None:

@@ -19,7 +19,7 @@ from trailnotes.memory.schema import Identity, opened_snapshot, read_sequence
 from trailnotes.memory.store import TipStore
 from trailnotes.memory.tips import TipMemory, clean_tip
 from trailnotes.storage.files import write_text_atomic
-from trailnotes.types import Tip
+from trailnotes.types import StrPath, Tip
 
 FILE_NAME = "memory.db"
 TYPES = {name: kind for name, kind in get_type_hints(Tip).items() if name != "id"}
@@ -35,8 +35,9 @@ class Imported(NamedTuple):
     known: int  # an earlier import had brought the same text under the same key
 
 
-def open_store(path: Path) -> TipStore:
+def open_store(path: StrPath) -> TipStore:
     """The existing memory file `path`, or the one of the run directory `path`."""
+    path = Path(path)
     return TipStore(path / FILE_NAME if path.is_dir() else path)
 
 
@@ -105,7 +106,7 @@ def enable_tips(store: TipStore, ids: Iterable[int], *, enabled: bool = True) ->
     return changed
 
 
-def export_tips(store: TipStore, path: Path, namespace: str | None = None, *, after: int = 0) -> int:
+def export_tips(store: TipStore, path: StrPath, namespace: str | None = None, *, after: int = 0) -> int:
     """Write tips as JSONL, the oldest first, atomically; vectors stay behind. Returns how many.
 
     Args:
@@ -116,14 +117,14 @@ def export_tips(store: TipStore, path: Path, namespace: str | None = None, *, af
     """
     tips = store.tips(namespace, after=after)
     try:
-        write_text_atomic(path, "".join(json.dumps(asdict(tip), ensure_ascii=False) + "\n" for tip in tips))
+        write_text_atomic(Path(path), "".join(json.dumps(asdict(tip), ensure_ascii=False) + "\n" for tip in tips))
     except OSError as error:
         raise MemoryStoreError(f"cannot write {path} ({error.strerror}): nothing was exported") from error
     return len(tips)
 
 
 def import_tips(
-    store: TipStore, path: Path, *, enable: bool = False, capacity: int = 1000, embedder: Embedder | None = None
+    store: TipStore, path: StrPath, *, enable: bool = False, capacity: int = 1000, embedder: Embedder | None = None
 ) -> Imported:
     """Add the tips of a JSONL file, marked as imported, in one transaction.
 
@@ -146,14 +147,14 @@ def import_tips(
     return Imported(added, len(tips) - added)
 
 
-def read_tips(path: Path) -> list[Tip]:
+def read_tips(path: StrPath) -> list[Tip]:
     """The tips of a JSONL file; blank lines are skipped.
 
     Raises:
         MemoryStoreError: the file cannot be read, or has malformed lines, named by number.
     """
     try:
-        lines = path.read_bytes().split(b"\n")
+        lines = Path(path).read_bytes().split(b"\n")
     except OSError as error:
         raise MemoryStoreError(f"cannot read {path} ({error.strerror})") from error
     tips, faults = [], []
@@ -195,7 +196,7 @@ def rewind(memory: TipMemory, snapshot: Path | None, aside: Path) -> int:
     return len(late)
 
 
-def reembed(path: Path, name: str, *, make: Callable[[str], Embedder] = make_embedder) -> int:
+def reembed(path: StrPath, name: str, *, make: Callable[[str], Embedder] = make_embedder) -> int:
     """Compute all vectors of a memory file afresh with the embedder `name`; returns how many."""
     embedder = make(name)
     store = open_store(path)

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from trailnotes.errors import MemoryStoreError
+from trailnotes.types import StrPath
 
 APPLICATION_ID = 0x54726C6E  # "Trln", in the header of every memory file
 SMALLEST_DATABASE = 512  # bytes; SQLite takes anything shorter than a header for a new, empty file
@@ -303,10 +304,10 @@ class OpenFile(Closes):
         MemoryStoreError: the file is missing, damaged, not ours, or of a newer version.
     """
 
-    def __init__(self, path: Path | None, identity: Identity | None = None) -> None:
-        self.path = path
+    def __init__(self, path: StrPath | None, identity: Identity | None = None) -> None:
+        self.path = None if path is None else Path(path)
         self._lock = threading.RLock()
-        self._connection = open_database(path, identity, BUSY_TIMEOUT)
+        self._connection = open_database(self.path, identity, BUSY_TIMEOUT)
 
     def close(self) -> None:
         """Close the file. Twice is fine."""
@@ -328,8 +329,9 @@ class OpenFile(Closes):
             finally:
                 self._ended()
 
-    def snapshot(self, path: Path) -> None:
+    def snapshot(self, path: StrPath) -> None:
         """Write a consistent copy to `path`, atomically, while others may read and write."""
+        path = Path(path)
         if self.path is not None and path.resolve() == self.path.resolve():
             raise MemoryStoreError(f"a snapshot of {path} cannot be written over the file itself: name another path")
         with self._lock, named_errors(path):

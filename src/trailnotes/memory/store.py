@@ -19,7 +19,7 @@ from trailnotes.errors import MemoryStoreError
 from trailnotes.memory import schema
 from trailnotes.memory.retrieval import ExactIndex, Floats, Index
 from trailnotes.memory.schema import Closes, Identity, OpenFile, named_errors
-from trailnotes.types import Tip
+from trailnotes.types import StrPath, Tip
 
 CACHED_PAGES = 128
 COLUMNS = (
@@ -43,7 +43,7 @@ class Page:
 class TipStore(OpenFile):
     """Rows of tips with their vectors, in a file that `OpenFile` opens."""
 
-    def __init__(self, path: Path | None, identity: Identity | None = None) -> None:
+    def __init__(self, path: StrPath | None, identity: Identity | None = None) -> None:
         super().__init__(path, identity)
         self._pages: OrderedDict[tuple[str, tuple[str, ...]], Page] = OrderedDict()
         self._touched: set[str] = set()
@@ -182,13 +182,13 @@ class TipStore(OpenFile):
 
     # whole files
 
-    def restore(self, path: Path) -> None:
+    def restore(self, path: StrPath) -> None:
         """Replace the content by that of a snapshot, in one transaction.
 
         Raises:
             MemoryStoreError: the snapshot is missing, damaged, or of another embedder; nothing has changed then.
         """
-        with self._lock, schema.opened_snapshot(path) as source:
+        with self._lock, schema.opened_snapshot(Path(path)) as source:
             identity = schema.read_identity(source)
             if identity != self.identity:
                 raise MemoryStoreError(
@@ -235,11 +235,11 @@ class Kept(Closes):
 
     store: TipStore
 
-    def snapshot(self, path: Path) -> None:
+    def snapshot(self, path: StrPath) -> None:
         """Write a consistent copy to `path`, atomically, while others may read and write."""
         self.store.snapshot(path)
 
-    def restore(self, path: Path) -> None:
+    def restore(self, path: StrPath) -> None:
         """Replace the content by that of a snapshot."""
         self.store.restore(path)
 

@@ -12,7 +12,6 @@ import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 
 import numpy as np
 
@@ -21,7 +20,7 @@ from trailnotes.errors import MemoryStoreError
 from trailnotes.memory.retrieval import Embedder, Floats, Ints, make_embedder
 from trailnotes.memory.schema import Identity
 from trailnotes.memory.store import Kept, Page, TipStore
-from trailnotes.types import Tip, Trajectory, answer_of
+from trailnotes.types import StrPath, Tip, Trajectory, answer_of
 
 MAX_TIP_WORDS = 100
 MAX_ACTION_WORDS = 32
@@ -123,7 +122,7 @@ def _ranked(page: Page, rows: Ints, similarities: Floats, order: Sequence[str]) 
     return rows[np.lexsort([-key for key in reversed(keys)])]
 
 
-def open_memory(path: Path | None, config: MemoryConfig, *, clock: Callable[[], str] | None = None) -> TipMemory:
+def open_memory(path: StrPath | None, config: MemoryConfig, *, clock: Callable[[], str] | None = None) -> TipMemory:
     """The memory in the file `path`, made if it is missing; None keeps it in this process only.
 
     Raises:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -112,7 +114,7 @@ def band(runs: Sequence[Curve], num_points: int = 240) -> tuple[Any, Any, Any, A
 
 
 def pyplot() -> Any:
-    """The pyplot of matplotlib, drawing to files only.
+    """The pyplot of matplotlib, drawing to files only; one that shows pictures already, as in a notebook, goes on so.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
@@ -121,7 +123,8 @@ def pyplot() -> Any:
         import matplotlib as mpl
     except ImportError as error:
         raise MissingExtraError('pictures need matplotlib: pip install "trailnotes[plot]"') from error
-    mpl.use("Agg")
+    if "matplotlib.pyplot" not in sys.modules and "inline" not in os.environ.get("MPLBACKEND", ""):
+        mpl.use("Agg")
     import matplotlib.pyplot as plt
 
     return plt

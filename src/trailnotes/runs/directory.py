@@ -35,7 +35,7 @@ from trailnotes.errors import ConfigError, MissingExtraError, RunError
 from trailnotes.storage import checkpoint
 from trailnotes.storage.files import append_jsonl, read_jsonl, set_aside, write_text_atomic
 from trailnotes.storage.records import trajectory_to_json
-from trailnotes.types import Trajectory
+from trailnotes.types import StrPath, Trajectory
 
 _PACKAGES = ("trailnotes", "numpy", "pydantic", "torch", "transformers", "tokenizers", "peft", "textworld")
 
@@ -53,7 +53,7 @@ class RunDir:
 
     @classmethod
     def open(
-        cls, path: Path, config: Config, *, allow_change: Sequence[str] = (), command: Sequence[str] | None = None
+        cls, path: StrPath, config: Config, *, allow_change: Sequence[str] = (), command: Sequence[str] | None = None
     ) -> Self:
         """Lock `path`, write or check its config, and record this start in run.json.
 

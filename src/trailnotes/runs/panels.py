@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,17 +11,17 @@ from typing import Any
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import to_toml
 from trailnotes.envs.tasks import panel, tasks_of
-from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.errors import ConfigError
-from trailnotes.memory import TipMemory, open_memory
 from trailnotes.reporting.intervals import Interval, bootstrap, wilson
-from trailnotes.rollout import Pool, run_groups
-from trailnotes.runs.players import Subject, load_policy, resolve
+from trailnotes.rollout import OnTrajectory, Pool, run_groups
+from trailnotes.runs.players import Subject
 from trailnotes.runs.spent import row_costs
 from trailnotes.seeds import derive_seed
 from trailnotes.storage.files import encode_line, write_bytes_atomic, write_text_atomic
 from trailnotes.storage.records import trajectory_to_json
 from trailnotes.types import Mode, Task, Trajectory
+
+PART = "episodes.part.jsonl"  # what an evaluation has played that has not ended yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +43,8 @@ class PanelResult:
     tokens_generated: int = 0  # by the training: actions and tips
     tokens_trained: int = 0  # trained positions, times passes
     seconds: float = 0.0  # of the training
+    episodes_with_tips: int = 0  # that were shown a tip at least once
+    remark: str = ""  # what a reader of the numbers must know besides
 
     def __str__(self) -> str:
         return f"{self.mean:.2f} [{self.ci_low:.2f}, {self.ci_high:.2f}]"
@@ -93,6 +93,7 @@ def panel_result(episodes: Sequence[Trajectory], config: Config, subject: Subjec
         num_tasks=len({t.task.id for t in episodes}),
         num_episodes=len(episodes),
         interval=method,
+        episodes_with_tips=sum(any(step.tips for step in t.steps) for t in episodes),
         **row_costs(subject.spent),
     )
 
@@ -106,12 +107,21 @@ def acting_config(config: Config) -> Config:
     return config.model_copy(update={"rollout": rollout})
 
 
-async def play_panel(
-    policy: Any, pool: Pool, tasks: Sequence[Task], config: Config, *, memory: Any = None, seed: int = 0
+async def play_panel(  # noqa: PLR0913 (see `run_episode`)
+    policy: Any,
+    pool: Pool,
+    tasks: Sequence[Task],
+    config: Config,
+    *,
+    memory: Any = None,
+    seed: int = 0,
+    done: Iterable[Trajectory] = (),
+    progress: OnTrajectory | None = None,
 ) -> list[Trajectory]:
     """Play each task `eval.num_samples` times at the evaluation temperature, with or without memory.
 
-    Returns the episodes in task order. Episodes that failed for good are left out (and were logged).
+    Returns the episodes in task order. Episodes that failed for good are left out (and were logged). `done` and
+    `progress` are as for `run_groups`.
     """
     mode: Mode = "plain" if memory is None else "on_policy_tips"
     groups = await run_groups(
@@ -122,30 +132,10 @@ async def play_panel(
         memory,
         acting_config(config),
         seed=derive_seed(seed, "panel"),
+        progress=progress,
+        done=done,
     )
     return [trajectory for group in groups for trajectory in group.trajectories]
-
-
-def play_subject(
-    config: Config, model_or_run: Path | str, *, use_memory: bool = False, directory: Path | None = None
-) -> tuple[Subject, list[Trajectory]]:
-    """Who was examined, and the episodes of the panel in the order of its tasks; `directory` as in `load_policy`."""
-    subject = resolve(model_or_run)
-    if use_memory and subject.memory is None:
-        raise ConfigError(
-            f"{model_or_run} has no memory to act with: give the run of a method with a memory, or drop --memory"
-        )
-    policy = load_policy(config, subject, directory)
-
-    async def play(memory: TipMemory | None) -> list[Trajectory]:
-        with EnvPool(config.env) as pool:
-            return await play_panel(policy, pool, panel_of(config), config, memory=memory, seed=config.run.seed)
-
-    if not use_memory or subject.memory is None:
-        return subject, asyncio.run(play(None))
-    with closing(open_memory(None, config.memory)) as memory:
-        memory.restore(subject.memory)
-        return subject, asyncio.run(play(memory))
 
 
 def panel_of(config: Config) -> list[Task]:
@@ -175,6 +165,8 @@ def write_evaluation(
         panel.json       the tasks
         episodes.jsonl   whole episodes
         table.json, table.md   mean and interval, written last: where they are, the rest is whole
+
+    The journal of an evaluation that was stopped, `PART`, has done its work then.
     """
     (out / "table.json").unlink(missing_ok=True)
     write_text_atomic(out / "eval.toml", to_toml(config))
@@ -184,6 +176,7 @@ def write_evaluation(
     write_text_atomic(out / "panel.json", json.dumps(panel_record(config, subject.model), indent=1) + "\n")
     write_episodes(episodes, out / "episodes.jsonl")
     write_table([result], out)
+    (out / PART).unlink(missing_ok=True)
 
 
 def write_table(rows: Sequence[PanelResult], out: Path, figures: Sequence[str] | None = None) -> None:
@@ -210,7 +203,8 @@ def markdown_table(rows: Sequence[PanelResult], figures: Sequence[str] | None = 
     table = [head, *([name, *_cells(row)][: len(head)] for name, row in zip(names, rows, strict=True))]
     lines = [f"| {' | '.join(cells)} |" for cells in table]
     lines.insert(1, "|---" * len(head) + "|")
-    return "\n".join([*lines, "", *sorted({f"Intervals: {r.interval}." for r in rows}), ""])
+    remarks = dict.fromkeys(f"{row.remark}." for row in rows if row.remark)
+    return "\n".join([*lines, "", *sorted({f"Intervals: {r.interval}." for r in rows}), *remarks, ""])
 
 
 def _cells(row: PanelResult) -> tuple[str, ...]:

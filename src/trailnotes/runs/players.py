@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +17,7 @@ from trailnotes.prompts import listed_actions
 from trailnotes.runs.directory import run_config
 from trailnotes.seeds import derive_seed
 from trailnotes.storage import checkpoint
-from trailnotes.types import Message
+from trailnotes.types import Message, StrPath
 
 if TYPE_CHECKING:
     from trailnotes.policies.base import Policy
@@ -35,8 +37,11 @@ class Subject:
     trained: Config | None = None  # the settings of that run
 
 
-def resolve(model_or_run: Path | str) -> Subject:
+@contextmanager
+def examined(model_or_run: StrPath) -> Iterator[Subject]:
     """A run directory (its last whole checkpoint), a checkpoint of one, or whatever `model.path` may be.
+
+    A checkpoint stays where it is inside the block, even if the run trains on and keeps fewer.
 
     Raises:
         ConfigError: "openai:" without a name.
@@ -46,16 +51,19 @@ def resolve(model_or_run: Path | str) -> Subject:
     path = Path(model_or_run)
     root = path / "checkpoints"
     if root.is_dir():
-        found = checkpoint.latest(root)
-        if found is None:
-            raise RunError(f"{path} holds no finished checkpoint yet; train it first, or wait for the first save")
-        return _checkpointed(found)
-    if (path / "model").is_dir() and (path / checkpoint.META).is_file():
-        if problems := checkpoint.verify(path):
-            raise RunError(f"{path} is damaged ({problems[0]}); name another checkpoint, or the run directory")
-        return _checkpointed(path)
-    name = str(model_or_run)
-    return Subject(name, RANDOM if name == RANDOM else "start")
+        with checkpoint.latest_held(root) as found:
+            if found is None:
+                raise RunError(f"{path} holds no finished checkpoint yet; train it first, or wait for the first save")
+            yield _checkpointed(found)
+    elif (path / "model").is_dir() and (path / checkpoint.META).is_file():
+        with checkpoint.held(path):
+            if problems := checkpoint.verify(path):
+                raise RunError(f"{path} is damaged ({problems[0]}); name another checkpoint, or the run directory")
+            yield _checkpointed(path)
+    else:
+        name = os.fspath(model_or_run)
+        with checkpoint.held(path.parent):  # the model of a checkpoint; nothing is held where there is none
+            yield Subject(name, RANDOM if name == RANDOM else "start")
 
 
 def _checkpointed(path: Path) -> Subject:

@@ -7,6 +7,7 @@ did to a directory later is found and named when it is read.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -82,11 +83,12 @@ def load_meta(path: Path) -> dict[str, Any]:
 
 
 def scan(root: Path, contents: bool = True) -> list[Checkpoint]:
-    """All checkpoints below `root`, oldest first, each verified against its manifest (see `verify`)."""
-    if not root.is_dir():
-        return []
-    found = [(int(match[1]), p) for p in root.iterdir() if p.is_dir() and (match := _NAME.fullmatch(p.name))]
-    return [Checkpoint(path, step, tuple(verify(path, contents))) for step, path in sorted(found)]
+    """All checkpoints below `root`, oldest first, each verified against its manifest (see `verify`).
+
+    One that is deleted while it is looked at is none.
+    """
+    looked_at = [Checkpoint(path, step, tuple(verify(path, contents))) for step, path in _listed(root)]
+    return [checkpoint for checkpoint in looked_at if not checkpoint.problems or checkpoint.path.is_dir()]
 
 
 def latest(root: Path, skip_damaged: bool = False) -> Path | None:
@@ -111,6 +113,36 @@ def latest(root: Path, skip_damaged: bool = False) -> Path | None:
     return newest.path if newest else None
 
 
+@contextmanager
+def held(path: Path) -> Iterator[bool]:
+    """Keep `prune` from deleting the checkpoint `path` inside the block, and say whether it is there to be kept.
+
+    The hold is a lock of the system on the manifest: many may have it at a time, it writes nothing, and that of a
+    process that died is gone with it.
+    """
+    with _locked(path / MANIFEST, fcntl.LOCK_SH) as there:
+        yield there
+
+
+@contextmanager
+def latest_held(root: Path) -> Iterator[Path | None]:
+    """`latest`, held inside the block: where a run that trains here deletes the one chosen, the newest is chosen again.
+
+    Raises:
+        RunError: as `latest`.
+    """
+    while True:
+        path = latest(root)
+        if path is None and not _listed(root):
+            yield None
+            return
+        if path is not None:
+            with held(path) as there:
+                if there:
+                    yield path
+                    return
+
+
 def verify(path: Path, contents: bool = True) -> list[str]:
     """What is wrong with the checkpoint at `path`, one line each; [] if it is whole.
 
@@ -124,16 +156,8 @@ def verify(path: Path, contents: bool = True) -> list[str]:
         return [f"{MANIFEST} cannot be read: {type(error).__name__}: {error}"]
     if version != FORMAT:
         return [f"{MANIFEST} has format {version}, this version reads {FORMAT}"]
-    problems = []
-    for name, (size, sha256) in expected.items():
-        file = path / name
-        if not file.is_file():
-            problems.append(f"{name} is missing")
-        elif file.stat().st_size != size:
-            problems.append(f"{name} has {file.stat().st_size} bytes instead of {size}")
-        elif contents and _sha256(file) != sha256:
-            problems.append(f"{name} differs from what was saved")
-    return problems
+    problems = (_problem(path, name, *parts, contents=contents) for name, parts in expected.items())
+    return [problem for problem in problems if problem]
 
 
 def mark_best(root: Path, path: Path, score: float) -> None:
@@ -156,17 +180,16 @@ def best(root: Path) -> tuple[Path, float] | None:
 def prune(root: Path, keep_last: int, keep: Collection[Path] = ()) -> list[Path]:
     """Delete all but the newest `keep_last` checkpoints, the best one and those in `keep`; returns what went.
 
-    Damaged ones are neither counted nor deleted, since they are evidence.
+    Damaged ones are neither counted nor deleted, since they are evidence. One that somebody holds (see `held`) stays,
+    too; a later call deletes it.
     """
     if keep_last < 1:
         raise ValueError(f"keep_last must be at least 1, got {keep_last}")
     marked = best(root)
     kept = {p.name for p in keep} | ({marked[0].name} if marked else set())
     whole = [c.path for c in scan(root, contents=False) if not c.problems]
-    gone = [path for path in whole[:-keep_last] if path.name not in kept and not verify(path)]
-    for path in gone:
-        _remove(path)
-    return gone
+    old = [path for path in whole[:-keep_last] if path.name not in kept and not verify(path)]
+    return [path for path in old if _remove_unless_held(path)]
 
 
 @contextmanager
@@ -198,6 +221,55 @@ def atomic_directory(path: Path) -> Iterator[Path]:
 def write_json(path: Path, value: Any) -> None:
     """Write `value` as JSON, atomically. Raises ValueError on a number that JSON cannot express."""
     write_text_atomic(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
+
+
+def _listed(root: Path) -> list[tuple[int, Path]]:
+    """Steps and directories of all checkpoints below `root`, whole or not, oldest first."""
+    if not root.is_dir():
+        return []
+    return sorted((int(match[1]), p) for p in root.iterdir() if p.is_dir() and (match := _NAME.fullmatch(p.name)))
+
+
+def _problem(path: Path, name: str, size: int, sha256: str, *, contents: bool) -> str:
+    """What is wrong with one file of a checkpoint; '' if nothing is."""
+    file = path / name
+    try:
+        if not file.is_file():
+            return f"{name} is missing"
+        if file.stat().st_size != size:
+            return f"{name} has {file.stat().st_size} bytes instead of {size}"
+        return f"{name} differs from what was saved" if contents and _sha256(file) != sha256 else ""
+    except FileNotFoundError:  # deleted this very moment
+        return f"{name} is missing"
+
+
+@contextmanager
+def _locked(file: Path, operation: int) -> Iterator[bool]:
+    """Whether the lock on `file` could be taken at once, and the file is still there; it is given back at the end."""
+    try:
+        descriptor = os.open(file, os.O_RDONLY if operation == fcntl.LOCK_SH else os.O_RDWR)
+    except (FileNotFoundError, NotADirectoryError):
+        yield False
+        return
+    try:
+        try:
+            fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
+        except BlockingIOError:
+            free = False
+        except OSError:  # a file system without locks: as if nobody else were there
+            free = True
+        else:
+            free = file.exists() and os.path.samestat(os.fstat(descriptor), file.stat())
+        yield free
+    finally:
+        os.close(descriptor)
+
+
+def _remove_unless_held(path: Path) -> bool:
+    with _locked(path / MANIFEST, fcntl.LOCK_EX) as free:
+        if free:
+            _remove(path)
+    return free
 
 
 def _remove(path: Path, then: Callable[[], Any] = lambda: None) -> None:

@@ -68,7 +68,7 @@ def _step_to_json(step: Step) -> dict[str, Any]:
         "policy_version": step.policy_version,
         **completion_to_json(step.completion),
         "other_tokens": step.other_tokens,
-        "plain_prompt_tokens": len(step.plain_prompt_ids) or None,  # null: not known
+        "plain_prompt_tokens": len(step.plain_prompt_ids) or step.num_plain_tokens,  # null: not known
     }
 
 
@@ -79,6 +79,7 @@ def _step_from_json(record: Mapping[str, Any]) -> Step:
         completion=completion_from_json(record),
         plain_prompt_ids=(),
         other_tokens=record.get("other_tokens", 0),
+        num_plain_tokens=record.get("plain_prompt_tokens"),
         **{name: record[name] for name in ("action", "reward", "reward_intrinsic", "policy_version")},
     )
 

@@ -24,12 +24,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from trailnotes.config.schema import Config
+    from trailnotes.types import StrPath
 
 Row = tuple[list[int], list[int]]  # token ids, loss mask
 PATIENCE = 1000  # how many demonstrations in a row may be too long before the search for one that fits ends
 
 
-def warmstart(config: Config, out: Path, *, progress: Callable[[dict[str, float]], None] | None = None) -> Path:
+def warmstart(config: Config, out: StrPath, *, progress: Callable[[dict[str, float]], None] | None = None) -> Path:
     """Train a start model on demonstrations and save it to `out` as a Hugging Face directory.
 
     With `model.path` empty a tokenizer is trained on the environment's text and a small Qwen2 is built; otherwise the
@@ -40,6 +41,7 @@ def warmstart(config: Config, out: Path, *, progress: Callable[[dict[str, float]
         ConfigError: `out` is taken, the environment has no scripted episodes, the file holds none, or none fits
             `rollout.max_context_tokens`.
     """
+    out = Path(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} already exists; choose another --out, or remove it")
     next(_demonstrations(config, _count_words, config.run.seed))  # what is wrong with them shows before any work

@@ -1,0 +1,220 @@
+"""A panel played to its end by one subject, however often it is stopped: what has ended is not played again."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trailnotes.config.schema import Config
+from trailnotes.config.toml import SURROUNDINGS, flatten
+from trailnotes.envs.workers.pool import EnvPool
+from trailnotes.errors import ConfigError, RunError
+from trailnotes.memory import TipMemory, open_memory
+from trailnotes.runs.console import Bar
+from trailnotes.runs.loop import run_to_end
+from trailnotes.runs.panels import PART, panel_of, play_panel
+from trailnotes.runs.players import Subject, load_policy
+from trailnotes.storage import checkpoint
+from trailnotes.storage.files import append_jsonl, encode_line, free_name, read_jsonl, set_aside
+from trailnotes.storage.records import trajectory_from_json, trajectory_to_json
+from trailnotes.types import Task, Trajectory
+
+logger = logging.getLogger(__name__)
+PLAYED = (
+    *("run.seed", "run.deterministic", "model", "env", "rollout", "memory"),
+    *("eval.split", "eval.num_tasks", "eval.num_samples", "eval.temperature"),
+)
+"""The settings on which an episode of a panel depends, but for those of `SURROUNDINGS` and the name of the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """What became of a panel."""
+
+    episodes: list[Trajectory]  # in the order of the tasks
+    remark: str = ""  # how many were shown tips, or why none was; '' without memory
+
+
+def play_subject(
+    config: Config,
+    subject: Subject,
+    *,
+    use_memory: bool = False,
+    directory: Path | None = None,
+    progress: Bar | None = None,
+) -> Played:
+    """Let `subject` play the panel of `config.eval`.
+
+    Args:
+        config: panel, sampling and environment.
+        subject: who plays.
+        use_memory: with the memory of its run.
+        directory: where episodes are kept as they end, so that the same call plays on after it was stopped; an
+            endpoint's answers, too. None keeps nothing.
+        progress: shows how far it is.
+
+    Raises:
+        ConfigError: the subject has no memory.
+        RunError: `directory` is in use, cannot be written, or holds a damaged journal.
+    """
+    if use_memory and subject.memory is None:
+        raise ConfigError(
+            f"{subject.model} has no memory to act with: give the run of a method with a memory, or drop --memory"
+        )
+    policy, tasks = load_policy(config, subject, directory), panel_of(config)
+
+    async def play(memory: TipMemory | None) -> list[Trajectory]:
+        with EnvPool(config.env) as pool:
+            return await play_panel(
+                policy, pool, tasks, config, memory=memory, seed=config.run.seed,
+                done=tuple(journal.episodes), progress=journal.keep,
+            )  # fmt: skip
+
+    journal = Journal(directory, len(tasks) * config.eval.num_samples, progress)
+    with journal.opened(_played_with(config, subject, use_memory)):
+        if not use_memory or subject.memory is None:
+            return Played(run_to_end(play(None)))
+        with closing(open_memory(None, config.memory)) as memory:
+            memory.restore(subject.memory)
+            episodes = run_to_end(play(memory))
+            return Played(episodes, tips_remark(episodes, tasks, memory, config))
+
+
+# -- stopped and resumed
+
+
+class Journal:
+    """The episodes of one panel as they end, and their file `PART`: a line for what they depend on, then one for each.
+
+    Args:
+        directory: of the file; None keeps nothing on disk.
+        total: number of episodes of the panel.
+        progress: shows how many have ended.
+    """
+
+    def __init__(self, directory: Path | None, total: int, progress: Bar | None) -> None:
+        self.episodes: list[Trajectory] = []  # in the order in which they ended
+        self.path = directory and directory / PART
+        self._total, self._progress = total, progress
+
+    @contextmanager
+    def opened(self, about: dict[str, Any]) -> Iterator[None]:
+        """Read what an earlier start left, if it depends on the same; say what is kept if this one is stopped."""
+        with _locked(self.path.parent) if self.path else nullcontext():
+            if self.path:
+                self._read(self.path, json.loads(encode_line(about)))
+            self._show()
+            try:
+                yield
+            except BaseException:
+                kept = f"{len(self.episodes)} of {self._total} episodes are kept in {self.path}, and the same command "
+                self._say(f"stopped: {kept}plays the rest" if self.path else "stopped: without --out nothing is kept")
+                raise
+
+    def keep(self, episode: Trajectory) -> None:
+        """One has ended well. It is on the disk when this returns."""
+        if self.path:
+            append_jsonl(self.path, [trajectory_to_json(episode)], sync=True)
+        self.episodes.append(episode)
+        self._show()
+
+    def _read(self, path: Path, about: dict[str, Any]) -> None:
+        torn = set_aside(path)
+        if torn is not None:
+            torn.unlink()  # a part of an episode, which is played again
+        before, *records = [*read_jsonl(path)] or [about]
+        if others := [name for name in before | about if before.get(name) != about.get(name)]:
+            aside = path.replace(free_name(path))
+            self._say(f"set aside {aside}: its {len(records)} episodes were played with another {', '.join(others)}")
+            records = []
+        if not path.exists():
+            append_jsonl(path, [about], sync=True)
+        self.episodes = [trajectory_from_json(record) for record in records]
+        if self.episodes:
+            self._say(f"playing on: {len(self.episodes)} of {self._total} episodes have ended before")
+
+    def _show(self) -> None:
+        if self._progress is not None:
+            ended = len(self.episodes)
+            facts = {"success": sum(t.success for t in self.episodes) / ended} if ended else {}
+            self._progress.update(ended / max(1, self._total), facts, f"{ended}/{self._total} episodes")
+
+    def _say(self, text: str) -> None:
+        if self._progress is not None:
+            self._progress.note(text)
+        else:
+            logger.warning(text)
+
+
+def _played_with(config: Config, subject: Subject, use_memory: bool) -> dict[str, Any]:
+    """All that an episode of the panel depends on: settings by their keys, and who plays."""
+    settings = {name: value for name, value in flatten(config).items() if _within(name, PLAYED)}
+    own = {name: value for name, value in settings.items() if not _within(name, (*SURROUNDINGS, "model.path"))}
+    return own | {"eval.memory": use_memory, "model": _identity(subject.model)}
+
+
+def _within(name: str, keys: Sequence[str]) -> bool:
+    return any(name == key or name.startswith(f"{key}.") for key in keys)
+
+
+def _identity(model: str) -> str:
+    """What tells the weights of a directory from others of its name; any other name as it is."""
+    path = Path(model)
+    if not path.is_dir():
+        return model
+    manifest = path.parent / checkpoint.MANIFEST
+    if manifest.is_file():
+        return hashlib.sha256(manifest.read_bytes()).hexdigest()
+    files = sorted(file for file in path.rglob("*") if file.is_file())
+    return str([(file.relative_to(path).as_posix(), file.stat().st_size, file.stat().st_mtime_ns) for file in files])
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """One evaluation at a time writes here. The lock leaves no file behind, and ends with its process."""
+    directory.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunError(f"{directory} is in use by another evaluation: wait for it, or choose another") from None
+        except OSError as error:  # a file system without locks on directories
+            logger.debug("%s is not locked: %s", directory, error)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+# -- tips
+
+
+def tips_remark(episodes: Sequence[Trajectory], tasks: Sequence[Task], memory: TipMemory, config: Config) -> str:
+    """How many of the episodes were shown a tip; where none was, the reason and the fix."""
+    shown = sum(any(step.tips for step in episode.steps) for episode in episodes)
+    if shown:
+        return f"Tips were shown in {shown} of {len(episodes)} episodes"
+    none = f"No tip was shown in any of {len(episodes)} episodes"
+    wanted = sorted({task.id for task in tasks})
+    held = sorted({tip.namespace for tip in memory.store.tips()})
+    if not held:
+        return f"{none}, since the memory holds no tip"
+    if known := len({*held} & {*wanted}):
+        return (
+            f"{none}, though the memory has tips of {known} of the panel's {len(wanted)} tasks: they are switched off "
+            "(`trailnotes memory enable`), less similar to the turns than memory.threshold, or too long for "
+            "rollout.max_context_tokens"
+        )
+    return (
+        f"{none}, since the memory has tips of {len(held)} tasks ({held[0]}, ...) and the panel asks for {len(wanted)} "
+        f"others ({wanted[0]}, ...); a tip belongs to the task that it was written about. `trailnotes adapt` writes "
+        f"tips about the panel itself and reads them; --eval.split {config.train.split} plays the tasks of the training"
+    )

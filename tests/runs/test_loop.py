@@ -1,0 +1,133 @@
+"""`run_to_end` in a program and where an event loop runs already, as in a notebook."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import trailnotes
+from small import small_config
+from trailnotes.runs.loop import run_to_end
+
+WORD = contextvars.ContextVar("WORD", default="")
+
+
+def in_program(call: Callable[[], Any]) -> Any:
+    return call()
+
+
+def in_notebook(call: Callable[[], Any]) -> Any:
+    """`call` in a task of a running loop, which must be as it was afterwards."""
+
+    async def cell() -> Any:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        try:
+            return call()
+        finally:
+            assert (asyncio.get_running_loop(), asyncio.current_task()) == (loop, task)
+            await asyncio.sleep(0)  # the loop goes on
+            ticked = loop.create_future()
+            loop.call_soon(ticked.set_result, True)
+            assert await ticked
+
+    return asyncio.run(cell())
+
+
+@pytest.fixture(params=[in_program, in_notebook])
+def place(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+def test_it_returns_what_the_coroutine_returns_and_knows_its_context(place: Any) -> None:
+    async def word() -> str:
+        said = [WORD.get()]
+        await asyncio.sleep(0)
+        assert asyncio.current_task() is not None
+        return said[0]
+
+    def call() -> str:
+        WORD.set("tip")
+        return run_to_end(word())
+
+    assert contextvars.copy_context().run(place, call) == "tip"
+
+
+def test_it_raises_what_the_coroutine_raises_and_may_be_nested(place: Any) -> None:
+    async def fail() -> None:
+        raise LookupError("inner")
+
+    async def outer() -> str:
+        with pytest.raises(LookupError, match="inner"):
+            run_to_end(fail())
+        await asyncio.sleep(0)
+        return "went on"
+
+    assert place(lambda: run_to_end(outer())) == "went on"
+
+
+def test_ctrl_c_cancels_the_coroutine_which_may_clean_up(place: Any) -> None:
+    ended = []
+
+    async def wait() -> None:
+        try:
+            signal.raise_signal(signal.SIGINT)
+            await asyncio.sleep(2)
+            ended.append("as if nothing had been")
+        except asyncio.CancelledError:
+            ended.append("cancelled")
+            raise
+
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        place(lambda: run_to_end(wait()))
+    assert ended == ["cancelled"]
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_ctrl_c_that_is_ignored_stays_so(place: Any) -> None:
+    async def go_on() -> str:
+        signal.raise_signal(signal.SIGINT)
+        await asyncio.sleep(0)
+        return "went on"
+
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        assert place(lambda: run_to_end(go_on())) == "went on"
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_handlers_may_be_set_inside(place: Any) -> None:
+    caught = []
+
+    async def handle() -> None:
+        before = signal.signal(signal.SIGTERM, lambda *_: caught.append(True))
+        signal.raise_signal(signal.SIGTERM)
+        await asyncio.sleep(0)
+        signal.signal(signal.SIGTERM, before)
+
+    place(lambda: run_to_end(handle()))
+    assert caught == [True]
+
+
+def test_nothing_else_starts_a_loop() -> None:
+    """The root of it: `asyncio.run` refuses where a loop runs, so the package has one place that starts loops."""
+    package = Path(trailnotes.__file__).parent
+    starts = re.compile(r"asyncio\.(run|Runner)\(|new_event_loop\(|run_until_complete")
+    assert {file.name for file in package.rglob("*.py") if starts.search(file.read_text())} == {"loop.py"}
+
+
+def test_the_public_functions_work_in_a_notebook(start_model: Path, tmp_path: Path) -> None:
+    config = small_config(model={"path": str(start_model)}, train={"iterations": 1}, eval={"num_tasks": 1})
+    run, out = tmp_path / "run", tmp_path / "adapt"
+    last = in_notebook(lambda: trailnotes.train(config, run))
+    assert last == run / "checkpoints/step-000001/model"
+    assert in_notebook(lambda: trailnotes.evaluate(config, run)).num_episodes == 1
+    assert len(in_notebook(lambda: trailnotes.adapt(config, run, trials=1, out=out))) == 2
