@@ -147,7 +147,7 @@ HOUSE = {
         text
     """,
     "reporting": """
-        __init__ plots story tables
+        __init__ crossed plots story tables
         episodes intervals
     """,
     "rollout": """
