@@ -308,7 +308,7 @@ def test_the_markdown_says_how_it_was_made(finished: tuple[Path, Path]) -> None:
     assert "| less GRPO | mean | on this panel | beyond this panel | so it is |" in text
     assert f"Beyond this panel nothing is claimed: that takes {MIN_FAMILIES} families" in text
     assert "arXiv 2108.13264" in text
-    assert "no correction is made for the number of differences" in text
+    assert "No correction is made for the number of differences" in text
     assert "peak memory (MB) |" in text
     assert "| GRPO | " in text
     assert (finished[1] / "curves.png").read_bytes().startswith(b"\x89PNG")
@@ -478,7 +478,7 @@ def test_a_run_that_fails_leaves_the_others_and_is_named(
     assert lines["broken"]["one"] is None
     assert "ended with status 2" in lines["broken"]["missing"]["0"]
     assert "lists none: set rollout.show_actions = true" in lines["broken"]["missing"]["0"]
-    assert "| broken | - | - | - | 0 · 0, 1 missing |" in (out / "table.md").read_text()
+    assert "| broken | - | - | - | - | 0 · 0, 1 missing |" in (out / "table.md").read_text()
     err = capsys.readouterr().err
     assert "naive-0  done" in err
     assert "broken-0  failed" in err
