@@ -26,7 +26,7 @@ HEADS = {
     "peak_memory": "peak memory (MB)",
     SPENDING: "spending",
 }
-BRIEF_COSTS = ("env_steps", "tokens_trained", "seconds")  # what a line of 100 columns holds beside two intervals
+BRIEF_COSTS = ("env_steps", "seconds")  # what a line of 100 columns holds beside two intervals
 
 
 def result_table(summary: Summary) -> Table:
@@ -42,7 +42,7 @@ def _result_rows(line: Line, summary: Summary) -> list[list[str]]:
         return [[line.label, *cells_of(line.one, summary), _middle(line, summary), played]]
     attempts = [(f"first of {line.num_attempts}", line.one), ("last", line.last), ("best", line.best)]
     shown = [(name, own) for name, own in attempts if own is not None]
-    judged = max((i for i, (_, own) in enumerate(shown) if own is line.final), default=0)
+    judged = next((i for i, (_, own) in enumerate(shown) if own is line.final), 0)
     rows = [[f"{line.label}, {name}", *cells_of(own, summary), DASH, played] for name, own in shown]
     rows[judged][4] = _middle(line, summary)
     return rows
