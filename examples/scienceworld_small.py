@@ -64,7 +64,8 @@ def start(out: Path, task: str, settings: list[str]) -> None:
 def result(folder: Path, below: str = "eval") -> str:
     """Mean return and its interval."""
     (row,) = json.loads((folder / below / "table.json").read_text())["rows"]
-    return f"{row['mean']:.1f} [{row['ci_low']:.1f}, {row['ci_high']:.1f}]"
+    bracket = "no interval" if row["ci_low"] is None else f"[{row['ci_low']:.1f}, {row['ci_high']:.1f}]"
+    return f"{row['mean']:.1f} {bracket}"
 
 
 def curve(folder: Path, window: int = 3) -> Curve:

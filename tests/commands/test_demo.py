@@ -92,10 +92,11 @@ def test_once_more_runs_nothing_and_says_the_same(
     assert (out / "table.json").read_bytes() == before
     said = capsys.readouterr().out
     cells = [[cell.strip() for cell in line.strip("│").split("│")] for line in said.splitlines() if line[:1] == "│"]
-    assert [row[0] for row in cells] == ["start model", "GRPO", "EMPO²", "EMPO² with tips, 1 trial"]
-    assert all(len(row) == 6 and row[1].endswith("]") for row in cells)
+    methods = ["start model", "GRPO", "EMPO²", "EMPO² with tips, 1 trial"]
+    assert [row[0] for row in cells] == [*methods, "start model", *methods[2:]], "results, then differences"
+    assert all(row[2] == "one seed" for row in cells)
     assert "success on 2 games (waymarks-simulator, test)" in said
-    assert "EMPO² less GRPO: " in said
+    assert "Differences to GRPO" in said
     assert all(str(out / name) in said for name in ("curves.png", "table.json", "story.txt"))
     assert max(len(line) for line in said.splitlines() if "─" in line) <= 100
 

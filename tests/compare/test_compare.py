@@ -21,7 +21,7 @@ from trailnotes.config.toml import to_toml
 from trailnotes.envs.scienceworld.tasks import PAPER_PANEL, resolve_tasks, scienceworld_tasks
 from trailnotes.errors import ConfigError, MissingExtraError, RunError
 from trailnotes.reporting import plots
-from trailnotes.reporting.intervals import bootstrap
+from trailnotes.reporting.intervals import Interval
 from trailnotes.runs.panels import Subject, panel_result, write_evaluation
 from trailnotes.types import Completion, Observation, Step, Task, Trajectory
 
@@ -81,25 +81,56 @@ def grpo(seed: int = 0, task: str | Sequence[str] = "find-animal", **sections: A
 
 
 def test_two_seeds_by_hand(tmp_path: Path) -> None:
-    """Seed 0 has 100 on half of the variations and -100 on the others, seed 1 has 50 on all: mean of 0 and 50."""
+    """Seed 0 has 100 on half of the variations and -100 on the others, seed 1 has 50 on all: mean of 0 and 50.
+
+    With one degree of freedom nothing can be said: the error of the seeds is 25, and 12.7 times that is off the scale.
+    """
     evaluated(tmp_path / "0", lambda t: [100.0 if t.options["variation"] % 2 else -100.0], config=grpo(0))
     evaluated(tmp_path / "1", 50.0, config=grpo(1))
     cell = column(table(tmp_path / "0", tmp_path / "1"), "GRPO").cells["find-animal"]
-    assert cell.interval.mean == 25.0
+    assert cell.estimate.on_panel == cell.estimate.beyond == Interval(25.0, -100.0, 100.0)
     assert (cell.num_seeds, cell.num_variations, cell.num_episodes) == (2, 20, 40)
-    values = [100.0 if v % 2 else -100.0 for v in range(225, 245)] + [50.0] * 20
-    expected = bootstrap(values, [[0] * 20 + [1] * 20, [*range(20), *range(20)]])
-    assert cell.interval == expected
-    assert expected.low < 0.0, "a draw of seed 0 twice is not rare"
-    assert expected.high == 50.0, "seed 1 twice is one draw of four"
+
+
+def test_one_seed_has_an_interval_of_its_variations(tmp_path: Path) -> None:
+    """Half of 20 variations at 100, half at 0: the error is 50 / sqrt 19, times 2.093."""
+    evaluated(tmp_path / "0", lambda t: [100.0 * (t.options["variation"] % 2)], config=grpo())
+    estimate = column(table(tmp_path / "0"), "GRPO").cells["find-animal"].estimate
+    assert (estimate.mean, estimate.on_panel, estimate.not_on_panel) == (50.0, None, "one seed")
+    assert (estimate.beyond.low, estimate.beyond.high) == pytest.approx((50 - 24.008, 50 + 24.008), abs=1e-3)
+
+
+def test_a_copy_of_a_run_narrows_nothing_and_variations_are_drawn_once_for_all_seeds(tmp_path: Path) -> None:
+    for seed in range(4):
+        evaluated(tmp_path / f"{seed}", lambda t: [100.0 * (t.options["variation"] % 2)], config=grpo(seed))
+    one, four = (column(table(*places), "GRPO") for places in ([tmp_path / "0"], sorted(tmp_path.iterdir())))
+    for first, again in ((one.cells["find-animal"], four.cells["find-animal"]), (one.mean, four.mean)):
+        assert again.estimate.beyond == first.estimate.beyond
+        assert (again.estimate.on_panel, again.estimate.not_on_panel) == (None, "all seeds alike")
+
+
+def test_few_variations_have_an_interval_on_the_panel_alone_and_it_says_so(tmp_path: Path) -> None:
+    for seed, value in enumerate((10.0, 20.0, 30.0)):
+        evaluated(tmp_path / f"{seed}", value, config=grpo(seed), num=3)
+    comparison = table(*sorted(tmp_path.iterdir()))
+    estimate = column(comparison, "GRPO").cells["find-animal"].estimate
+    assert (estimate.beyond, estimate.not_beyond) == (None, "3 of 10 variations")
+    assert "20.0 on panel [-4.8, 44.8] 3·3·9" in to_markdown(comparison)  # 10 / sqrt 3, times 4.303
+
+
+def test_variations_that_not_every_seed_has_played_are_left_out_and_named(tmp_path: Path) -> None:
+    evaluated(tmp_path / "0", lambda t: [float(t.options["variation"] == 244)], config=grpo(0))
+    evaluated(tmp_path / "1", 0.0, config=grpo(1), num=19)
+    comparison = table(tmp_path / "0", tmp_path / "1")
+    assert column(comparison, "GRPO").cells["find-animal"].estimate.mean == 0.0
+    assert "GRPO: find-animal: of the variations that every seed has played; others are left out." in comparison.notes
 
 
 def test_samples_of_a_variation_weigh_as_one_variation(tmp_path: Path) -> None:
     """Variation 225 was played four times at 80, the other once at 0: their means are 80 and 0."""
     evaluated(tmp_path / "0", lambda t: [80.0] * 4 if t.options["variation"] == 225 else [0.0], config=grpo(), num=2)
     cell = column(table(tmp_path / "0"), "GRPO").cells["find-animal"]
-    assert cell.interval.mean == 40.0
-    assert (cell.interval.low, cell.interval.high) == (0.0, 80.0)
+    assert (cell.estimate.mean, cell.estimate.on_panel, cell.estimate.beyond) == (40.0, None, None)
     assert (cell.num_seeds, cell.num_variations, cell.num_episodes) == (1, 2, 5)
 
 
@@ -115,7 +146,7 @@ def test_a_mean_of_fewer_tasks_is_never_the_average(tmp_path: Path) -> None:
     (average,) = [line for line in lines if "average of all 18 tasks" in line]
     assert cells_of(average) == ["**average of all 18 tasks**", "-", "-61.3", "17.1", "33.8", "33.2", "75.9"]
     (present,) = [line for line in lines if "not an average of the panel" in line]
-    assert cells_of(present)[1] == "45.0 [45.0, 45.0] 1·40·40, of 2 tasks"
+    assert cells_of(present)[1] == "45.0 no interval 1·40·40, of 2 tasks"
     assert cells_of(present)[2:] == ["-"] * 5, "never beside the published mean of 18"
 
 
@@ -125,9 +156,9 @@ def test_all_eighteen_tasks_have_the_average_of_their_rows(tmp_path: Path) -> No
     comparison = table(*sorted(tmp_path.iterdir()))
     (ours,) = data(comparison)["ours"]
     assert ours["average"]["mean"] == sum(range(18)) / 18 == 8.5
-    assert (ours["average"]["low"], ours["average"]["high"]) == (8.5, 8.5), "the tasks are the panel, not a sample"
+    assert ours["average"]["not_beyond"] == "nothing varied", "the tasks are the panel, not a sample"
     text = to_markdown(comparison)
-    assert "| **average of all 18 tasks** | 8.5 [8.5, 8.5] 1·" in text
+    assert "| **average of all 18 tasks** | 8.5 no interval 1·" in text
     assert "not an average of the panel" not in text
 
 
@@ -142,7 +173,7 @@ def test_rows_are_in_the_papers_order_under_its_short_names(tmp_path: Path) -> N
     assert names[:5] == ["task", "*model*", "*protocol*", "chemistry-mix", "chemistry-mix-paint-secondary"]
     assert names[20] == "use-thermometer"
     longest = rows[names.index("lifespan-longest")]
-    assert longest == ["lifespan-longest", "30.0 [30.0, 30.0] 1·20·20", "-51.8 ± 64.8", "44.6 ± 6.5", "55.0 ± 15.0",
+    assert longest == ["lifespan-longest", "30.0 no interval 1·20·20", "-51.8 ± 64.8", "44.6 ± 6.5", "55.0 ± 15.0",
                        "78.2 ± 7.3", "100.0 ± 0.0"]  # fmt: skip
     assert rows[names.index("find-animal")][1] == "-"
 
@@ -155,10 +186,12 @@ def test_runs_of_several_tasks_are_drawn_as_a_whole(tmp_path: Path) -> None:
         evaluated(tmp_path / f"{seed}", lambda t, s=seed: [values[s, t.options["task"]]], config=grpo(seed, both))
         for task in both:
             evaluated(tmp_path / f"{seed}-{task}", values[seed, task], config=grpo(seed, task))
-    whole = column(table(tmp_path / "0", tmp_path / "1"), "GRPO").mean.interval
-    assert (whole.mean, whole.low, whole.high) == (50.0, 50.0, 50.0)
-    parts = column(table(*(tmp_path / f"{seed}-{task}" for seed in (0, 1) for task in both)), "GRPO").mean.interval
-    assert (parts.mean, parts.low, parts.high) == (50.0, 0.0, 100.0)
+    whole = column(table(tmp_path / "0", tmp_path / "1"), "GRPO").mean.estimate
+    parts = column(table(*(tmp_path / f"{seed}-{task}" for seed in (0, 1) for task in both)), "GRPO").mean.estimate
+    assert whole.mean == parts.mean == 50.0
+    # together: 12.706 times sqrt(5000 / 40 / 2), of single variations alone; apart: 4.303 times sqrt(2 * 2500) / 2
+    assert whole.on_panel.low == pytest.approx(50 - 100.45, abs=0.01)
+    assert parts.on_panel.low == -100.0
 
 
 def data(comparison: Comparison) -> Any:
@@ -220,7 +253,7 @@ def test_a_run_stands_for_the_evaluations_at_and_below_its_eval(tmp_path: Path) 
     evaluated(tmp_path / "run" / "eval", 20.0, config=grpo(task="find-animal"))
     assert find(tmp_path / "run") == [tmp_path / "run" / "eval", tmp_path / "run" / "eval" / "plant"]
     (only,) = table(tmp_path / "run").columns
-    assert {task: cell.interval.mean for task, cell in only.cells.items()} == {"find-animal": 20.0, "find-plant": 10.0}
+    assert {task: cell.estimate.mean for task, cell in only.cells.items()} == {"find-animal": 20.0, "find-plant": 10.0}
 
 
 def test_costs_are_those_of_a_training_run(tmp_path: Path) -> None:
@@ -306,8 +339,8 @@ def test_what_only_one_task_has_stands_at_its_number(tmp_path: Path) -> None:
     assert len(footnotes(comparison)) == 2
     lines = to_markdown(comparison).splitlines()
     assert [cells_of(line)[1] for line in lines if line.startswith("| task")] == ["ours: GRPO (a)"]
-    assert [cells_of(line)[1] for line in lines if line.startswith("| find-animal")] == ["1.0 [1.0, 1.0] 1·3·3 (b)"]
-    assert [cells_of(line)[1] for line in lines if line.startswith("| find-plant")] == ["1.0 [1.0, 1.0] 1·20·20"]
+    assert [cells_of(line)[1] for line in lines if line.startswith("| find-animal")] == ["1.0 no interval 1·3·3 (b)"]
+    assert [cells_of(line)[1] for line in lines if line.startswith("| find-plant")] == ["1.0 no interval 1·20·20"]
 
 
 def test_limits_of_the_pooling_are_noted(tmp_path: Path) -> None:
@@ -318,7 +351,7 @@ def test_limits_of_the_pooling_are_noted(tmp_path: Path) -> None:
     assert [note for note in notes if note.startswith("GRPO: its runs differ")] == [
         "GRPO: its runs differ in optim.lr, and are pooled all the same."
     ]
-    assert any("over variations alone" in note for note in notes), "find-plant has one seed"
+    assert any("of variations alone" in note for note in notes), "find-plant has one seed"
     assert table(tmp_path / "a", f"{tmp_path}/a=twin").notes == (f"{tmp_path}/a was given twice and is counted once.",
         *[note for note in notes if "over variations alone" in note])  # fmt: skip
 
@@ -432,7 +465,7 @@ def test_returns_that_are_no_score_are_refused(tmp_path: Path) -> None:
 def test_an_evaluation_of_success_is_read_by_its_returns(tmp_path: Path) -> None:
     evaluated(tmp_path, 40.0, config=grpo(eval={"metric": "success"}))
     comparison = table(tmp_path)
-    assert column(comparison, "GRPO").cells["find-animal"].interval.mean == 40.0
+    assert column(comparison, "GRPO").cells["find-animal"].estimate.mean == 40.0
     assert f"{tmp_path}: its own table shows success; here is its return, from the same episodes." in comparison.notes
 
 
@@ -449,14 +482,15 @@ def test_the_command_writes_and_prints_the_same_numbers(tmp_path: Path, capsys: 
     text = (out / "table.md").read_text(encoding="utf-8")
     assert text == to_markdown(table(tmp_path / "run"))
     for line in (said, text):
-        assert "30.0 [30.0, 30.0] 1·20·20" in line
+        assert "30.0 no interval 1·20·20" in line
         assert "18 rows are printed though the text says 19 tasks" in line
         assert "-58.2 ± 50.2" in line
-        assert "bootstrap over seeds, then variations, 95%" in line
+        assert "95%, beyond these variations" in " ".join(line.split())
         assert "Qwen2.5-7B-Instruct" in line
     record = json.loads((out / "table.json").read_text(encoding="utf-8"))
     assert record["ours"][0]["cells"]["find-animal"] == {
-        "mean": 30.0, "low": 30.0, "high": 30.0, "num_seeds": 1, "num_variations": 20, "num_episodes": 20,
+        "mean": 30.0, "on_panel": None, "beyond": None, "not_on_panel": "one seed", "not_beyond": "nothing varied",
+        "num_seeds": 1, "num_variations": 20, "num_episodes": 20,
         "differences": [],
     }  # fmt: skip
     assert record["ours"][0]["sources"] == [str(tmp_path / "run" / "eval")]

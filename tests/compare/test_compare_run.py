@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -31,20 +32,30 @@ from trailnotes.compare.cost import cost_of, last_line, note_process
 from trailnotes.compare.estimate import estimate, small_copy
 from trailnotes.compare.evaluations import read
 from trailnotes.compare.live import Board
-from trailnotes.compare.page import summary_json, summary_markdown
-from trailnotes.compare.picture import Marks, colours_of, draw_methods, spread
+from trailnotes.compare.page import draw_summary, print_brief, summary_json, summary_markdown
+from trailnotes.compare.picture import Marks, Words, colours_of, draw_methods, spread
 from trailnotes.compare.plan import PlannedRun, load_plan, runs_of, slug
 from trailnotes.compare.processes import Ended
 from trailnotes.compare.published.comparability import comparability
 from trailnotes.compare.results import Result, attempts_at, read_result
 from trailnotes.compare.running import Stage, left_of, refuse_changed, stages_of
-from trailnotes.compare.statistics import Values, interquartile_mean, iqm, paired, pooled, steps_to
+from trailnotes.compare.statistics import (
+    BEYOND,
+    ON_PANEL,
+    Difference,
+    interquartile_mean,
+    iqm,
+    paired,
+    pooled,
+    steps_to,
+)
 from trailnotes.compare.summary import Line, Question, Summary, summarise
 from trailnotes.config.methods import METHODS
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import diff, load_config, to_toml
 from trailnotes.errors import ConfigError, RunError
-from trailnotes.reporting.intervals import Interval, bootstrap
+from trailnotes.reporting.crossed import MIN_FAMILIES, Values
+from trailnotes.reporting.intervals import Estimate, Interval
 from trailnotes.runs.directory import run_config
 from trailnotes.storage.files import read_jsonl
 
@@ -256,12 +267,16 @@ def test_the_table_has_the_numbers_of_the_evaluations(finished: tuple[Path, Path
     for name, label in (("naive", "naive"), ("grpo", "GRPO"), ("half-of-them", "half of them")):
         rows = [json.loads((out / f"runs/{name}-{seed}/eval/table.json").read_text())["rows"][0] for seed in (0, 1)]
         assert lines[label]["one"]["mean"] == pytest.approx((rows[0]["mean"] + rows[1]["mean"]) / 2)
-        assert lines[label]["one"]["low"] <= lines[label]["one"]["mean"] <= lines[label]["one"]["high"]
+        assert lines[label]["one"]["beyond"] is None, "a panel of one family"
+        if on_panel := lines[label]["one"]["on_panel"]:
+            assert on_panel["low"] <= lines[label]["one"]["mean"] <= on_panel["high"]
+        else:
+            assert lines[label]["one"]["not_on_panel"] == "all seeds alike"
         assert (lines[label]["seeds"], lines[label]["num_games"], lines[label]["num_attempts"]) == ([0, 1], 4, 1)
         assert (lines[label]["last"], lines[label]["best"], lines[label]["missing"]) == (None, None, {})
     assert lines["GRPO"]["difference"] is None, "it is the baseline"
     gap = lines["naive"]["difference"]
-    assert gap["interval"]["mean"] == pytest.approx(lines["naive"]["one"]["mean"] - lines["GRPO"]["one"]["mean"])
+    assert gap["estimate"]["mean"] == pytest.approx(lines["naive"]["one"]["mean"] - lines["GRPO"]["one"]["mean"])
     assert (gap["num_seeds"], gap["num_pairs"]) == (2, 8)
 
 
@@ -289,10 +304,11 @@ def test_curves_are_validations_and_only_of_what_was_trained(finished: tuple[Pat
 
 def test_the_markdown_says_how_it_was_made(finished: tuple[Path, Path]) -> None:
     text = (finished[1] / "table.md").read_text()
-    assert "| return | one attempt at a game | IQM | less GRPO | seeds · games |" in text
+    assert "| return | mean | on this panel | beyond this panel | IQM | seeds · games |" in text
+    assert "| less GRPO | mean | on this panel | beyond this panel | so it is |" in text
+    assert f"Beyond this panel nothing is claimed: that takes {MIN_FAMILIES} families" in text
     assert "arXiv 2108.13264" in text
-    assert "no correction is made for the number of differences" in text
-    assert "With 2 seeds the level of seeds is weak" in text
+    assert "No correction is made for the number of differences" in text
     assert "peak memory (MB) |" in text
     assert "| GRPO | " in text
     assert (finished[1] / "curves.png").read_bytes().startswith(b"\x89PNG")
@@ -408,10 +424,14 @@ def test_several_attempts_never_stand_in_the_column_of_one(tmp_path: Path) -> No
     assert (reflexion.one and reflexion.one.mean, reflexion.num_attempts) == (0.25, 3)
     assert reflexion.final == reflexion.last
     assert reflexion.difference is not None
-    assert reflexion.difference.interval.mean == (reflexion.last.mean if reflexion.last else 0) - 0.25
+    assert reflexion.difference.estimate.mean == (reflexion.last.mean if reflexion.last else 0) - 0.25
     text = summary_markdown(summary)
-    assert "| success | one attempt at a game | last of several | best of several | IQM | less naive |" in text
-    assert "] (of 3) | 0.750 [" in text
+    rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| Reflexion, ")]
+    assert [row[:2] for row in rows] == [
+        ["| Reflexion, first of 3", "0.250"], ["| Reflexion, last", "0.750"], ["| Reflexion, best", "0.750"],
+    ]  # fmt: skip
+    assert [row[4] == "-" for row in rows] == [True, False, True], "the IQM is of what it is judged by"
+    assert "| naive | 0.250 | one seed |" in text
 
 
 def test_where_solved_games_are_left_out_there_is_no_last_attempt(tmp_path: Path) -> None:
@@ -458,7 +478,7 @@ def test_a_run_that_fails_leaves_the_others_and_is_named(
     assert lines["broken"]["one"] is None
     assert "ended with status 2" in lines["broken"]["missing"]["0"]
     assert "lists none: set rollout.show_actions = true" in lines["broken"]["missing"]["0"]
-    assert "| broken | - | - | - | 0 · 0, 1 missing |" in (out / "table.md").read_text()
+    assert "| broken | - | - | - | - | 0 · 0, 1 missing |" in (out / "table.md").read_text()
     err = capsys.readouterr().err
     assert "naive-0  done" in err
     assert "broken-0  failed" in err
@@ -541,52 +561,70 @@ def test_the_interquartile_mean_moves_with_the_scores_and_lies_among_them(scores
     assert interquartile_mean(array[::-1] + shift) == pytest.approx(mean + shift, abs=1e-6)
 
 
-def test_seeds_are_resampled_within_families_which_all_stay() -> None:
-    """Family a is always 0 and b always 1: no draw of seeds changes that, while a draw of families would."""
-    played = values(s0=(0, 0, 0, 1, 1, 1), s1=(0, 0, 0, 1, 1, 1))
-    assert iqm(played, FAMILIES) == Interval(0.5, 0.5, 0.5)
-    assert pooled(played, FAMILIES).low == 0.0
-
-
-def test_the_strata_are_drawn_apart() -> None:
-    """Seed 0 has a = 0, b = 1, seed 1 the other way round. Drawn together the mean would always be 0.5."""
-    interval = iqm(values(s0=(0, 0, 0, 1, 1, 1), s1=(1, 1, 1, 0, 0, 0)), FAMILIES)
-    assert interval is not None
-    assert interval.mean == 0.5
-    assert (interval.low, interval.high) == (0.0, 1.0)
+def test_the_interquartile_mean_is_over_seeds_and_families() -> None:
+    """Family a is 0, 1/3 and b 1, 2/3: of four means the middle two."""
+    assert iqm(values(s0=(0, 0, 0, 1, 1, 1), s1=(0, 0, 1, 1, 1, 0)), FAMILIES) == pytest.approx(0.5)
 
 
 def test_without_every_family_for_every_seed_there_is_no_interquartile_mean() -> None:
     assert iqm({0: {"a0": 1.0}, 1: {"b0": 1.0}}, FAMILIES) is None
 
 
-def test_the_interval_of_a_method_is_that_of_the_nested_bootstrap() -> None:
-    played = values(s0=(0, 1, 0, 1, 1, 1), s1=(0, 0, 0, 1, 0, 1))
-    levels = [[0] * 6 + [1] * 6, list("aaabbb") * 2]
-    assert pooled(played, FAMILIES) == bootstrap([0, 1, 0, 1, 1, 1, 0, 0, 0, 1, 0, 1], levels)
+def test_success_has_bounds_and_a_return_has_none() -> None:
+    played = values(s0=(0, 0, 0, 0, 0, 1), s1=(0, 0, 0, 0, 0, 0))
+    success, returns = pooled(played, FAMILIES, "success"), pooled(played, FAMILIES, "return")
+    assert success.on_panel is not None
+    assert returns.on_panel is not None
+    assert success.on_panel.low == 0.0
+    assert returns.on_panel.low < 0.0
 
 
-def test_a_difference_is_called_only_where_its_interval_says_so() -> None:
-    low, high = values(s0=(0, 0, 0, 0, 0, 1), s1=(0, 0, 1, 0, 0, 0)), values(s0=(1,) * 6, s1=(1, 1, 1, 1, 1, 0))
-    above, below, same = paired(high, low, FAMILIES), paired(low, high, FAMILIES), paired(low, low, FAMILIES)
-    assert above is not None
-    assert below is not None
-    assert same is not None
-    assert (above.call, below.call, same.call) == ("higher", "lower", "")
-    assert above.interval.mean == -below.interval.mean == pytest.approx(9 / 12)
-    one_seed = paired(values(s0=(1, 0, 0, 0, 0, 0)), low, FAMILIES)
-    assert one_seed is not None
-    assert (one_seed.call, one_seed.num_seeds, one_seed.num_pairs) == ("", 1, 6)
+def a_difference(on_panel: tuple[float, float] | None, beyond: tuple[float, float] | None) -> Difference:
+    intervals = [Interval(0.0, *limits) if limits else None for limits in (on_panel, beyond)]
+    return Difference(Estimate(0.0, *intervals), 3, 9)
+
+
+@pytest.mark.parametrize(
+    ("on_panel", "beyond", "call"),
+    [
+        ((0.1, 0.3), (0.05, 0.4), "higher"),
+        ((-0.3, -0.1), (-0.4, -0.05), "lower"),
+        ((-0.1, 0.3), (0.05, 0.4), "higher"),  # of two seeds the interval on the panel may be the wider one
+        ((0.1, 0.3), (-0.05, 0.4), "higher on this panel"),
+        ((0.1, 0.3), None, "higher on this panel"),
+        ((-0.3, -0.1), None, "lower on this panel"),
+        ((-0.1, 0.3), (-0.05, 0.4), ""),
+        ((0.0, 0.3), (0.0, 0.4), ""),
+        (None, (0.05, 0.4), "higher"),
+        (None, None, ""),
+    ],
+)
+def test_higher_is_said_beyond_the_panel_or_with_the_words_on_this_panel(
+    on_panel: tuple[float, float] | None, beyond: tuple[float, float] | None, call: str
+) -> None:
+    assert a_difference(on_panel, beyond).call == call
+
+
+@pytest.mark.parametrize("seeds", [1, 3, 100])
+def test_copies_of_a_seed_make_no_call(seeds: int) -> None:
+    """GRPO wins 2 of 4 families and EMPO2 all 4, in every seed alike: nothing is known of other seeds or families."""
+    families = {f"{family}{game}": family for family in "abcd" for game in range(5)}
+    grpo = {seed: {game: float(family in "ab") for game, family in families.items()} for seed in range(seeds)}
+    empo2 = {seed: dict.fromkeys(families, 1.0) for seed in range(seeds)}
+    difference = paired(empo2, grpo, families, "success")
+    assert difference is not None
+    assert (difference.estimate.mean, difference.call) == (0.5, "")
 
 
 def test_differences_are_paired_by_seed_and_game() -> None:
-    """Each seed is 0.5 above its own baseline, whatever lies between the seeds: nothing is left to vary."""
+    """Each seed is 0.5 above its own baseline, whatever lies between the seeds: as differences they are alike."""
     base = values(s0=(0,) * 6, s1=(10,) * 6)
     better = {seed: {game: value + 0.5 for game, value in games.items()} for seed, games in base.items()}
-    difference = paired(better, base, FAMILIES)
+    difference = paired(better, base, FAMILIES, "return")
     assert difference is not None
-    assert difference.interval == Interval(0.5, 0.5, 0.5)
-    assert paired({7: base[0]}, base, FAMILIES) is None, "no seed in common"
+    assert (difference.estimate.mean, difference.estimate.not_on_panel) == (0.5, "all seeds alike")
+    assert (difference.num_seeds, difference.num_pairs) == (2, 12)
+    assert paired({7: base[0]}, base, FAMILIES, "return") is None, "no seed in common"
 
 
 def test_steps_to_a_threshold() -> None:
@@ -598,16 +636,47 @@ def test_steps_to_a_threshold() -> None:
 
 
 def a_line(label: str, **changes: Any) -> Line:
-    own = Interval(0.25, 0.1, 0.5)
+    own = Estimate(0.25, Interval(0.25, 0.2, 0.4), Interval(0.25, 0.1, 0.5))
     settings: dict[str, Any] = {
         "trains": True, "seeds": (0, 1), "num_games": 8, "num_attempts": 1, "one": own, "last": None, "best": None,
-        "iqm": own, "difference": None, "reached": (), "costs": {"env_steps": 1234.0},
+        "iqm": 0.25, "difference": None, "reached": (), "costs": {"env_steps": 1234.0},
     }  # fmt: skip
     return Line(label, **settings | changes)
 
 
 def a_summary(*lines: Line) -> Summary:
     return Summary("title", "success", "waymarks", 0.5, "", lines, {}, ("A note.",))
+
+
+def test_both_intervals_stand_under_their_names_or_the_reason_that_there_is_none(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    alone = Estimate(0.5, None, None, "one seed", "4 of 10 families")
+    gap = Difference(Estimate(0.25, Interval(0.25, 0.125, 0.375), Interval(0.25, -0.125, 0.5)), 2, 16)
+    summary = replace(a_summary(a_line("A", difference=gap), a_line("B", one=alone, iqm=None)), baseline="B")
+    rows = summary_markdown(summary).splitlines()
+    assert "| A | 0.250 | [0.200, 0.400] | [0.100, 0.500] | 0.250 | 2 · 8 |" in rows
+    assert "| B | 0.500 | one seed | 4 of 10 families | - | 2 · 8 |" in rows
+    assert "| A | +0.250 | [+0.125, +0.375] | [-0.125, +0.500] | **higher on this panel** |" in rows
+    print_brief(summary)
+    said = capsys.readouterr().out
+    assert "higher on this panel" in said
+    assert "A note." in said
+    assert max(len(line) for line in said.splitlines() if "─" in line) <= 100
+
+
+def test_the_picture_has_intervals_of_one_kind_and_names_it(tmp_path: Path, figures: list[Any]) -> None:
+    """Beyond the panel where any method has that, and then no other; on the panel where none has."""
+    short = Estimate(0.25, Interval(0.25, 0.2, 0.4), None, "", "4 of 10 families")
+    draw_summary(a_summary(a_line("A"), a_line("B", one=short)), tmp_path / "a.png")
+    draw_summary(a_summary(a_line("B", one=short)), tmp_path / "b.png")
+    beyond, on_panel = (figure.axes[-1] for figure in figures)
+    assert BEYOND in beyond.get_title(loc="left")
+    assert ON_PANEL in on_panel.get_title(loc="left")
+    bars = [
+        [tuple(line.get_xdata()) for line in axes.lines if len(line.get_xdata()) == 2] for axes in (beyond, on_panel)
+    ]
+    assert bars == [[(0.1, 0.5)], [(0.2, 0.4)]]
 
 
 def test_what_was_not_reached_is_said_to_be_so() -> None:
@@ -683,12 +752,12 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def draw(path: Path, *methods: Marks) -> None:
-    draw_methods(methods, path, metric="success", title="title", threshold=0.5)
+    draw_methods(methods, path, Words("title", "success", ON_PANEL), threshold=0.5)
 
 
 def test_the_picture_shows_the_numbers_given(tmp_path: Path, figures: list[Any]) -> None:
-    draw(tmp_path / "a.png", Marks("GRPO", CURVE, Interval(0.3, 0.2, 0.5), 0.25, is_baseline=True),
-         Marks("naive", (), Interval(0.1, 0.0, 0.2), 0.05, "last of 3"), Marks("RLOO", (), None))  # fmt: skip
+    draw(tmp_path / "a.png", Marks("GRPO", CURVE, 0.3, Interval(0.3, 0.2, 0.5), 0.25, is_baseline=True),
+         Marks("naive", (), 0.1, None, 0.05, "last of 3"), Marks("RLOO", (), None))  # fmt: skip
     left, right = figures[0].axes
     (curve,) = [line for line in left.lines if line.get_label() == "GRPO"]
     assert (curve.get_ydata()[0], curve.get_ydata()[-1]) == pytest.approx((0.1, 0.5))
@@ -703,7 +772,7 @@ def test_many_curves_get_axes_of_their_own_beside_the_baseline(tmp_path: Path, f
     names = ["EMPO²", *"abcdef"]
     draw(
         tmp_path / "a.png",
-        *(Marks(name, CURVE, Interval(0.3, 0.2, 0.5), is_baseline=name == "EMPO²") for name in names),
+        *(Marks(name, CURVE, 0.3, Interval(0.3, 0.2, 0.5), is_baseline=name == "EMPO²") for name in names),
     )
     *small, last = figures[0].axes
     shown = [axes for axes in small if axes.get_visible()]
@@ -713,7 +782,7 @@ def test_many_curves_get_axes_of_their_own_beside_the_baseline(tmp_path: Path, f
 
 
 def test_where_nothing_was_trained_there_is_no_curve(tmp_path: Path, figures: list[Any]) -> None:
-    draw(tmp_path / "a.png", Marks("naive", (), Interval(0.1, 0.0, 0.2)))
+    draw(tmp_path / "a.png", Marks("naive", (), 0.1))
     assert len(figures[0].axes) == 1
 
 

@@ -39,14 +39,16 @@ def test_a_band_ends_where_the_shortest_run_ends_and_begins_where_all_have_begun
 
 def test_trials_are_drawn_with_their_intervals(tmp_path: Path, figures: list[Any]) -> None:
     results = [Interval(0.1, 0.0, 0.2), Interval(0.7, 0.6, 0.9)]
-    trial_curve(results, tmp_path / "trials.png", colour="#009e73", ylabel="success", title="empo2")
+    trial_curve([0.1, 0.7], results, tmp_path / "trials.png", colour="#009e73", ylabel="success", title="empo2")
     (axes,) = figures[0].axes
     assert axes.lines[0].get_ydata().tolist() == [0.1, 0.7]
     assert axes.get_xticks().tolist() == [0, 1]
     assert axes.get_ylim() == (-0.02, 1.04)
     corners = axes.collections[0].get_paths()[0].vertices[:, 1]
     assert (corners.min(), corners.max()) == (0.0, 0.9)
-    trial_curve([Interval(40, 30, 50)], tmp_path / "returns.png", colour="k", ylabel="return", title="empo2")
+    trial_curve(
+        [40, 45], [Interval(40, 30, 50), None], tmp_path / "returns.png", colour="k", ylabel="return", title="empo2"
+    )
     assert figures[1].axes[0].get_ylim()[1] > 50
 
 
@@ -60,7 +62,7 @@ def test_without_matplotlib_the_extra_is_named(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(builtins, "__import__", missing)
     with pytest.raises(MissingExtraError, match=r"trailnotes\[plot\]"):
-        trial_curve([Interval(0, 0, 0)], tmp_path / "t.png", colour="k", ylabel="y", title="t")
+        trial_curve([0.0], [None], tmp_path / "t.png", colour="k", ylabel="y", title="t")
     assert not (tmp_path / "t.png").exists()
 
 

@@ -8,6 +8,8 @@ import pytest
 
 from small import small_config
 from trailnotes.errors import ConfigError
+from trailnotes.reporting.crossed import MIN_FAMILIES
+from trailnotes.reporting.intervals import Interval, t_quantile, wilson
 from trailnotes.runs.panels import (
     PanelResult,
     family_of,
@@ -19,7 +21,7 @@ from trailnotes.runs.panels import (
 )
 from trailnotes.runs.players import Subject
 from trailnotes.storage.files import read_jsonl
-from trailnotes.types import Observation, Task, Trajectory
+from trailnotes.types import Completion, Observation, Step, Task, Trajectory
 
 
 def episode(task: str, success: bool, value: float = 0.0) -> Trajectory:
@@ -28,23 +30,56 @@ def episode(task: str, success: bool, value: float = 0.0) -> Trajectory:
     )
 
 
-def test_one_family_of_single_episodes_gets_wilsons_interval() -> None:
+def steps_of(value: float) -> tuple[Step, ...]:
+    return (Step(Observation("room"), (), Completion((), (), (), "wait"), (), "wait", value),)
+
+
+def test_with_few_families_a_model_is_examined_on_these_games_alone() -> None:
     episodes = [episode(f"w/route/amber/test-{i}", i < 5) for i in range(10)]
-    interval, name = interval_of(episodes, small_config())
-    assert name == "Wilson 95%"
-    assert (interval.mean, interval.low, interval.high) == pytest.approx((0.5, 0.2366, 0.7634), abs=1e-4)
+    mean, interval, name = interval_of(episodes, small_config())
+    assert name.startswith("on this panel, of this one model: the same games played once more, Wilson's, 95%")
+    assert name.endswith(f"a claim beyond it takes {MIN_FAMILIES} families, here are 1")
+    assert interval is not None
+    assert (mean, interval.low, interval.high) == pytest.approx((0.5, 0.2366, 0.7634), abs=1e-4)
 
 
-@pytest.mark.parametrize("clustered", ["families", "samples", "return"])
-def test_clusters_and_returns_get_a_bootstrap(clustered: str) -> None:
-    family = ["amber", "birch"] if clustered == "families" else ["amber", "amber"]
-    games = range(2) if clustered == "samples" else range(4)
-    episodes = [episode(f"w/route/{name}/test-{i}", n == 0) for n, name in enumerate(family) for i in games]
-    config = small_config(eval={"metric": "return" if clustered == "return" else "success", "confidence": 0.9})
-    interval, name = interval_of(episodes, config)
-    assert name == "bootstrap over families, then games, 90%"
-    if clustered == "families":  # one family all won, one all lost: the families decide how wide it is
-        assert (interval.mean, interval.low, interval.high) == (0.5, 0.0, 1.0)
+def test_four_families_claim_nothing_beyond_them() -> None:
+    """Two won, two lost: as a sample of families that would be anything from 0 to 1."""
+    episodes = [episode(f"w/route/{name}/test-{i}", name < "c") for name in "abcd" for i in range(5)]
+    mean, interval, name = interval_of(episodes, small_config())
+    assert "on this panel" in name
+    assert interval is not None
+    assert (mean, interval.low, interval.high) == pytest.approx((0.5, 0.299, 0.701), abs=1e-3)  # 10 of 20 by Wilson's
+
+
+def test_with_families_enough_they_are_the_sample() -> None:
+    """Five of ten families won, with four games each: as good as nine games, not as 40."""
+    episodes = [episode(f"w/route/{name}/test-{i}", name < "f") for name in "abcdefghij" for i in range(4)]
+    mean, interval, name = interval_of(episodes, small_config())
+    assert name == "beyond this panel, of this one model: its 10 families are a sample, Wilson's, 95%"
+    low, high = wilson(0.5, 9, t_quantile(9, 0.95))
+    assert (mean, interval) == (0.5, Interval(0.5, pytest.approx(float(low)), pytest.approx(float(high))))
+
+
+def test_samples_of_a_game_are_no_more_games() -> None:
+    """Each game of ten families played once or fifty times over with the same result: beyond the panel it is one."""
+    once = [episode(f"w/route/{name}/test-0", name < "f") for name in "abcdefghij"]
+    assert interval_of(once * 50, small_config()) == interval_of(once, small_config())
+
+
+def test_returns_have_students_interval_or_none() -> None:
+    config = small_config(eval={"metric": "return", "confidence": 0.9})
+    episodes = [
+        Trajectory(Task(f"w/a/{i}", "waymarks"), steps_of(value), Observation("end"), "terminated", False, value)
+        for i, value in enumerate((0.0, 2.0, 4.0))
+    ]
+    mean, interval, name = interval_of(episodes, config)
+    assert "Student's t, 90%" in name
+    assert interval is not None
+    assert (mean, interval.high) == pytest.approx((2.0, 2 + 2.920 * 2 / 3**0.5), abs=1e-3)
+    result = panel_result(episodes[:1], config, Subject("m", "grpo"), memory=False)
+    assert (result.ci_low, result.ci_high, str(result)) == (None, None, "0.00 no interval")
+    assert "| no interval |" in markdown_table([result])
 
 
 def test_a_family_is_the_task_without_its_last_part() -> None:

@@ -126,10 +126,13 @@ def _draw(results: Sequence[PanelResult], path: Path) -> None:
     from trailnotes.reporting.plots import INK, trial_curve
 
     colour = method_of(results[0].algorithm).colour or INK
-    intervals = [Interval(row.mean, row.ci_low, row.ci_high) for row in results]
+    bands = [
+        None if row.ci_low is None or row.ci_high is None else Interval(row.mean, row.ci_low, row.ci_high)
+        for row in results
+    ]
     title = f"{results[0].algorithm} on {results[0].panel} ({results[0].num_tasks} tasks)\n{results[-1].interval}"
     try:
-        trial_curve(intervals, path, colour=colour, ylabel=results[0].metric, title=title)
+        trial_curve([row.mean for row in results], bands, path, colour=colour, ylabel=results[0].metric, title=title)
     except MissingExtraError as error:
         logger.warning("no %s: %s", path.name, error)
 

@@ -8,12 +8,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from trailnotes.compare.picture import Marks, draw_methods
-from trailnotes.compare.statistics import DIFFERENCE_METHOD, IQM_METHOD, MEAN_METHOD
+from trailnotes.compare.picture import Marks, Words, draw_methods
+from trailnotes.compare.statistics import BEYOND, DIFFERENCE_METHOD, INTERVAL_METHOD, IQM_METHOD, ON_PANEL
 from trailnotes.compare.summary import Line, Summary
-from trailnotes.reporting.intervals import Interval
+from trailnotes.reporting.intervals import Estimate
 from trailnotes.reporting.tables import DASH, Table, print_table, print_text, table_lines
-from trailnotes.runs.spent import BY_ROW, BY_RUN, SPENDING
+from trailnotes.runs.spent import BY_RUN, SPENDING
 
 MEGABYTE = 1 << 20
 HEADS = {
@@ -26,47 +26,59 @@ HEADS = {
     "peak_memory": "peak memory (MB)",
     SPENDING: "spending",
 }
+BRIEF_COSTS = ("env_steps", "seconds")  # what a line of 100 columns holds beside two intervals
 
 
 def result_table(summary: Summary) -> Table:
-    """Success, or return, of each method. Figures of several attempts have columns of their own."""
-    several = any(line.num_attempts > 1 for line in summary.lines)
-    head = [summary.metric, "one attempt at a game"]
-    head += ["last of several", "best of several"] * several
-    head += ["IQM", *([f"less {summary.baseline}"] if summary.baseline else []), "seeds · games"]
-    return head, [_result_row(line, summary, several=several) for line in summary.lines]
+    """Success, or return, of each method, with both intervals. Each figure of several attempts has a row of its own."""
+    head = [summary.metric, "mean", ON_PANEL, BEYOND, "IQM", "seeds · games"]
+    return head, [row for line in summary.lines for row in _result_rows(line, summary)]
 
 
-def _result_row(line: Line, summary: Summary, *, several: bool) -> list[str]:
-    attempts = f" (of {line.num_attempts})" if line.num_attempts > 1 else ""
-    cells = [number(line.one, summary)]
-    if several:
-        cells += [f"{number(interval, summary)}{attempts if interval else ''}" for interval in (line.last, line.best)]
-    cells.append(number(line.iqm, summary))
-    if summary.baseline:
-        cells.append(_difference(line, summary))
+def _result_rows(line: Line, summary: Summary) -> list[list[str]]:
     absent = f", {len(line.missing)} missing" if line.missing else ""
-    return [line.label, *cells, f"{len(line.seeds)} · {line.num_games}{absent}"]
+    played = f"{len(line.seeds)} · {line.num_games}{absent}"
+    if line.num_attempts == 1:
+        return [[line.label, *cells_of(line.one, summary), _middle(line, summary), played]]
+    attempts = [(f"first of {line.num_attempts}", line.one), ("last", line.last), ("best", line.best)]
+    shown = [(name, own) for name, own in attempts if own is not None]
+    judged = next((i for i, (_, own) in enumerate(shown) if own is line.final), 0)
+    rows = [[f"{line.label}, {name}", *cells_of(own, summary), DASH, played] for name, own in shown]
+    rows[judged][4] = _middle(line, summary)
+    return rows
 
 
-def _difference(line: Line, summary: Summary) -> str:
-    if line.difference is None:
-        return DASH
-    interval, places = line.difference.interval, _places(summary)
-    text = f"{interval.mean:+.{places}f} [{interval.low:+.{places}f}, {interval.high:+.{places}f}]"
-    return f"{text} **{line.difference.call}**" if line.difference.call else text
+def _middle(line: Line, summary: Summary) -> str:
+    return DASH if line.iqm is None else f"{line.iqm:.{_places(summary)}f}"
 
 
-def number(interval: Interval | None, summary: Summary) -> str:
-    """``0.881 [0.750, 0.963]``; returns with one decimal."""
-    if interval is None:
-        return DASH
-    places = _places(summary)
-    return f"{interval.mean:.{places}f} [{interval.low:.{places}f}, {interval.high:.{places}f}]"
+def cells_of(estimate: Estimate | None, summary: Summary, sign: str = "") -> list[str]:
+    """Mean, interval on the panel and beyond it: ``0.881``, ``[0.750, 0.963]``, ``one seed``.
+
+    Args:
+        estimate: None where nothing was played.
+        summary: of the metric.
+        sign: of the numbers, as in a format: "+" for differences.
+    """
+    if estimate is None:
+        return [DASH] * 3
+    form = f"{sign}.{_places(summary)}f"
+    pairs = ((estimate.on_panel, estimate.not_on_panel), (estimate.beyond, estimate.not_beyond))
+    return [format(estimate.mean, form), *(f"[{i.low:{form}}, {i.high:{form}}]" if i else why for i, why in pairs)]
 
 
 def _places(summary: Summary) -> int:
     return 3 if summary.metric == "success" else 1
+
+
+def difference_table(summary: Summary) -> Table:
+    """Each method less the baseline, paired, with both intervals and what they allow to say."""
+    rows = []
+    for line in summary.lines:
+        if line.difference is not None:
+            call = f"**{line.difference.call}**" if line.difference.call else ""
+            rows.append([line.label, *cells_of(line.difference.estimate, summary, "+"), call])
+    return [f"less {summary.baseline}", "mean", ON_PANEL, BEYOND, "so it is"], rows
 
 
 def efficiency_table(summary: Summary) -> Table:
@@ -98,18 +110,20 @@ def _cost(line: Line, name: str) -> str:
 
 
 def brief_table(summary: Summary) -> Table:
-    """What each method is judged by, and what a run of it cost; heads of two words stand in two lines."""
-    head = ["", "mean [95 % interval]", *(HEADS[name] for name in BY_ROW)]
+    """What each method is judged by, and what a run of it cost; heads stand in two lines."""
+    head = ["", "mean", ON_PANEL, BEYOND, *(HEADS[name] for name in BRIEF_COSTS)]
     rows = [
-        [line.label, number(line.final, summary), *(_cost(line, name) for name in BY_ROW)] for line in summary.lines
+        [line.label, *cells_of(line.final, summary), *(_cost(line, name) for name in BRIEF_COSTS)]
+        for line in summary.lines
     ]
-    return [name.replace(" ", "\n", 1) for name in head], rows
+    return ["\n".join(name.rsplit(" ", 1)) for name in head], rows
 
 
 def tables_of(summary: Summary) -> list[tuple[str, Table]]:
     """Title and table, those that have a row."""
     tables = [
         (summary.title, result_table(summary)),
+        (f"Differences to {summary.baseline}", difference_table(summary)),
         ("Sample efficiency", efficiency_table(summary)),
         ("Cost", cost_table(summary)),
     ]
@@ -118,14 +132,13 @@ def tables_of(summary: Summary) -> list[tuple[str, Table]]:
 
 def legend(summary: Summary) -> list[str]:
     """Everything below the tables, a sentence or two a line."""
-    lines = [MEAN_METHOD, IQM_METHOD]
+    lines = [INTERVAL_METHOD, IQM_METHOD]
     if summary.baseline:
         lines.append(DIFFERENCE_METHOD)
     if any(line.num_attempts > 1 for line in summary.lines):
         lines.append(
-            "A method with several attempts at a game is not a one-attempt method: its first attempt stands in the "
-            "column of the others, its last and its best (cumulative) in their own, with the number of attempts. IQM, "
-            "difference and picture are of its last."
+            "A method with several attempts at a game is not a one-attempt method: to be read beside the others is its "
+            "first; its last and its best (cumulative) have lines of their own. Difference and picture are of its last."
         )
     if any(line.trains for line in summary.lines):
         lines.append(
@@ -159,12 +172,11 @@ def print_summary(summary: Summary) -> None:
 
 
 def print_brief(summary: Summary) -> None:
-    """One table on the console, what differs from the baseline, and what a reader must know."""
+    """Results and differences on the console, and what a reader must know."""
     print_table(summary.title, brief_table(summary))
-    for line in summary.lines:
-        if line.difference is not None:
-            print(f"{line.label} less {summary.baseline}: {_difference(line, summary).replace('**', '')}")
-    print_text(summary.notes)
+    if (table := difference_table(summary))[1]:
+        print_table(f"Differences to {summary.baseline}", table)
+    print_text([INTERVAL_METHOD, *summary.notes])
 
 
 def summary_json(summary: Summary, **more: Any) -> str:
@@ -183,7 +195,7 @@ def summary_json(summary: Summary, **more: Any) -> str:
         "baseline": summary.baseline,
         "lines": lines,
         "curves": {label: [list(map(list, curve)) for curve in curves] for label, curves in summary.curves.items()},
-        "methods": [MEAN_METHOD, IQM_METHOD, DIFFERENCE_METHOD],
+        "methods": [INTERVAL_METHOD, IQM_METHOD, DIFFERENCE_METHOD],
         "notes": list(summary.notes),
         **more,
     }
@@ -194,16 +206,20 @@ def summary_json(summary: Summary, **more: Any) -> str:
 
 
 def draw_summary(summary: Summary, path: Path) -> None:
-    """Learning curves with bands, marks for methods without training, and final figures with their intervals."""
+    """Learning curves, marks for methods without training, and final figures with intervals, all of one kind."""
+    finals = [line.final for line in summary.lines if line.final is not None]
+    beyond = any(final.beyond for final in finals)
     marks: Sequence[Marks] = [
         Marks(
             label=line.label,
             curves=summary.curves.get(line.label, ()),
-            final=line.final,
-            iqm=line.iqm.mean if line.iqm else None,
+            final=line.final.mean if line.final else None,
+            interval=(line.final.beyond if beyond else line.final.on_panel) if line.final else None,
+            iqm=line.iqm,
             remark=f"last of {line.num_attempts}" if line.num_attempts > 1 else "",
             is_baseline=line.label == summary.baseline,
         )
         for line in summary.lines
     ]
-    draw_methods(marks, path, metric=summary.metric, title=summary.title, threshold=summary.threshold)
+    words = Words(summary.title, summary.metric, BEYOND if beyond else ON_PANEL)
+    draw_methods(marks, path, words, threshold=summary.threshold)

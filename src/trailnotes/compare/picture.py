@@ -29,26 +29,35 @@ class Marks:
 
     label: str
     curves: Sequence[Curve | Sequence[tuple[float, float]]]  # one a seed; () without training
-    final: Interval | None
+    final: float | None  # mean; None without any result
+    interval: Interval | None = None
     iqm: float | None = None
     remark: str = ""  # small, below the label
     is_baseline: bool = False
 
 
-def draw_methods(methods: Sequence[Marks], path: Path, *, metric: str, title: str, threshold: float) -> None:
+@dataclass(frozen=True, slots=True)
+class Words:
+    """What is written in the picture."""
+
+    title: str  # over all
+    metric: str  # what is measured; success is drawn from 0 to 1
+    interval: str  # what all intervals are of: on this panel, or beyond it
+
+
+def draw_methods(methods: Sequence[Marks], path: Path, words: Words, *, threshold: float) -> None:
     """Curves on the left where anything was trained, final figures on the right.
 
     Args:
         methods: from the top down.
         path: the PNG.
-        metric: name of what is measured; success is drawn from 0 to 1.
-        title: over all.
+        words: title, metric and interval.
         threshold: of the sample efficiency; a fine line across the curves.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
     """
-    plt = pyplot()
+    plt, metric = pyplot(), words.metric
     trained = [method for method in methods if method.curves]
     apart = len(trained) > TOGETHER
     columns = COLUMNS if apart else 1
@@ -56,14 +65,14 @@ def draw_methods(methods: Sequence[Marks], path: Path, *, metric: str, title: st
     height = max(4.6, 1.5 + 0.42 * len(methods), 1.4 + 1.55 * rows if apart else 0)
     with plt.rc_context({"font.size": 10, "axes.edgecolor": FAINT, "text.color": INK, "axes.labelcolor": INK}):
         figure = plt.figure(figsize=(13.5 if trained else 7.5, height), facecolor="white", layout="constrained")
-        figure.suptitle(title, fontsize=13, x=0.01, ha="left", fontweight="bold")
+        figure.suptitle(words.title, fontsize=13, x=0.01, ha="left", fontweight="bold")
         left, right = figure.subfigures(1, 2, width_ratios=(1.35, 1)) if trained else (figure, figure)
         colours = colours_of([method.label for method in methods])
         if apart:
             _curves_apart(left, trained, colours, (rows, columns), metric, threshold)
         elif trained:
             _curves_together(left.subplots(), methods, colours, metric, threshold)
-        _finals(right.subplots(), methods, colours, metric)
+        _finals(right.subplots(), methods, colours, words)
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=150)
     plt.close(figure)
@@ -88,12 +97,14 @@ def _curves_together(
     last = max(x for method in trained for curve in method.curves for x, _ in curve)
     for method in methods:
         if not method.curves and method.final is not None:
-            ends[method.label, method.remark] = method.final.mean
-            axes.axhline(method.final.mean, color=colours[method.label], linewidth=1.0, linestyle=(0, (1, 2)), zorder=1)
+            ends[method.label, method.remark] = method.final
+            axes.axhline(method.final, color=colours[method.label], linewidth=1.0, linestyle=(0, (1, 2)), zorder=1)
     _frame(axes, metric, threshold)
     axes.set_xlim(right=last)
     axes.set(xlabel="environment steps", ylabel=f"{metric} without tips")
-    _explain(axes, "learning curves, band: range over seeds; dotted: methods that change no weights, on the panel")
+    _explain(
+        axes, "learning curves, band: least to greatest seed; dotted: methods that change no weights, on the panel"
+    )
     axes.text(0.995, threshold, "threshold", transform=axes.get_yaxis_transform(), ha="right", va="bottom",
               fontsize=8, color=FAINT)  # fmt: skip
     low, high = axes.get_ylim()
@@ -136,7 +147,7 @@ def _curves_apart(
         _frame(axes, metric, threshold)
         axes.tick_params(labelsize=8)
     behind = f"; grey: {baseline.label}" if baseline else ""
-    figure.supxlabel(f"environment steps (band: range over seeds{behind})", fontsize=9)
+    figure.supxlabel(f"environment steps (band: least to greatest seed{behind})", fontsize=9)
     figure.supylabel(f"{metric} without tips", fontsize=9)
 
 
@@ -166,25 +177,24 @@ def _explain(axes: Any, text: str) -> None:
     axes.set_title(text, fontsize=9, color=FAINT, loc="left")
 
 
-def _finals(axes: Any, methods: Sequence[Marks], colours: Mapping[str, str], metric: str) -> None:
+def _finals(axes: Any, methods: Sequence[Marks], colours: Mapping[str, str], words: Words) -> None:
     """A line each: dot and interval, the number beside it, and a hollow diamond where the interquartile mean is."""
     for row in range(0, len(methods), 2):
         axes.axhspan(row - 0.5, row + 0.5, color="#f6f6f6", linewidth=0, zorder=-1)
-    places = 2 if metric == "success" else 1
+    places = 2 if words.metric == "success" else 1
     for row, method in enumerate(methods):
         if method.final is None:
             axes.text(0.02, row, "no result", transform=axes.get_yaxis_transform(), va="center", color=FAINT)
             continue
         final, colour = method.final, colours[method.label]
-        axes.plot((final.low, final.high), (row, row), color=colour, linewidth=2.6, solid_capstyle="round", alpha=0.55)
-        axes.plot(final.mean, row, "o", color=colour, markersize=7)
+        if bar := method.interval:
+            axes.plot((bar.low, bar.high), (row, row), color=colour, linewidth=2.6, solid_capstyle="round", alpha=0.55)
+        axes.plot(final, row, "o", color=colour, markersize=7)
         if method.iqm is not None:
             axes.plot(method.iqm, row, "D", color=INK, markersize=5, markerfacecolor="white", zorder=3)
         if method.is_baseline:
-            axes.axvline(final.mean, color=colour, linewidth=0.9, linestyle=(0, (1, 2)), zorder=0)
-        axes.text(
-            1.02, row, f"{final.mean:.{places}f}", transform=axes.get_yaxis_transform(), va="center", fontsize=9.5
-        )
+            axes.axvline(final, color=colour, linewidth=0.9, linestyle=(0, (1, 2)), zorder=0)
+        axes.text(1.02, row, f"{final:.{places}f}", transform=axes.get_yaxis_transform(), va="center", fontsize=9.5)
     axes.set(yticks=range(len(methods)), ylim=(len(methods) - 0.5, -0.5))
     axes.set_yticklabels([method.label + (f"\n({method.remark})" if method.remark else "") for method in methods])
     for text, method in zip(axes.get_yticklabels(), methods, strict=True):
@@ -193,9 +203,10 @@ def _finals(axes: Any, methods: Sequence[Marks], colours: Mapping[str, str], met
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.grid(axis="x", color=RULE, linewidth=0.8)
     axes.set_axisbelow(True)
-    axes.set_xlabel(f"{metric} on the panel")
-    _explain(axes, "dot and bar: mean, 95 % interval;\ndiamond: interquartile mean")
-    if metric == "success":
+    axes.set_xlabel(f"{words.metric} on the panel")
+    bars = f"95 % interval {words.interval}" if any(method.interval for method in methods) else "no interval"
+    _explain(axes, f"dot and bar: mean, {bars};\ndiamond: interquartile mean")
+    if words.metric == "success":
         axes.set_xlim(-0.03, 1.03)
 
 

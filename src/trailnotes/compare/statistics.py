@@ -1,8 +1,8 @@
 """What may be said of methods that were played with a few seeds each: intervals, and differences that they allow.
 
-The interquartile mean and its stratified bootstrap are those of "Deep Reinforcement Learning at the Edge of the
-Statistical Precipice" (Agarwal et al. 2021, arXiv 2108.13264). Its library, rliable, brings pandas, seaborn and
-statsmodels for these few lines, which the base install does without.
+The two intervals are those of `reporting/crossed.py`. The interquartile mean is that of "Deep Reinforcement Learning at
+the Edge of the Statistical Precipice" (Agarwal et al. 2021, arXiv 2108.13264), without an interval: its stratified
+bootstrap draws seeds anew in each family, as if a run were another run in each of them, and from two or three seeds.
 """
 
 from __future__ import annotations
@@ -13,64 +13,55 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from trailnotes.reporting.intervals import Interval, bootstrap, percentile_interval
+from trailnotes.reporting.crossed import CONFIDENCE, MIN_FAMILIES, Values, estimate, estimate_difference, pairs_of
+from trailnotes.reporting.intervals import RATE, Bounds, Estimate
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-CONFIDENCE = 0.95
-Values = Mapping[int, Mapping[str, float]]  # seed -> game -> value, the mean of its episodes
-Call = Literal["higher", "lower", ""]
+Call = Literal["higher", "lower", "higher on this panel", "lower on this panel", ""]
 
-MEAN_METHOD = (
-    f"Intervals: percentile bootstrap over seeds, then families, then games, {CONFIDENCE:.0%}; every seed weighs the "
-    "same, as does every family within it."
+ON_PANEL = "on this panel"
+BEYOND = "beyond this panel"
+INTERVAL_METHOD = (
+    f"Intervals, {CONFIDENCE:.0%}. On this panel: the same games after other training runs; the seeds are the sample "
+    "(Student's t over their means). Beyond this panel: other families of games too; families, drawn once for all "
+    f"seeds, and seeds are the samples (Wilson's for rates, else t; from {MIN_FAMILIES} families on). With one seed it "
+    "is of that run alone. Seeds that are equal in every game count once."
 )
 IQM_METHOD = (
-    "IQM: interquartile mean over seeds and families (the mean of the middle half of their success rates), with the "
-    "stratified bootstrap of Agarwal et al. 2021 (arXiv 2108.13264): within each family the seeds are resampled."
+    "IQM: interquartile mean over seeds and families (the mean of the middle half of their means; Agarwal et al. 2021, "
+    "arXiv 2108.13264). It describes what was played, and has no interval."
 )
 DIFFERENCE_METHOD = (
-    "Differences are paired by seed and game and resampled in the same way. One is called higher or lower only where "
-    "its interval excludes 0; no correction is made for the number of differences."
+    "Differences are paired by seed and game. One is called higher or lower only where its interval beyond this panel "
+    "excludes 0; where it does not, or there is none, higher or lower on this panel where that interval does. No "
+    "correction is made for the number of differences."
 )
 
 
-def pooled(values: Values, families: Mapping[str, str]) -> Interval:
-    """Mean and interval over seeds, families and games.
-
-    Args:
-        values: of one method; at least one.
-        families: game -> its family.
-    """
-    rows = [(seed, families[game], value) for seed, games in values.items() for game, value in games.items()]
-    levels: list[list[object]] = [[row[0] for row in rows], [row[1] for row in rows]]
-    return bootstrap([row[2] for row in rows], levels, confidence=CONFIDENCE)
+def bounds_of(metric: str) -> Bounds:
+    """The range of a metric of a panel: that of success; a return has none that holds for every environment."""
+    return RATE if metric == "success" else None
 
 
-def interquartile_mean(scores: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Mean of the middle half along the last axis: (..., n) -> (...); floor(n / 4) are cut at either end."""
-    cut = scores.shape[-1] // 4
-    ordered = np.sort(scores, axis=-1)
-    middle: NDArray[np.float64] = ordered[..., cut : scores.shape[-1] - cut].mean(axis=-1)
-    return middle
+def pooled(values: Values, families: Mapping[str, str], metric: str) -> Estimate:
+    """Mean over seeds, families and games with both intervals; arguments as for `estimate`."""
+    return estimate(values, families, bounds_of(metric))
 
 
-def iqm(values: Values, families: Mapping[str, str], *, num_resamples: int = 4000, seed: int = 0) -> Interval | None:
-    """Interquartile mean of the seeds' means in each family, resampled within the families.
+def interquartile_mean(scores: NDArray[np.float64]) -> float:
+    """Mean of the middle half of (n,) scores; floor(n / 4) are cut at either end."""
+    cut = len(scores) // 4
+    return float(np.sort(scores)[cut : len(scores) - cut].mean())
 
-    Returns:
-        None where not every seed has played every family: there is no matrix to take it of.
-    """
+
+def iqm(values: Values, families: Mapping[str, str]) -> float | None:
+    """Interquartile mean of the seeds' means in each family; None where not every seed has played every family."""
     names = list(dict.fromkeys(families[game] for games in values.values() for game in games))
-    matrix = [[_mean_of(games, families, name) for name in names] for games in values.values()]  # (seeds, families)
-    if any(mean is None for row in matrix for mean in row):
-        return None
-    scores = np.asarray(matrix, dtype=np.float64)
-    runs, strata = scores.shape
-    picks = np.random.default_rng(seed).integers(runs, size=(num_resamples, runs, strata))
-    drawn = scores[picks, np.arange(strata)].reshape(num_resamples, -1)
-    return percentile_interval(float(interquartile_mean(scores.reshape(-1))), interquartile_mean(drawn), CONFIDENCE)
+    means = [_mean_of(games, families, name) for games in values.values() for name in names]
+    known = [mean for mean in means if mean is not None]
+    return interquartile_mean(np.asarray(known)) if len(known) == len(means) else None
 
 
 def _mean_of(games: Mapping[str, float], families: Mapping[str, str], name: str) -> float | None:
@@ -82,29 +73,33 @@ def _mean_of(games: Mapping[str, float], families: Mapping[str, str], name: str)
 class Difference:
     """A method less the baseline, on the seeds and games that both have played."""
 
-    interval: Interval
+    estimate: Estimate
     num_seeds: int
     num_pairs: int
 
     @property
     def call(self) -> Call:
-        """What the interval allows to say."""
-        if self.interval.low > 0:
-            return "higher"
-        return "lower" if self.interval.high < 0 else ""
+        """What the intervals allow to say: what holds beyond the panel, else what holds on it, else nothing."""
+        if beyond := self.estimate.beyond:
+            if beyond.low > 0:
+                return "higher"
+            if beyond.high < 0:
+                return "lower"
+        if on_panel := self.estimate.on_panel:
+            if on_panel.low > 0:
+                return "higher on this panel"
+            if on_panel.high < 0:
+                return "lower on this panel"
+        return ""
 
 
-def paired(values: Values, baseline: Values, families: Mapping[str, str]) -> Difference | None:
+def paired(values: Values, baseline: Values, families: Mapping[str, str], metric: str) -> Difference | None:
     """The difference to the baseline, paired by seed and game; None where they have nothing in common."""
-    common = {
-        seed: {game: value - baseline[seed][game] for game, value in games.items() if game in baseline[seed]}
-        for seed, games in values.items()
-        if seed in baseline
-    }
-    pairs = {seed: games for seed, games in common.items() if games}
-    if not pairs:
+    found = estimate_difference(values, baseline, families, rates=metric == "success")
+    if found is None:
         return None
-    return Difference(pooled(pairs, families), len(pairs), sum(map(len, pairs.values())))
+    seeds, games = pairs_of(values, baseline)
+    return Difference(found, len(seeds), len(seeds) * len(games))
 
 
 def steps_to(curve: Sequence[tuple[float, float]], threshold: float) -> float | None:

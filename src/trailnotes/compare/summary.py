@@ -4,39 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
 from trailnotes.compare.results import Games, Result, refuse_mixed
-from trailnotes.compare.statistics import Difference, Values, iqm, paired, pooled, steps_to
+from trailnotes.compare.statistics import Difference, iqm, paired, pooled, steps_to
 from trailnotes.errors import RunError
-from trailnotes.reporting.intervals import Interval
+from trailnotes.reporting.crossed import ALIKE, CONSTANT, MIN_FAMILIES, Values, common_games
+from trailnotes.reporting.intervals import Estimate
 from trailnotes.runs.spent import BY_RUN
 
 TOLERANCE = 0.02  # share by which the environment steps of trained methods may differ without a word about it
-FEW_SEEDS = 5  # below this many, the intervals get a word of warning
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One method. Intervals are None where nothing was played that they could be of."""
+    """One method. Estimates are None where nothing was played that they could be of."""
 
     label: str
     trains: bool
     seeds: tuple[int, ...]  # that have a result
     num_games: int
     num_attempts: int  # at a game; 1 for most methods
-    one: Interval | None  # one attempt: the evaluation, or the first trial
-    last: Interval | None  # last of several attempts
-    best: Interval | None  # any of several attempts
-    iqm: Interval | None  # of what the method is judged by: the last attempt
+    one: Estimate | None  # one attempt: the evaluation, or the first trial
+    last: Estimate | None  # last of several attempts
+    best: Estimate | None  # any of several attempts
+    iqm: float | None  # of what the method is judged by: the last attempt
     difference: Difference | None  # likewise
     reached: tuple[float | None, ...]  # environment steps to the threshold, a seed each
     costs: Mapping[str, float]  # mean of a run; of peak memory the largest
     missing: Mapping[int, str] = field(default_factory=dict)  # seed -> why it has no result
 
     @property
-    def final(self) -> Interval | None:
+    def final(self) -> Estimate | None:
         """What the method is judged by."""
         return self.last or self.best or self.one
 
@@ -91,8 +92,9 @@ def summarise(results: Sequence[Result], question: Question) -> Summary:
     families = {game: family for result in results for game, family in result.families.items()}
     groups = {label: [result for result in results if result.label == label] for label in labels}
     baseline = _values(groups.get(question.baseline, []))
-    lines = tuple(_line(label, groups[label], families, baseline, question) for label in labels)
     first = results[0].evaluation
+    line_of = partial(_line, families=families, baseline=baseline, question=question, metric=first.metric)
+    lines = tuple(line_of(label, groups[label]) for label in labels)
     games = f"{len(first.planned)} games ({first.settings.env.name}, {first.settings.eval.split})"
     return Summary(
         title=question.title or f"{first.metric} on {games}",
@@ -111,7 +113,13 @@ def _values(results: Sequence[Result]) -> dict[int, Games]:
 
 
 def _line(
-    label: str, results: Sequence[Result], families: Mapping[str, str], baseline: Values, question: Question
+    label: str,
+    results: Sequence[Result],
+    *,
+    families: Mapping[str, str],
+    baseline: Values,
+    question: Question,
+    metric: str,
 ) -> Line:
     final = _values(results)
     several = [(result.seed, result.attempts) for result in results if result.attempts]
@@ -125,11 +133,11 @@ def _line(
         seeds=tuple(final),
         num_games=len({game for games in final.values() for game in games}),
         num_attempts=max((attempts.number for _, attempts in several), default=1),
-        one=pooled(one, families) if one else None,
-        last=pooled(last, families) if last else None,
-        best=pooled(best, families) if best else None,
+        one=pooled(one, families, metric) if one else None,
+        last=pooled(last, families, metric) if last else None,
+        best=pooled(best, families, metric) if best else None,
         iqm=iqm(final, families) if final else None,
-        difference=paired(final, baseline, families) if compared else None,
+        difference=paired(final, baseline, families, metric) if compared else None,
         reached=tuple(steps_to(result.curve, question.threshold) for result in results if result.trains),
         costs=_costs(results),
         missing={seed: why for (name, seed), why in question.missing.items() if name == label},
@@ -148,14 +156,7 @@ def _costs(results: Sequence[Result]) -> dict[str, float]:
 
 def _notes(lines: Sequence[Line], groups: Mapping[str, Sequence[Result]]) -> list[str]:
     """What a reader must know before believing the table."""
-    notes = []
-    fewest = min(len(line.seeds) for line in lines if line.seeds)
-    if fewest == 1:
-        notes.append("With one seed an interval is over families and games alone, and says nothing about another run.")
-    elif fewest < FEW_SEEDS:
-        notes.append(f"With {fewest} seeds the level of seeds is weak: resampling so few draws the same seed alone "
-                     f"in {fewest ** (1 - fewest):.1%} of cases, and no resampling shows a run unlike all of them. "
-                     "The intervals are of these games first, and only then of training.")  # fmt: skip
+    notes = _notes_on_intervals(lines)
     steps = {line.label: line.costs["env_steps"] for line in lines if line.trains and "env_steps" in line.costs}
     if steps and max(steps.values()) - min(steps.values()) > TOLERANCE * max(steps.values()):
         said = ", ".join(f"{label} {count:,.0f}" for label, count in steps.items())
@@ -166,7 +167,25 @@ def _notes(lines: Sequence[Line], groups: Mapping[str, Sequence[Result]]) -> lis
                          "out; so it has no last attempt, and is judged by the cumulative figure.")  # fmt: skip
         lost = sum(len(r.evaluation.planned) - len(r.games) for r in results)
         if lost:
-            notes.append(f"{label}: {lost} games failed in the environment and are left out.")
+            common = len(common_games(_values(results)))
+            notes.append(f"{label}: {lost} games failed in the environment; its line is of the {common} games that "
+                         "every seed of it has played.")  # fmt: skip
     for line in lines:
         notes += [f"{line.label}, seed {seed} is missing: {why}." for seed, why in line.missing.items()]
+    return notes
+
+
+def _notes_on_intervals(lines: Sequence[Line]) -> list[str]:
+    """Why an interval is not given, of the methods that lack it."""
+    finals = [(line, line.final) for line in lines if line.final is not None]
+    notes = []
+    if alike := [line.label for line, final in finals if final.not_on_panel == ALIKE]:
+        notes.append(f"The seeds of {', '.join(alike)} are equal in every game, and count as one run.")
+    if any(line.difference and line.difference.estimate.not_on_panel == ALIKE for line in lines):
+        notes.append("Where the differences of all seeds are equal in every game, they count as one.")
+    if any(final.not_beyond and final.not_beyond[0].isdigit() for _, final in finals):
+        notes.append(f"Beyond this panel nothing is claimed: that takes {MIN_FAMILIES} families of games.")
+    if any(final.not_beyond == CONSTANT for _, final in finals):
+        notes.append("Where all families came out the same and the metric has no bounds, there is nothing to tell how "
+                     "much others would differ.")  # fmt: skip
     return notes

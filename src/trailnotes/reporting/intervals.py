@@ -1,18 +1,20 @@
-"""Intervals for tables and curves: pure numpy, seeded, so that a table is the same whenever it is printed."""
+"""Intervals for tables and pictures, and the two names that every interval of a comparison goes by."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+
+Bounds = tuple[float, float] | None  # least and greatest value of a metric, where it has them
+RATE: Bounds = (0.0, 1.0)
+ROUNDING = 1e-9  # what the mean of equal values may miss them by
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,112 +29,69 @@ class Interval:
         return f"{self.mean:.2f} [{self.low:.2f}, {self.high:.2f}]"
 
 
-def wilson(successes: int, trials: int, confidence: float = 0.95) -> Interval:
-    """Wilson's score interval of a proportion; for independent trials. Source: Wilson (1927), JASA 22."""
-    if trials < 1 or not 0 <= successes <= trials:
-        raise ValueError(
-            f"{successes} successes of {trials} trials is impossible: trials must be at least 1, successes 0 to trials"
-        )
-    z = NormalDist().inv_cdf(0.5 + confidence / 2)
-    p = successes / trials
-    centre = (p + z * z / (2 * trials)) / (1 + z * z / trials)
-    half = z / (1 + z * z / trials) * math.sqrt(p * (1 - p) / trials + z * z / (4 * trials * trials))
-    return Interval(p, max(0.0, centre - half), min(1.0, centre + half))
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A mean with its two intervals, which answer different questions. `reporting/crossed.py` makes them."""
+
+    mean: float
+    on_panel: Interval | None  # these games, trained once more: the seeds are the sample
+    beyond: Interval | None  # other games too: families and seeds are samples
+    not_on_panel: str = ""  # in two or three words, why there is no interval on the panel
+    not_beyond: str = ""  # likewise beyond it
 
 
-def bootstrap(
-    values: Sequence[float] | NDArray[np.float64],
-    levels: Sequence[Sequence[object]],
-    *,
-    confidence: float = 0.95,
-    num_resamples: int = 4000,
-    seed: int = 0,
-) -> Interval:
-    """Percentile interval of the mean, resampled level by level, since values of one cluster move together.
+def t_quantile(df: Floats | float, confidence: float) -> Floats:
+    """(...,) half-width, in standard errors, of a two-sided interval by Student's t; `df` need not be whole."""
+    from scipy.special import stdtrit  # as long to load as numpy, and nothing but an interval needs it
+
+    quantile: Floats = stdtrit(df, 0.5 + confidence / 2)
+    return quantile
+
+
+def wilson(mean: Floats | float, number: Floats | float, quantile: Floats | float) -> tuple[Floats, Floats]:
+    """Wilson's score limits of a rate, which leave room at 0 and 1 where a symmetric interval has none.
 
     Args:
-        values: (n,) one value an episode, or the mean of one game.
-        levels: the clusters from the outermost in, each with n labels, e.g. ``[seed of run, family, game]``. An inner
-            label only counts inside its outer cluster. With no level, single values are resampled.
+        mean: (...,) of 0 to 1.
+        number: (...,) of independent trials, or of those that would give the variance at hand.
+        quantile: (...,) of the normal distribution, or of t where the variance was estimated.
+
+    Source: Wilson (1927), JASA 22; with an effective number and t: Dean and Pagano (2015), J. Surv. Stat. Methodol. 3.
+    """
+    square = np.asarray(quantile, dtype=np.float64) ** 2 / number
+    centre = (mean + square / 2) / (1 + square)
+    half = np.sqrt(square * mean * (1 - np.asarray(mean)) + square**2 / 4) / (1 + square)
+    return np.maximum(centre - half, 0.0), np.minimum(centre + half, 1.0)
+
+
+def of_one_sample(values: Floats, weights: Floats, bounds: Bounds, confidence: float) -> Interval | None:
+    """The weighted mean of episodes, were each played once more: the games are given, what was drawn in them is not.
+
+    Args:
+        values: (n,) one an episode.
+        weights: (n,) of each in the mean; their sum is 1.
+        bounds: of a rate (0, 1), and Wilson's interval is taken; else Student's t.
         confidence: of the interval.
-        num_resamples: bootstrap replications.
-        seed: of the resampling.
 
-    The mean is that of the nested means: every cluster of a level weighs the same.
+    Both are wider than needed where the games differ in how hard they are, never narrower.
+
+    Returns:
+        None where nothing varied and the metric has no bounds to say how much it could.
     """
-    means = resampled_means(values, levels, num_resamples=num_resamples, seed=seed)
-    tree = _nest(np.asarray(values, dtype=np.float64), [list(level) for level in levels])
-    return percentile_interval(_nested_mean(tree), means, confidence)
+    mean, concentration = float(weights @ values), float(weights @ weights)
+    if bounds == RATE:
+        low, high = wilson(min(max(mean, 0.0), 1.0), 1 / concentration, t_quantile(np.inf, confidence))
+        return Interval(mean, float(low), float(high))
+    variance = float(weights @ (values - mean) ** 2)
+    if variance <= ROUNDING**2:
+        return None
+    error = np.sqrt(variance * concentration / (1 - concentration))
+    half = float(t_quantile(len(values) - 1, confidence) * error)
+    return Interval(mean, mean - half, mean + half)
 
 
-def resampled_means(
-    values: Sequence[float] | NDArray[np.float64],
-    levels: Sequence[Sequence[object]],
-    *,
-    fixed: Sequence[int] = (),
-    num_resamples: int = 4000,
-    seed: int = 0,
-) -> NDArray[np.float64]:
-    """(num_resamples,) nested means as `bootstrap` draws them, to be combined with others before the interval.
-
-    Args:
-        values: as in `bootstrap`.
-        levels: as in `bootstrap`.
-        fixed: indices of levels whose clusters are all taken, once each: the tasks of a panel are no sample of tasks.
-        num_resamples: bootstrap replications.
-        seed: of the resampling.
-    """
-    array = np.asarray(values, dtype=np.float64)
-    if array.size == 0:
-        raise ValueError("no values to average: the panel is empty")
-    tree = _nest(array, [list(level) for level in levels])
-    drawn = tuple(index not in fixed for index in range(len(levels)))
-    return _resample(tree, np.random.default_rng(seed), num_resamples, drawn)
-
-
-def percentile_interval(mean: float, means: NDArray[np.float64], confidence: float = 0.95) -> Interval:
+def percentile_interval(mean: float, means: Floats, confidence: float = 0.95) -> Interval:
     """`mean` with the middle share `confidence` of its bootstrap replications `means` (n,)."""
     tail = (1 - confidence) / 2
     low, high = np.quantile(means, [tail, 1 - tail])
     return Interval(mean, float(low), float(high))
-
-
-def _nest(values: NDArray[np.float64], levels: list[list[object]]) -> object:
-    """A tree of clusters whose leaves are arrays of values."""
-    if not levels:
-        return values
-    labels, inner = levels[0], levels[1:]
-    if len(labels) != len(values):
-        raise ValueError(f"{len(labels)} labels for {len(values)} values")
-    clusters = []
-    for label in dict.fromkeys(labels):
-        index = [i for i, other in enumerate(labels) if other == label]
-        clusters.append(_nest(values[index], [[level[i] for i in index] for level in inner]))
-    return clusters
-
-
-def _nested_mean(tree: object) -> float:
-    if isinstance(tree, list):
-        return float(np.mean([_nested_mean(child) for child in tree]))
-    return float(np.mean(np.asarray(tree)))
-
-
-def _resample(tree: object, rng: np.random.Generator, count: int, drawn: tuple[bool, ...]) -> NDArray[np.float64]:
-    """(count,) means of trees resampled with replacement at every level that is `drawn`, and in the leaves."""
-    if not isinstance(tree, list):
-        leaf = np.asarray(tree, dtype=np.float64)
-        if leaf.size == 1:
-            return np.full(count, leaf[0])
-        means: NDArray[np.float64] = leaf[rng.integers(leaf.size, size=(count, leaf.size))].mean(axis=1)
-        return means
-    if not drawn[0]:
-        whole: NDArray[np.float64] = np.mean([_resample(child, rng, count, drawn[1:]) for child in tree], axis=0)
-        return whole
-    picks = rng.integers(len(tree), size=(count, len(tree)))
-    total = np.zeros(count)
-    for position in range(len(tree)):  # a cluster picked twice is resampled afresh each time
-        for child_index, child in enumerate(tree):
-            chosen = np.flatnonzero(picks[:, position] == child_index)
-            if chosen.size:
-                total[chosen] += _resample(child, rng, chosen.size, drawn[1:])
-    return total / len(tree)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,16 +23,34 @@ INK = "#444444"  # where a method has no colour
 SPARE = ("#4a6fa5", "#8a3b6b", "#c2a033", "#3a9bb0", "#444444")  # for labels that name no method of ours
 
 
-def trial_curve(results: Sequence[Interval], path: Path, *, colour: str, ylabel: str, title: str) -> None:
-    """An adaptation: trial 0 without memory, then with it, each with its interval."""
+def trial_curve(
+    means: Sequence[float],
+    intervals: Sequence[Interval | None],
+    path: Path,
+    *,
+    colour: str,
+    ylabel: str,
+    title: str,
+) -> None:
+    """An adaptation: trial 0 without memory, then with it, each with its interval where it has one.
+
+    Args:
+        means: one a trial.
+        intervals: of the same trials, all of one kind, which the title names.
+        path: the PNG.
+        colour: of the method.
+        ylabel: name of the metric.
+        title: over all.
+    """
     plt = pyplot()
     figure, axes = plt.subplots(figsize=(6, 4), layout="constrained", facecolor="white")
-    xs = np.arange(len(results))
-    axes.fill_between(xs, [r.low for r in results], [r.high for r in results], color=colour, alpha=0.18)
-    axes.plot(xs, [r.mean for r in results], color=colour, marker="o", linewidth=2)
+    xs = np.arange(len(means))
+    known = [interval or Interval(mean, mean, mean) for mean, interval in zip(means, intervals, strict=True)]
+    axes.fill_between(xs, [i.low for i in known], [i.high for i in known], color=colour, alpha=0.18)
+    axes.plot(xs, means, color=colour, marker="o", linewidth=2)
     axes.set(xlabel="trial (0 is without memory)", ylabel=ylabel, xticks=xs)
-    axes.set_title(title, fontsize=10)
-    if all(r.low >= 0 and r.high <= 1 for r in results):  # a share: show all of it
+    axes.set_title(textwrap.fill(title, 90, replace_whitespace=False), fontsize=8)
+    if all(i.low >= 0 and i.high <= 1 for i in known):  # a share: show all of it
         axes.set_ylim(-0.02, 1.04)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", alpha=0.25)

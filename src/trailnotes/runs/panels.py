@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
+
+import numpy as np
 
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import to_toml
 from trailnotes.envs.tasks import panel, tasks_of
 from trailnotes.errors import ConfigError
-from trailnotes.reporting.intervals import Interval, bootstrap, wilson
+from trailnotes.reporting.crossed import MIN_FAMILIES, estimate
+from trailnotes.reporting.intervals import RATE, Interval, of_one_sample
 from trailnotes.rollout import OnTrajectory, Pool, run_groups
 from trailnotes.runs.players import Subject
 from trailnotes.runs.spent import row_costs
@@ -33,13 +38,13 @@ class PanelResult:
     panel: str  # name of the split
     metric: str  # success | return
     mean: float
-    ci_low: float
-    ci_high: float
+    ci_low: float | None  # None where nothing varied that an interval could be made of
+    ci_high: float | None
     env_steps: int  # trained for, 0 for a start model
     seeds: int
     num_tasks: int
     num_episodes: int
-    interval: str  # how it was made
+    interval: str  # what it is of, and how it was made
     tokens_generated: int = 0  # by the training: actions and tips
     tokens_trained: int = 0  # trained positions, times passes
     seconds: float = 0.0  # of the training
@@ -47,7 +52,13 @@ class PanelResult:
     remark: str = ""  # what a reader of the numbers must know besides
 
     def __str__(self) -> str:
-        return f"{self.mean:.2f} [{self.ci_low:.2f}, {self.ci_high:.2f}]"
+        return f"{self.mean:.2f} {self.bracket(2)}"
+
+    def bracket(self, places: int) -> str:
+        """The interval as tables print it."""
+        if self.ci_low is None or self.ci_high is None:
+            return "no interval"
+        return f"[{self.ci_low:.{places}f}, {self.ci_high:.{places}f}]"
 
 
 def family_of(task: Task) -> str:
@@ -60,35 +71,46 @@ def value_of(trajectory: Trajectory, metric: str) -> float:
     return float(trajectory.success) if metric == "success" else trajectory.episode_return
 
 
-def interval_of(episodes: Sequence[Trajectory], config: Config) -> tuple[Interval, str]:
-    """Mean and interval of one policy on one panel, and the name of the method.
+def interval_of(episodes: Sequence[Trajectory], config: Config) -> tuple[float, Interval | None, str]:
+    """Mean of one policy on one panel, its interval, and what that is of.
 
-    Wilson's where every episode is a success or not, of a task of its own, and all are of one family; else a
-    bootstrap over families, then games.
+    Every family weighs the same, as does every game within it. With families enough the interval is **beyond this
+    panel**, of other families and games; several samples of a game are one game. With fewer it is **on this panel**: of
+    these games, were they played once more. Neither says how another training run would do.
     """
     metric, confidence = config.eval.metric, config.eval.confidence
-    values = [value_of(t, metric) for t in episodes]
-    families = [family_of(t.task) for t in episodes]
-    games = [t.task.id for t in episodes]
-    if metric == "success" and len(set(families)) == 1 and len(set(games)) == len(games):
-        return wilson(int(sum(values)), len(values), confidence), f"Wilson {confidence:.0%}"
-    interval = bootstrap(values, [families, games], confidence=confidence)
-    return interval, f"bootstrap over families, then games, {confidence:.0%}"
+    bounds = RATE if metric == "success" else None
+    families = {t.task.id: family_of(t.task) for t in episodes}
+    games: dict[str, list[float]] = {}
+    for t in episodes:
+        games.setdefault(t.task.id, []).append(value_of(t, metric))
+    found = estimate({0: {game: fmean(own) for game, own in games.items()}}, families, bounds, confidence)
+    num_families = len(set(families.values()))
+    kind = "Wilson's" if bounds else "Student's t"
+    if num_families >= MIN_FAMILIES:
+        said = f"beyond this panel, of this one model: its {num_families} families are a sample"
+        return found.mean, found.beyond, f"{said}, {kind}, {confidence:.0%}"
+    sizes = Counter(families.values())  # games of each family
+    weights = [1 / (num_families * sizes[families[game]] * len(own)) for game, own in games.items() for _ in own]
+    values = [value for own in games.values() for value in own]
+    once_more = of_one_sample(np.array(values), np.array(weights), bounds, confidence)
+    said = f"on this panel, of this one model: the same games played once more, {kind}, {confidence:.0%}"
+    return found.mean, once_more, f"{said}; a claim beyond it takes {MIN_FAMILIES} families, here are {num_families}"
 
 
 def panel_result(episodes: Sequence[Trajectory], config: Config, subject: Subject, *, memory: bool) -> PanelResult:
     """The row of a table for the `episodes` of `subject`."""
     if not episodes:
         raise ConfigError(f"no episode of split {config.eval.split!r} could be played; see the log for the reason")
-    interval, method = interval_of(episodes, config)
+    mean, interval, method = interval_of(episodes, config)
     return PanelResult(
         algorithm=subject.name,
         memory=memory,
         panel=config.eval.split,
         metric=config.eval.metric,
-        mean=interval.mean,
-        ci_low=interval.low,
-        ci_high=interval.high,
+        mean=mean,
+        ci_low=interval.low if interval else None,
+        ci_high=interval.high if interval else None,
         seeds=1,
         num_tasks=len({t.task.id for t in episodes}),
         num_episodes=len(episodes),
@@ -213,7 +235,7 @@ def _cells(row: PanelResult) -> tuple[str, ...]:
         f"{row.panel} ({row.num_tasks})",
         row.metric,
         f"{row.mean:.3f}",
-        f"[{row.ci_low:.3f}, {row.ci_high:.3f}]",
+        row.bracket(3),
         f"{row.env_steps:,}",
         str(row.seeds),
     )

@@ -12,6 +12,7 @@ from string import ascii_lowercase
 from typing import TYPE_CHECKING, Any
 
 from trailnotes.compare.published.table import METHOD, Cell, Column, Comparison
+from trailnotes.reporting.intervals import Interval
 from trailnotes.reporting.plots import panel_dots
 from trailnotes.reporting.tables import DASH, print_text, table_lines, width_of
 from trailnotes.runs.spent import BY_ROW
@@ -64,11 +65,13 @@ def _letter(index: int) -> str:
 
 
 def number(cell: Cell | None) -> str:
-    """``45.2 [30.1, 60.0] 2·20·40``."""
+    """``45.2 [30.1, 60.0] 2·20·40``; the interval is beyond the variations, else ``on panel [30.1, 60.0]``."""
     if cell is None:
         return DASH
-    i = cell.interval
-    return f"{i.mean:.1f} [{i.low:.1f}, {i.high:.1f}] {cell.counts}"
+    own = cell.estimate
+    if i := own.beyond or own.on_panel:
+        return f"{own.mean:.1f} {'' if own.beyond else 'on panel '}[{i.low:.1f}, {i.high:.1f}] {cell.counts}"
+    return f"{own.mean:.1f} no interval {cell.counts}"
 
 
 def means(comparison: Comparison) -> list[tuple[str, list[str], list[str]]]:
@@ -232,8 +235,7 @@ def _column(comparison: Comparison, column: Column) -> dict[str, Any]:
 
 def _cell(cell: Cell) -> dict[str, Any]:
     counts = {name: getattr(cell, name) for name in ("num_seeds", "num_variations", "num_episodes")}
-    i = cell.interval
-    return {"mean": i.mean, "low": i.low, "high": i.high, **counts, "differences": list(cell.differences)}
+    return {**asdict(cell.estimate), **counts, "differences": list(cell.differences)}
 
 
 # -- picture
@@ -245,13 +247,22 @@ def draw(comparison: Comparison, path: Path) -> None:
     last = f"average of all {len(published.rows)}"
     ours = {}
     for column in comparison.columns:
-        ours[column.label] = {published.rows[task]: cell.interval for task, cell in column.cells.items()}
+        ours[column.label] = {published.rows[task]: _dot(cell) for task, cell in column.cells.items()}
         if comparison.is_complete(column):
-            ours[column.label][last] = column.mean.interval
+            ours[column.label][last] = _dot(column.mean)
     theirs = {}
     for printed in published.columns:
         figures = zip(published.rows.values(), printed.figures, strict=True)
         theirs[printed.method] = {name: (figure.mean, figure.sd) for name, figure in figures}
         theirs[printed.method][last] = (printed.average, 0.0)
-    titles = ("ours: mean and 95 % interval", f"published: {published.model}, mean ± standard deviation")
+    titles = (
+        "ours: mean and 95 % interval beyond these variations",
+        f"published: {published.model}, mean ± standard deviation",
+    )
     panel_dots([*published.rows.values(), last], ours, theirs, path, titles=titles)
+
+
+def _dot(cell: Cell) -> Interval:
+    """The interval beyond the variations; without one a dot alone, so that the picture has intervals of one kind."""
+    own = cell.estimate
+    return own.beyond or Interval(own.mean, own.mean, own.mean)

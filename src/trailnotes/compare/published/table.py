@@ -10,19 +10,27 @@ import numpy as np
 from trailnotes.compare.evaluations import Evaluation, variation_of
 from trailnotes.compare.published.figures import PublishedTable
 from trailnotes.compare.published.protocol import differences, label_of, models_of, protocol_of, unlike
-from trailnotes.compare.statistics import CONFIDENCE
 from trailnotes.errors import RunError
-from trailnotes.reporting.intervals import Interval, bootstrap, percentile_interval, resampled_means
+from trailnotes.reporting import crossed
+from trailnotes.reporting.crossed import CONFIDENCE, MIN_FAMILIES, Crossed, Part
+from trailnotes.reporting.intervals import Estimate
 from trailnotes.runs.spent import BY_ROW
 
-METHOD = f"bootstrap over seeds, then variations, {CONFIDENCE:.0%}; the tasks of a mean are fixed, not resampled"
+BOUNDS = (-100.0, 100.0)  # of a return of the panel
+UNIT = "variations"
+METHOD = (
+    f"{CONFIDENCE:.0%}, beyond these variations: seeds and variations are samples, the same variations for all seeds, "
+    "Student's t, cut at the range of a return; where one seed stands behind it, variations alone. With fewer than "
+    f"{MIN_FAMILIES} variations it is that on this panel, and says so: seeds are the sample. The tasks of a mean "
+    "are fixed. Seeds that are equal in every variation count once"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
     """One number of ours, in the unit of the panel."""
 
-    interval: Interval
+    estimate: Estimate  # on this panel: these tasks and variations; beyond: these tasks, other variations
     num_seeds: int  # of a mean: those of the task that has fewest
     num_variations: int
     num_episodes: int
@@ -125,47 +133,82 @@ def _numbers(evaluation: Evaluation, task: str) -> list[tuple[str, float]]:
     return [(variation_of(episode.task.id), episode.value) for episode in evaluation.of(task)]
 
 
-def _levels(values: Mapping[str, _Numbers]) -> tuple[list[float], list[list[object]]]:
-    """Returns of the episodes, and their run, task and variation."""
-    rows = [
-        (run, task, variation, value)
-        for task, by_run in values.items()
-        for run, episodes in by_run.items()
-        for variation, value in episodes
-    ]
-    return [row[3] for row in rows], [[row[i] for row in rows] for i in range(3)]
+def _values(numbers: _Numbers) -> dict[tuple[str, int], dict[str, float]]:
+    """Run -> variation -> mean of its episodes."""
+    found: dict[tuple[str, int], dict[str, float]] = {}
+    for run, episodes in numbers.items():
+        own: dict[str, list[float]] = {}
+        for variation, value in episodes:
+            own.setdefault(variation, []).append(value)
+        found[run] = {variation: float(np.mean(values)) for variation, values in own.items()}
+    return found
 
 
-def _cell(values: _Numbers, phrases: Sequence[str]) -> Cell:
-    returns, (runs, _, variations) = _levels({"": values})
+def _cell(numbers: _Numbers, phrases: Sequence[str]) -> Cell:
+    variations = {variation for episodes in numbers.values() for variation, _ in episodes}
     return Cell(
-        interval=bootstrap(returns, [runs, variations], confidence=CONFIDENCE),
-        num_seeds=len(values),
-        num_variations=len(set(variations)),
-        num_episodes=len(returns),
+        estimate=crossed.estimate(_values(numbers), {name: name for name in variations}, BOUNDS, unit=UNIT),
+        num_seeds=len(numbers),
+        num_variations=len(variations),
+        num_episodes=sum(map(len, numbers.values())),
         differences=tuple(phrases),
     )
 
 
-def _mean(cells: Mapping[str, Cell], values: Mapping[str, _Numbers]) -> Cell:
-    """Mean of the rows. Tasks that share their runs are resampled together, a run that is drawn bringing all of them.
-
-    The tasks themselves are the panel and no sample, so each is taken once.
-    """
-    blocks: dict[frozenset[object], list[str]] = {}
-    for task, runs in values.items():
-        blocks.setdefault(frozenset(runs), []).append(task)
-    means = []  # of each block, weighed by its share of the tasks
-    for seed, tasks in enumerate(blocks.values()):
-        returns, levels = _levels({task: values[task] for task in tasks})
-        means.append(resampled_means(returns, levels, fixed=[1], seed=seed) * len(tasks) / len(values))
-    mean = float(np.mean([cell.interval.mean for cell in cells.values()]))
+def _mean(cells: Mapping[str, Cell], numbers: Mapping[str, _Numbers]) -> Cell:
+    """Mean of the rows. The tasks are the panel and no sample; those that share their runs are of the same seeds."""
     return Cell(
-        interval=percentile_interval(mean, np.sum(means, axis=0), CONFIDENCE),
+        estimate=_estimate_of_mean([cell.estimate for cell in cells.values()], numbers),
         num_seeds=min(cell.num_seeds for cell in cells.values()),
         num_variations=sum(cell.num_variations for cell in cells.values()),
         num_episodes=sum(cell.num_episodes for cell in cells.values()),
     )
+
+
+def _estimate_of_mean(rows: Sequence[Estimate], numbers: Mapping[str, _Numbers]) -> Estimate:
+    """Variances of the tasks' variations and of the blocks' seeds, each by its weight in the mean."""
+    mean = np.asarray(np.mean([row.mean for row in rows]))
+    if lacking := [row.not_beyond for row in rows if row.not_beyond == crossed.APART]:
+        return Estimate(float(mean), None, None, *lacking[:1] * 2)
+    values = {task: _values(own) for task, own in numbers.items()}
+    blocks: dict[frozenset[object], list[str]] = {}
+    for task, runs in values.items():
+        blocks.setdefault(frozenset(runs), []).append(task)
+    of_tasks = [_crossed([values[task]]) for task in values]
+    of_blocks = [_crossed([values[task] for task in tasks]) for tasks in blocks.values()]
+    seeds = _sum(
+        part.seeds.times(len(tasks) / len(rows)) for part, tasks in zip(of_blocks, blocks.values(), strict=True)
+    )
+    variations = _sum(part.families.times(1 / len(rows)) for part in of_tasks)
+    number = sum(part.num_families for part in of_tasks)
+    alone = min(part.num_families for part in of_tasks) == 1  # its variations have no spread to be seen
+    lonely = [crossed.why_not_on_panel(part, len(runs)) for part, runs in zip(of_blocks, blocks, strict=True)]
+    return crossed.estimate_of(
+        mean,
+        crossed.panel_limits(mean, seeds, BOUNDS),
+        crossed.beyond_limits(mean, seeds + variations, number, BOUNDS),
+        next(filter(None, lonely), ""),
+        crossed.too_few(1 if alone else number, UNIT) or crossed.why_constant(seeds + variations, BOUNDS),
+    )
+
+
+def _crossed(tasks: Sequence[crossed.Values]) -> Crossed:
+    """Runs by variations of `tasks`, which all have the same runs. A family is a variation, of more tasks a task."""
+    games = [crossed.common_games(values) for values in tasks]
+    runs = list(tasks[0])
+    matrix = np.hstack(
+        [crossed.matrix_of({run: values[run] for run in runs}, own) for values, own in zip(tasks, games, strict=True)]
+    )
+    if len(tasks) == 1:
+        return crossed.crossed(matrix, np.eye(len(games[0])))
+    member = np.repeat(np.arange(len(games)), list(map(len, games)))
+    shares = np.array([(member == task) / len(own) for task, own in enumerate(games)])
+    return crossed.crossed(matrix, shares)
+
+
+def _sum(parts: Iterable[Part]) -> Part:
+    first, *others = parts
+    return sum(others, start=first)
 
 
 def _differences(members: Sequence[Evaluation], task: str, published: PublishedTable) -> list[str]:
@@ -199,6 +242,15 @@ def _about(label: str, members: Sequence[Evaluation], published: PublishedTable)
         notes.append(f"{label}: its runs differ in {', '.join(names)}, and are pooled all the same.")
     lonely = any(sum(bool(member.of(task)) for member in members) == 1 for task in published.rows)
     if lonely and any(member.trained for member in members):
-        notes.append(f"{label}: where one seed stands behind a number, its interval is over variations alone, and "
+        notes.append(f"{label}: where one seed stands behind a number, its interval is of variations alone, and "
                      "does not say how much another training run would differ.")  # fmt: skip
+    if fewer := [task for task in published.rows if _loses_some([m for m in members if m.of(task)], task)]:
+        notes.append(f"{label}: {', '.join(fewer)}: of the variations that every seed has played; others are left out.")
     return notes
+
+
+def _loses_some(members: Sequence[Evaluation], task: str) -> bool:
+    """Whether the seeds share some variations but not all."""
+    values = _values({member.run: _numbers(member, task) for member in members})
+    shared = crossed.common_games(values)
+    return bool(shared) and any(len(own) > len(shared) for own in values.values())

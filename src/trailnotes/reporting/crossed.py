@@ -1,0 +1,296 @@
+"""Seeds crossed with families: two intervals of one mean, for these games and for others.
+
+Every seed of a method plays the same games. So a family that is easy is easy for all seeds, and more seeds do not make
+the families more. Resampling families anew within each seed, as if they were nested, forgets that: its intervals shrink
+with the number of seeds. Here each kind of sample has its own part of the variance, and its own degrees of freedom:
+
+- **on this panel**: games are given, seeds are drawn. Student's t over the means of the seeds.
+- **beyond this panel**: families are drawn once for all seeds, and seeds are drawn. The variance is that of the seeds'
+  means over their number, plus that of the families' means over theirs. Both contain the interaction of the two, so the
+  sum errs on the wide side; the degrees of freedom are Satterthwaite's (1946, Biometrics 2).
+
+All functions take any leading dimensions, so that a simulation can ask for many panels at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trailnotes.reporting.intervals import RATE, ROUNDING, Bounds, Estimate, Interval, t_quantile, wilson
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+    Limits = tuple[Floats, Floats]
+
+MIN_FAMILIES = 10  # fewer carry no interval beyond the panel: docs/comparing.md has the simulation
+CONFIDENCE = 0.95
+ONE_SEED, ALIKE, APART, CONSTANT = "one seed", "all seeds alike", "no common game", "nothing varied"
+
+Values = Mapping[Any, Mapping[str, float]]  # seed -> game -> value, the mean of its episodes
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What drawing one kind of sample adds to the variance of a mean; both fields (...,)."""
+
+    variance: Floats
+    df: Floats
+
+    def __add__(self, other: Part) -> Part:
+        """Independent parts together; Satterthwaite's degrees of freedom."""
+        total = self.variance + other.variance
+        with np.errstate(divide="ignore", invalid="ignore"):
+            df = total**2 / (self.variance**2 / self.df + other.variance**2 / other.df)
+        return Part(total, np.where(total > 0, df, other.df))
+
+    def times(self, weight: float) -> Part:
+        """Of the mean times `weight`."""
+        return Part(self.variance * weight**2, self.df)
+
+
+@dataclass(frozen=True, slots=True)
+class Crossed:
+    """Moments of seeds times games; fields (...,) but the last."""
+
+    mean: Floats
+    num_seeds: NDArray[np.intp]  # that are unlike each other in some game
+    seeds: Part  # without variance where there are fewer than two of them
+    families: Part
+    num_families: int
+
+    @property
+    def both(self) -> Part:
+        """Of drawing seeds and families."""
+        return self.seeds + self.families
+
+
+def crossed(values: Floats, shares: Floats) -> Crossed:
+    """The moments that both intervals are made of.
+
+    Args:
+        values: (..., seeds, games).
+        shares: (families, games) of each game in the mean of its family; every row sums to 1.
+
+    Seeds that are equal in every game count once: a copy of a run is no second run. And seeds that differ in single
+    games may have equal means by chance; so their variance is never taken for less than those games alone would give.
+    """
+    by_family = values @ shares.T  # (..., seeds, families)
+    num_families = len(shares)
+    new = _unlike(values)
+    num_seeds = new.sum(axis=-1)
+    of_means = _variance(by_family.mean(axis=-1), new)
+    of_games = (_variance(values, new) * shares.mean(axis=0) ** 2).sum(axis=-1)
+    seeds = np.where(num_seeds > 1, np.maximum(of_means, of_games) / num_seeds, 0.0)
+    spread = by_family.mean(axis=-2).var(axis=-1, ddof=1) if num_families > 1 else np.zeros(values.shape[:-2])
+    df = np.full(values.shape[:-2], max(num_families - 1, 1), dtype=np.float64)
+    return Crossed(
+        mean=by_family.mean(axis=(-2, -1)),
+        num_seeds=num_seeds,
+        seeds=Part(seeds, np.maximum(num_seeds - 1.0, 1.0)),
+        families=Part(spread / num_families, df),
+        num_families=num_families,
+    )
+
+
+def _unlike(values: Floats) -> NDArray[np.bool_]:
+    """(..., seeds): whether no earlier seed has the same value in every game."""
+    new = np.ones(values.shape[:-1], dtype=bool)
+    for later in range(1, values.shape[-2]):
+        for earlier in range(later):
+            new[..., later] &= (values[..., later, :] != values[..., earlier, :]).any(axis=-1)
+    return new
+
+
+def _variance(values: Floats, new: NDArray[np.bool_]) -> Floats:
+    """Sample variance over the `new` seeds: (..., seeds) or (..., seeds, games) -> (...) or (..., games)."""
+    axis = new.ndim - 1
+    weights = new.reshape(new.shape + (1,) * (values.ndim - new.ndim))
+    count = weights.sum(axis=axis)
+    mean = (values * weights).sum(axis=axis) / count
+    squares = (values - np.expand_dims(mean, axis)) ** 2 * weights
+    result: Floats = squares.sum(axis=axis) / np.maximum(count - 1, 1)
+    return result
+
+
+# -- limits
+
+
+def panel_limits(mean: Floats, part: Part, bounds: Bounds, confidence: float = CONFIDENCE) -> Limits:
+    """Student's t about the mean, cut where the metric ends; on this panel `part` is of the seeds alone."""
+    half = t_quantile(part.df, confidence) * np.sqrt(part.variance)
+    low, high = bounds or (-np.inf, np.inf)
+    return np.maximum(mean - half, low), np.minimum(mean + half, high)
+
+
+def beyond_limits(
+    mean: Floats, part: Part, num_families: int, bounds: Bounds, confidence: float = CONFIDENCE
+) -> Limits:
+    """Of rates Wilson's limits, with the number of trials that would give the variance; else Student's t, cut.
+
+    That number is at most two a family: families that came out alike may hide some that would not. Where all is won or
+    lost it is that which families give of which each is won or lost as a whole, one less than there are.
+    """
+    if bounds != RATE:
+        return panel_limits(mean, part, bounds, confidence)
+    rate = np.clip(mean, 0.0, 1.0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        number = np.minimum(rate * (1 - rate) / part.variance, 2.0 * num_families)
+    inside = np.abs(rate - 0.5) < 0.5 - ROUNDING
+    return wilson(rate, np.where(inside, number, max(num_families - 1.0, 1.0)), t_quantile(part.df, confidence))
+
+
+def beyond_limits_of_difference(one: Crossed, other: Crossed, difference: Crossed, confidence: float) -> Limits:
+    """Limits of a difference of two rates, each from its own Wilson limits: MOVER of Zou and Donner.
+
+    Where one wins every game and the other none, nothing varies in the difference, but much may in either.
+
+    Args:
+        one: of the first method, on the seeds and games that both have played.
+        other: of the second.
+        difference: of their paired differences; says how the two go together.
+        confidence: of the interval.
+
+    Source: Zou and Donner (2008), Statistics in Medicine 27, equation 5, with the correlation of the two means.
+    """
+    low, high = beyond_limits(one.mean, one.both, one.num_families, RATE, confidence)
+    other_low, other_high = beyond_limits(other.mean, other.both, other.num_families, RATE, confidence)
+    a, b = one.both.variance, other.both.variance
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found = (a + b - difference.both.variance) / (2 * np.sqrt(a * b))
+    together = np.clip(np.where((a > 0) & (b > 0), found, 0.0), -1.0, 1.0)
+
+    def joint(x: Floats, y: Floats) -> Floats:
+        return np.sqrt(np.maximum(x**2 + y**2 - 2 * together * x * y, 0.0))
+
+    below = joint(one.mean - low, other_high - other.mean)
+    above = joint(high - one.mean, other.mean - other_low)
+    mean = one.mean - other.mean
+    return np.maximum(mean - below, -1.0), np.minimum(mean + above, 1.0)
+
+
+# -- estimates
+
+
+def estimate(
+    values: Values,
+    families: Mapping[str, str],
+    bounds: Bounds,
+    confidence: float = CONFIDENCE,
+    *,
+    unit: str = "families",
+) -> Estimate:
+    """Mean over seeds of the mean over families of the mean over games, with both intervals.
+
+    Args:
+        values: of one method; at least one. Games that not every seed has played are left out.
+        families: game -> its family.
+        bounds: of the metric.
+        confidence: of both intervals.
+        unit: what the families are called where there are too few of them.
+    """
+    games = common_games(values)
+    if not games:
+        return Estimate(_mean_of_all(values, families), None, None, APART, APART)
+    found = crossed(matrix_of(values, games), _shares(games, families))
+    on_panel = panel_limits(found.mean, found.seeds, bounds, confidence)
+    beyond = beyond_limits(found.mean, found.both, found.num_families, bounds, confidence)
+    not_beyond = too_few(found.num_families, unit) or why_constant(found.both, bounds)
+    return estimate_of(found.mean, on_panel, beyond, why_not_on_panel(found, len(values)), not_beyond)
+
+
+def estimate_difference(
+    values: Values, baseline: Values, families: Mapping[str, str], *, rates: bool, confidence: float = CONFIDENCE
+) -> Estimate | None:
+    """The mean of `values` less `baseline`, paired by seed and game, with both intervals.
+
+    Args:
+        values: of one method.
+        baseline: of the other.
+        families: game -> its family.
+        rates: whether the values are of 0 to 1.
+        confidence: of both intervals.
+
+    Returns:
+        None where no seed is in both, or no game is in all seeds of both.
+    """
+    seeds, games = pairs_of(values, baseline)
+    if not games:
+        return None
+    shares = _shares(games, families)
+    first, second = (matrix_of({seed: own[seed] for seed in seeds}, games) for own in (values, baseline))
+    one, other, found = (crossed(matrix, shares) for matrix in (first, second, first - second))
+    on_panel = panel_limits(found.mean, found.seeds, (-1.0, 1.0) if rates else None, confidence)
+    if rates:
+        beyond = beyond_limits_of_difference(one, other, found, confidence)
+    else:
+        beyond = beyond_limits(found.mean, found.both, found.num_families, None, confidence)
+    not_beyond = too_few(found.num_families) or why_constant(found.both, RATE if rates else None)
+    return estimate_of(found.mean, on_panel, beyond, why_not_on_panel(found, len(seeds)), not_beyond)
+
+
+def estimate_of(mean: Floats, on_panel: Limits, beyond: Limits, not_on_panel: str, not_beyond: str) -> Estimate:
+    """Of one panel: the limits stand but where there is a reason against them."""
+    value = float(mean)
+    return Estimate(
+        mean=value,
+        on_panel=None if not_on_panel else Interval(value, float(on_panel[0]), float(on_panel[1])),
+        beyond=None if not_beyond else Interval(value, float(beyond[0]), float(beyond[1])),
+        not_on_panel=not_on_panel,
+        not_beyond=not_beyond,
+    )
+
+
+def why_not_on_panel(found: Crossed, num_played: int) -> str:
+    """Nothing where two seeds differ."""
+    if found.num_seeds > 1:
+        return ""
+    return ONE_SEED if num_played == 1 else ALIKE
+
+
+def why_constant(part: Part, bounds: Bounds) -> str:
+    """Nothing where something varied, and of rates, which leave room all the same."""
+    return CONSTANT if bounds != RATE and not (part.variance > ROUNDING**2).any() else ""
+
+
+def too_few(number: int, unit: str = "families") -> str:
+    """Why there is no interval beyond the panel; nothing where there are families enough."""
+    return "" if number >= MIN_FAMILIES else f"{number} of {MIN_FAMILIES} {unit}"
+
+
+def pairs_of(values: Values, baseline: Values) -> tuple[list[Any], list[str]]:
+    """Seeds that both have, and the games that all of these have played in both."""
+    seeds = [seed for seed in values if seed in baseline]
+    both = [own[seed] for own in (values, baseline) for seed in seeds]
+    return seeds, common_games(dict(enumerate(both)))
+
+
+def common_games(values: Values) -> list[str]:
+    """Games that every seed has played, in the order of the first."""
+    if not values:
+        return []
+    first, *others = values.values()
+    return [game for game in first if all(game in games for games in others)]
+
+
+def matrix_of(values: Values, games: Sequence[str]) -> Floats:
+    """(seeds, games)."""
+    return np.array([[own[game] for game in games] for own in values.values()], dtype=np.float64)
+
+
+def _shares(games: Sequence[str], families: Mapping[str, str]) -> Floats:
+    """(families, games): what each game is of the mean of its family."""
+    names = list(dict.fromkeys(families[game] for game in games))
+    member = np.array([[families[game] == name for game in games] for name in names], dtype=np.float64)
+    shares: Floats = member / member.sum(axis=1, keepdims=True)
+    return shares
+
+
+def _mean_of_all(values: Values, families: Mapping[str, str]) -> float:
+    means = [float((_shares([*games], families) @ [*games.values()]).mean()) for games in values.values() if games]
+    return float(np.mean(means))

@@ -1,0 +1,307 @@
+"""Two intervals of one mean; the simulation of their coverage is that of `benchmarks/intervals.py`, but smaller."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trailnotes.reporting.crossed import (
+    ALIKE,
+    APART,
+    CONSTANT,
+    MIN_FAMILIES,
+    ONE_SEED,
+    Part,
+    Values,
+    beyond_limits,
+    crossed,
+    estimate,
+    estimate_difference,
+    panel_limits,
+)
+from trailnotes.reporting.intervals import RATE, Estimate, Interval, wilson
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+COPIES = (1, 3, 100)
+
+
+def panel(*seeds: Sequence[Sequence[float]]) -> tuple[Values, dict[str, str]]:
+    """Seeds of families of games, and which game is of which family."""
+    values = {
+        number: {f"{family}/{game}": value for family, games in enumerate(seed) for game, value in enumerate(games)}
+        for number, seed in enumerate(seeds)
+    }
+    return values, {name: name.partition("/")[0] for name in values[0]}
+
+
+def of(*seeds: Sequence[Sequence[float]], rates: bool = True) -> Estimate:
+    return estimate(*panel(*seeds), RATE if rates else None)
+
+
+# -- by hand
+
+
+def test_on_the_panel_the_seeds_are_the_sample() -> None:
+    """Seeds of 0.2, 0.3 and 0.4: standard deviation 0.1, of their mean 0.1 / sqrt 3, times 4.303 with two degrees."""
+    games = [[1.0] * won + [0.0] * (10 - won) for won in (2, 3, 4)]
+    found = of(*([own] for own in games))
+    assert found.mean == pytest.approx(0.3)
+    assert found.on_panel is not None
+    assert (found.on_panel.low, found.on_panel.high) == pytest.approx((0.3 - 0.2484, 0.3 + 0.2484), abs=1e-4)
+    assert (found.not_on_panel, found.beyond, found.not_beyond) == ("", None, f"1 of {MIN_FAMILIES} families")
+
+
+def test_every_family_weighs_the_same_whatever_the_number_of_its_games() -> None:
+    assert of([[1.0], [0.0, 0.0, 0.0]]).mean == 0.5
+
+
+def test_two_seeds_say_little() -> None:
+    """Half the difference of two values is their error: 0.1 / 2 times 12.706."""
+    found = of([[1.0] * 5 + [0.0] * 5], [[1.0] * 6 + [0.0] * 4])
+    assert found.on_panel == Interval(pytest.approx(0.55), 0.0, 1.0)
+    found = of([[0.5]], [[0.6]])
+    assert found.on_panel is not None
+    assert found.on_panel.low == 0.0
+    assert found.on_panel.high == 1.0, "0.55 + 0.635 is beyond what a rate can be"
+
+
+def test_beyond_the_panel_both_parts_add_up() -> None:
+    """Four families, of returns: families 0, 10, 20, 30 on average, seeds 14 and 16."""
+    values = np.array([[-1.0, 9.0, 19.0, 29.0], [1.0, 11.0, 21.0, 31.0]])
+    found = crossed(values, np.eye(4))
+    assert found.mean == 15.0
+    assert (found.seeds.variance, found.seeds.df) == (pytest.approx(2.0 / 2), 1)
+    assert (found.families.variance, found.families.df) == (pytest.approx(500 / 3 / 4), 3)
+    total = 1 + 500 / 12
+    assert found.both.variance == pytest.approx(total)
+    assert found.both.df == pytest.approx(total**2 / (1 / 1 + (500 / 12) ** 2 / 3))
+
+
+def test_degrees_of_freedom_are_those_of_the_part_that_varies() -> None:
+    some, none = Part(np.array(4.0), np.array(2.0)), Part(np.array(0.0), np.array(9.0))
+    assert (some + none).df == 2.0
+    assert (none + some).df == 2.0
+    assert (some + some).df == 4.0
+    assert some.times(0.5).variance == 1.0
+
+
+def test_where_all_or_none_is_won_there_is_room_beyond() -> None:
+    """Wilson's with nine trials, one less than families, and the quantile 2.262: down to 9 / (9 + 2.262^2)."""
+    found = of([[1.0, 1.0]] * 10)
+    assert found.beyond is not None
+    assert (found.beyond.low, found.beyond.high) == pytest.approx((9 / (9 + 2.2622**2), 1.0), abs=1e-4)
+    none = of([[0.0, 0.0]] * 10)
+    assert none.beyond is not None
+    assert none.beyond.high == pytest.approx(1 - found.beyond.low)
+
+
+def test_families_won_or_lost_as_a_whole_are_one_trial_less_than_there_are() -> None:
+    """Five of ten: as good as nine trials of one half, in the formula of `wilson` with the quantile 2.262."""
+    found = of([[1.0, 1.0], [0.0, 0.0]] * 5)
+    low, high = wilson(0.5, 9, 2.2622)
+    assert found.beyond == Interval(0.5, pytest.approx(float(low), abs=1e-4), pytest.approx(float(high), abs=1e-4))
+
+
+def test_families_that_came_out_alike_are_two_trials_each_at_most() -> None:
+    """Every family won half: they show no spread at all, and the interval is that of 20 trials."""
+    low, high = beyond_limits(np.array(0.5), Part(np.array(1e-9), np.array(np.inf)), 10, RATE)
+    assert (low, high) == pytest.approx((0.2993, 0.7007), abs=1e-4)  # 10 of 20 by Wilson's
+
+
+def test_a_returns_interval_is_not_cut_and_needs_something_that_varied() -> None:
+    found = of([[float(family)] for family in range(11)], rates=False)
+    assert found.beyond is not None
+    assert found.beyond.low == pytest.approx(5 - 2.2281 * (11 / 11) ** 0.5, abs=1e-3)  # of 0 to 10 the variance is 11
+    same = of(*[[[7.0]] * 10] * 2, rates=False)
+    assert (same.beyond, same.not_beyond, same.not_on_panel) == (None, CONSTANT, ALIKE)
+
+
+# -- identical seeds
+
+
+@pytest.mark.parametrize("copies", COPIES)
+def test_copies_of_a_run_narrow_nothing(copies: int) -> None:
+    """GRPO wins two of four families and EMPO2 all four, in every seed alike: at a hundred seeds as at one."""
+    half = [[1.0] * 5, [0.0] * 5] * 2
+    grpo, families = panel(*[half] * copies)
+    empo2, _ = panel(*[[[1.0] * 5] * 4] * copies)
+    found = estimate_difference(empo2, grpo, families, rates=True)
+    assert found is not None
+    assert (found.mean, found.on_panel, found.beyond) == (0.5, None, None)
+    assert found.not_on_panel == (ONE_SEED if copies == 1 else ALIKE)
+
+
+@pytest.mark.parametrize("copies", COPIES)
+def test_copies_of_a_run_narrow_nothing_where_families_are_enough(copies: int) -> None:
+    half = [[1.0] * 2, [0.0] * 2] * 8
+    grpo, families = panel(*[half] * copies)
+    empo2, _ = panel(*[[[1.0] * 2] * 16] * copies)
+    once = estimate_difference(*(panel(seed)[0] for seed in ([[1.0] * 2] * 16, half)), families, rates=True)
+    found = estimate_difference(empo2, grpo, families, rates=True)
+    assert once is not None
+    assert found is not None
+    assert found.beyond == once.beyond
+    assert estimate(grpo, families, RATE).beyond == of(half).beyond
+
+
+def test_a_copy_beside_two_runs_leaves_two_runs() -> None:
+    one, other = [[1.0, 0.0, 0.0, 0.0]], [[1.0, 1.0, 0.0, 0.0]]
+    two, three = of(one, other), of(one, other, other)
+    assert three.mean == pytest.approx((0.25 + 0.5 + 0.5) / 3)
+    assert two.on_panel is not None
+    assert three.on_panel is not None
+    found = crossed(np.array([[0.0, 1.0], [1.0, 0.0], [1.0, 0.0]]), np.full((1, 2), 0.5))
+    assert (found.num_seeds, found.seeds.df) == (2, 1)
+
+
+def test_equal_means_of_unlike_seeds_are_chance() -> None:
+    """Each seed won one of two games, another one: the mean was 0.5 twice, and could as well have been 0 or 1."""
+    found = crossed(np.array([[0.0, 1.0], [1.0, 0.0]]), np.full((1, 2), 0.5))
+    assert found.seeds.variance == pytest.approx((0.5 + 0.5) * 0.25 / 2)
+    estimated = of([[0.0, 1.0]], [[1.0, 0.0]])
+    assert estimated.on_panel == Interval(0.5, 0.0, 1.0)
+
+
+def test_more_seeds_do_not_make_the_families_more() -> None:
+    """Families all won or all lost, and seeds that differ in one game: beyond stays as wide, on the panel narrows."""
+    rng = np.random.default_rng(0)
+    widths = []
+    for number in (3, 30):
+        seeds = [[[float(family % 2)] * 5 for family in range(16)] for _ in range(number)]
+        for seed in seeds:
+            seed[rng.integers(16)][0] = 0.5
+        found = of(*seeds)
+        assert found.on_panel is not None
+        assert found.beyond is not None
+        widths.append((found.on_panel.high - found.on_panel.low, found.beyond.high - found.beyond.low))
+    (few_on, few_beyond), (many_on, many_beyond) = widths
+    assert many_on < 0.5 * few_on
+    assert many_beyond == pytest.approx(few_beyond, rel=0.02)
+
+
+# -- seeds and games that are missing
+
+
+def test_only_games_that_every_seed_has_played_count() -> None:
+    values, families = panel([[1.0, 0.0]] * 8, [[1.0, 0.0]] * 8)
+    lost = {0: values[0], 1: {name: value for name, value in values[1].items() if name != "0/1"}}
+    assert estimate(lost, families, RATE).mean == pytest.approx((1 + 7 * 0.5) / 8)
+
+
+def test_seeds_without_a_common_game_have_a_mean_alone() -> None:
+    found = estimate({0: {"a": 1.0}, 1: {"b": 0.0}}, {"a": "a", "b": "b"}, RATE)
+    assert found == Estimate(0.5, None, None, APART, APART)
+
+
+def test_a_difference_is_of_common_seeds_and_games() -> None:
+    values, families = panel([[1.0, 0.0]], [[1.0, 0.0]], [[0.0, 0.0]])
+    less = {1: {"0/0": 0.0}, 7: values[0]}
+    found = estimate_difference(values, less, families, rates=True)
+    assert found is not None
+    assert (found.mean, found.not_on_panel) == (1.0, ONE_SEED)
+    assert estimate_difference(values, {7: values[0]}, families, rates=True) is None
+    assert estimate_difference(values, {}, families, rates=True) is None
+
+
+# -- differences
+
+
+def test_all_against_nothing_is_higher_but_not_for_certain() -> None:
+    """In ten families nothing varied in the difference of 1; by Wilson's each rate has room, and so has this."""
+    won, families = panel([[1.0] * 2] * 10)
+    lost, _ = panel([[0.0] * 2] * 10)
+    found = estimate_difference(won, lost, families, rates=True)
+    assert found is not None
+    assert found.beyond is not None
+    room = 2.2622**2 / (9 + 2.2622**2)
+    assert (found.beyond.low, found.beyond.high) == pytest.approx((1 - room * 2**0.5, 1.0), abs=1e-4)
+
+
+def test_four_families_could_not_even_tell_all_from_nothing() -> None:
+    """Why fewer than `MIN_FAMILIES` get no interval: it would hold what it should, and say nothing."""
+    one, other = np.array(1.0), np.array(0.0)
+    part = Part(np.array(0.0), np.array(3.0))
+    low, high = (beyond_limits(mean, part, 4, RATE) for mean in (one, other))
+    assert 1 - ((1 - low[0]) ** 2 + high[1] ** 2) ** 0.5 < 0
+
+
+def test_what_two_methods_share_narrows_their_difference() -> None:
+    """Both win the same families, one a little less of each: their difference varies less than either."""
+    first, families = panel([[1.0, 1.0, 1.0, 1.0], [0.0, 0.0, 1.0, 0.0]] * 6)
+    second, _ = panel([[1.0, 1.0, 1.0, 0.0], [0.0, 0.0, 0.0, 0.0]] * 6)
+    found = estimate_difference(first, second, families, rates=True)
+    alone = estimate(first, families, RATE)
+    assert found is not None
+    assert found.beyond is not None
+    assert alone.beyond is not None
+    assert found.mean == pytest.approx(0.25)
+    assert found.beyond.high - found.beyond.low < 0.7 * (alone.beyond.high - alone.beyond.low)
+
+
+def test_a_difference_of_returns_is_students() -> None:
+    first, families = panel([[float(family)] for family in range(10)])
+    second, _ = panel([[0.0]] * 10)
+    found = estimate_difference(first, second, families, rates=False)
+    assert found is not None
+    assert found.beyond == of([[float(family)] for family in range(10)], rates=False).beyond
+
+
+# -- coverage
+
+
+@pytest.fixture(scope="module")
+def simulation() -> Iterator[Any]:
+    sys.path.insert(0, str(BENCHMARKS))
+    try:
+        spec = importlib.util.spec_from_file_location("coverage_of_intervals", BENCHMARKS / "intervals.py")
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+        yield module
+    finally:
+        sys.path.remove(str(BENCHMARKS))
+        for name in ("coverage_of_intervals", "shared"):
+            sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize("families", [MIN_FAMILIES, 24])
+@pytest.mark.parametrize("seeds", [1, 2, 3, 5])
+def test_both_intervals_hold_what_they_are_of(simulation: Any, seeds: int, families: int) -> None:
+    """At least 92 % where the nominal is 95 %, in each world and at each rate, for means and for differences."""
+    rng = np.random.default_rng((seeds, families))
+    worlds = [simulation.World(seeds, families, 2, *kind) for kind in simulation.WORLDS]
+    for world in worlds:
+        found = {rate: simulation.of_mean(world, rate, 1000, rng) for rate in simulation.RATES}
+        found |= {pair: simulation.of_difference(world, pair, 1000, rng) for pair in simulation.PAIRS}
+        for case, record in found.items():
+            assert record["beyond"] >= 0.92, (world, case, record)
+            assert record["beyond_given"] == 1
+            if record.get("on_panel_given", 0) > 0.25:
+                assert record["on_panel"] >= 0.92, (world, case, record)
+
+
+def test_the_intervals_of_before_did_not(simulation: Any) -> None:
+    world = simulation.World(5, 4, 5, *simulation.WORLDS[0])
+    assert simulation.nested(world, 0.5, 100, np.random.default_rng(0)) < 0.75
+
+
+@pytest.mark.parametrize("families", [MIN_FAMILIES, 24])
+@pytest.mark.parametrize("seeds", [2, 5])
+def test_students_interval_holds_returns_that_are_near_normal(seeds: int, families: int) -> None:
+    rng = np.random.default_rng((seeds, families))
+    own = rng.normal(size=(2000, 1, families)) * 30  # of each family, for all seeds
+    luck = rng.normal(size=(2000, seeds, 1)) * 10
+    found = crossed(own + luck + rng.normal(size=(2000, seeds, families)) * 20, np.eye(families))
+    low, high = beyond_limits(found.mean, found.both, families, None)
+    assert ((low <= 0) & (high >= 0)).mean() >= 0.92
+    low, high = panel_limits(found.mean, found.seeds, None)
+    truth = own.mean(axis=(1, 2))
+    assert ((low <= truth) & (truth <= high)).mean() >= 0.92
