@@ -53,7 +53,7 @@ HOUSE = {
     "commands": """
         __main__
         __init__
-        adapt compare config critic demo diagnose envs eval memory rollout train warmstart
+        adapt compare config critic demo diagnose envs eval export memory rollout train warmstart
         arguments
         command
     """,
@@ -131,7 +131,7 @@ HOUSE = {
     "policies/hf": """
         __init__
         policy
-        engine
+        adapters engine
         decoder
         network
     """,

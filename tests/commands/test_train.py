@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tinyrun import (
     SAME,
@@ -30,7 +29,7 @@ from trailnotes.commands import main
 from trailnotes.commands.train import train
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import to_toml
-from trailnotes.errors import RunError
+from trailnotes.errors import ConfigError, RunError
 from trailnotes.learner.learner import Learner
 from trailnotes.policies.hf.policy import load_model
 from trailnotes.runs import training as run_module
@@ -373,24 +372,40 @@ def test_an_environment_that_never_works_ends_the_run(start_model: Path, tmp_pat
 # --- adapters
 
 
-def test_adapters_train_resume_and_merge(start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from transformers import AutoModelForCausalLM
-
+def test_adapters_train_and_resume(start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lora = {"enabled": True, "rank": 4, "dropout": 0.1}
     config = tiny_config(start_model, model={"lora": lora})
-    whole = train_in_process(config, tmp_path / "whole")
+    train_in_process(config, tmp_path / "whole")
     with monkeypatch.context() as patch:
         at_update(patch, 2, lambda: signal.raise_signal(signal.SIGINT))
         assert train(config, tmp_path / "parts").parent.name == "step-000002"
     train(config, tmp_path / "parts")
     assert differences(tmp_path / "whole", tmp_path / "parts") == SAME
-    assert distance(tmp_path / "whole", start_model) > 1e-4
-    assert weights(tmp_path / "whole").keys() == weights(start_model).keys(), "merged: no adapter is left"
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "whole" / "checkpoints" / "step-000003" / "model")
-    ids = torch.tensor([[5, 6, 7, 8]])
-    with torch.no_grad():
-        merged, applied = loaded(ids).logits, whole.policy.model.eval()(ids).logits
-    torch.testing.assert_close(merged, applied, rtol=1e-4, atol=1e-5)
+    trained = weights(tmp_path / "whole")
+    assert all("lora_" in name for name in trained), "a checkpoint holds the adapters, not their base"
+    assert max(float(w.abs().max()) for name, w in trained.items() if "lora_B" in name) > 1e-4
+
+
+def test_adapters_are_trained_further_and_held_to_what_they_were(start_model: Path, tmp_path: Path) -> None:
+    lora = {"enabled": True, "rank": 4}
+    config = tiny_config(start_model, model={"lora": lora}, train={"iterations": 2})
+    first = train_in_process(config, tmp_path / "first")
+    adapters = tmp_path / "first" / "checkpoints" / "step-000002" / "model"
+    further = tiny_config(adapters, model={"lora": lora}, train={"iterations": 1}, optim={"epochs": 1})
+    second = train_in_process(further, tmp_path / "second")
+    (line,) = metrics(tmp_path / "second")
+    assert line["update/kl_to_reference"] == pytest.approx(0, abs=1e-6), "the reference is what it started from"
+    assert 0 < distance(adapters, tmp_path / "second") < 1
+    assert second.policy.model.peft_config["default"].base_model_name_or_path == str(start_model)
+    assert first.policy.model.peft_config["default"].base_model_name_or_path == str(start_model)
+
+
+def test_adapters_are_not_taken_for_a_whole_model(start_model: Path, tmp_path: Path) -> None:
+    config = tiny_config(start_model, model={"lora": {"enabled": True}}, train={"iterations": 1})
+    adapters = train(config, tmp_path / "first")
+    with pytest.raises(ConfigError, match=r"holds adapters: set model\.lora\.enabled = true to train them further"):
+        train(tiny_config(adapters), tmp_path / "second")
+    assert not (tmp_path / "second").exists()
 
 
 # --- bad settings

@@ -15,6 +15,7 @@ from trailnotes.commands.critic import CRITIC
 from trailnotes.commands.demo import DEMO
 from trailnotes.commands.diagnose import DIAGNOSE
 from trailnotes.commands.eval import EVAL
+from trailnotes.commands.export import EXPORT
 from trailnotes.commands.rollout import ROLLOUT
 from trailnotes.commands.train import TRAIN
 from trailnotes.commands.warmstart import WARMSTART
@@ -28,6 +29,7 @@ TABLE: Table = (
     ADAPT,
     ROLLOUT,
     WARMSTART,
+    EXPORT,
     CRITIC,
     DIAGNOSE,
     DEMO,

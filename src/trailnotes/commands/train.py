@@ -82,9 +82,10 @@ async def _train(config: Config, directory: RunDir) -> Path:
 def _refuse_early(config: Config) -> None:
     """Refuse all that can be refused without loading weights, so that a bad setting leaves no directory behind."""
     from trailnotes.envs.tasks import tasks_of
-    from trailnotes.policies.hf.policy import context_length_of
+    from trailnotes.policies.hf.policy import context_length_of, refuse_frozen
 
     config.refuse_training()
+    refuse_frozen(config.model)
     tasks_of(config, config.train.split)
     if config.train.eval_every:
         tasks_of(config, config.train.validation_split)

@@ -55,6 +55,9 @@ class ModelConfig(Section):
         "directory or hub name of a causal LM of transformers; openai:NAME is the model NAME of the [endpoint]; "
         "random plays without any model",
     )
+    base: str = key(
+        "", "where model.path holds adapters: directory or hub name of their base, if it is not where they name it"
+    )
     device: str = key("auto", "cpu, cuda, cuda:0, ...; auto takes a GPU where there is one")
     dtype: Literal["float32", "bfloat16"] = key("float32", "type of weights and activations")
     gradient_checkpointing: bool = key(False, "recompute activations in the backward pass: less memory, more time")
