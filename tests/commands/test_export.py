@@ -63,3 +63,15 @@ def test_what_cannot_be_exported_is_said_and_leaves_nothing(run: Path, start_mod
     with pytest.raises(ConfigError, match="already exists: choose another --out"):
         export(run, run)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_base_is_merged_as_it_acted(start_model: Path, tmp_path: Path) -> None:
+    """Adapters that were trained on weights rounded to bfloat16 are added to those, in float32."""
+    model = {"dtype": "bfloat16", "lora": {"enabled": True, "rank": 2}}
+    config = tiny_config(start_model, model=model, optim={"lr": 1e-6}, train={"iterations": 1}, loss={"kl": 0.0})
+    adapted = train_in_process(config, tmp_path / "run").policy.model.eval()
+    assert export(tmp_path / "run", tmp_path / "whole", merge=True) == pytest.approx(0, abs=0.01)
+    whole = AutoModelForCausalLM.from_pretrained(tmp_path / "whole")
+    adapted.float().merge_and_unload()
+    torch.testing.assert_close(whole(IDS).logits, adapted.get_base_model()(IDS).logits, rtol=0, atol=1e-6)
+    assert 0.5 < (export(tmp_path / "run", tmp_path / "rounded", merge=True, dtype="bfloat16") or 0) < 1.2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, get_args
 
 from trailnotes.commands.command import Command, argument
 from trailnotes.errors import ConfigError
@@ -12,11 +12,13 @@ from trailnotes.errors import ConfigError
 if TYPE_CHECKING:
     from argparse import Namespace
 
-DTYPES = ("float32", "bfloat16")
+    from trailnotes.config.schema import ModelConfig
+
+Dtype = Literal["float32", "bfloat16"]
 
 
 def export(
-    model_or_run: Path | str, out: Path, *, merge: bool = False, dtype: str = "float32", base: str = ""
+    model_or_run: Path | str, out: Path, *, merge: bool = False, dtype: Dtype = "float32", base: str = ""
 ) -> float | None:
     """Write the model of a run as a Hugging Face directory.
 
@@ -35,33 +37,38 @@ def export(
         ConfigError: `out` is taken, or there is nothing to copy or to merge.
         RunError: the run has no checkpoint, or a damaged one.
     """
+    from trailnotes.config.schema import ModelConfig
     from trailnotes.runs.players import resolve
     from trailnotes.storage.checkpoint import atomic_directory
 
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} already exists: choose another --out, or remove it")
-    model = Path(resolve(model_or_run).model)
+    subject = resolve(model_or_run)
+    model = Path(subject.model)
     if not model.is_dir():
         raise ConfigError(f"{model_or_run} is no run and no model directory: name one")
     if merge:
-        return _merge(model, out, dtype, base)
+        acted = subject.trained.model.dtype if subject.trained else dtype
+        return _merge(out, dtype, ModelConfig(path=str(model), base=base, device="cpu", dtype=acted))
     with atomic_directory(out) as aside:
         shutil.copytree(model, aside, dirs_exist_ok=True)
     return None
 
 
-def _merge(model: Path, out: Path, dtype: str, base: str) -> float:
+def _merge(out: Path, dtype: Dtype, config: ModelConfig) -> float:
+    """`config` names the type that the base has acted in: what was learned was learned on the base as rounded to it."""
     import torch
 
-    from trailnotes.config.schema import ModelConfig
     from trailnotes.learner.learner import export_model
     from trailnotes.policies.hf.adapters import merged
     from trailnotes.policies.hf.policy import load_model
 
-    adapted, tokenizer = load_model(ModelConfig(path=str(model), base=base, device="cpu", dtype="float32"))
+    if dtype == "bfloat16":
+        config = config.model_copy(update={"dtype": dtype})
+    adapted, tokenizer = load_model(config)
     if not hasattr(adapted, "peft_config"):
-        raise ConfigError(f"{model} holds a whole model and no adapters: leave out --merge")
-    whole, lost = merged(adapted, getattr(torch, dtype))
+        raise ConfigError(f"{config.path} holds a whole model and no adapters: leave out --merge")
+    whole, lost = merged(adapted.float(), getattr(torch, dtype))
     export_model(whole, out, tokenizer)
     return lost
 
@@ -86,7 +93,7 @@ EXPORT = Command(
         argument("--merge", action="store_true", help="add adapters to their base, in float32"),
         argument(
             "--dtype",
-            choices=DTYPES,
+            choices=get_args(Dtype),
             default="float32",
             help="round merged weights to this; bfloat16 may lose most of what was learned, and it is said how much",
         ),

@@ -98,7 +98,7 @@ def merged(model: Any, dtype: torch.dtype = torch.float32) -> tuple[Any, float]:
 
     Returns:
         The model, and how much of what the adapters had changed is lost in rounding: the norm of the error divided by
-        the norm of the change, over all adapted weights.
+        the norm of the change, over all adapted weights. (A base that is no number of `dtype` loses more than that.)
     """
     error = change = 0.0
     for module in model.modules():
