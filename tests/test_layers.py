@@ -158,7 +158,7 @@ HOUSE = {
         episode
     """,
     "runs": """
-        __init__ adaptation forecast training
+        __init__ adaptation footprint forecast training
         console panels saving
         players spent
         directory

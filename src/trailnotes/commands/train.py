@@ -8,6 +8,7 @@ import shutil
 import signal
 import tempfile
 import threading
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ from trailnotes.storage.files import read_jsonl
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from trailnotes.config.schema import Config
     from trailnotes.runs.directory import RunDir
@@ -123,20 +124,37 @@ def _stop_on_signal(run: TrainingRun) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def dry_run(config: Config) -> str:
-    """Train one iteration in a temporary directory, checkpoint included, and extrapolate.
+def dry_run(config: Config, show: Callable[[str], object] = lambda _table: None) -> str:
+    """Estimate the memory of the device, then train one iteration in a temporary directory, and extrapolate.
 
-    The estimate is rough, as `runs.forecast` says, and the first iteration also compiles games.
+    The estimates are rough, as `runs.footprint` and `runs.forecast` say; the first iteration also compiles games.
+    Nothing is played with a model that is not on this machine: it would have to be downloaded.
+
+    Args:
+        config: the whole configuration.
+        show: is given the table of the device's memory before anything is played.
 
     Returns:
         A report for people: time, memory and disk.
 
     Raises:
-        ConfigError: a setting that cannot work; whatever else would end the real run early ends this one.
+        ConfigError: a setting that cannot work, or a device that is too small; whatever else would end the real run
+            early ends this one.
     """
+    from trailnotes.policies.hf.policy import is_here
     from trailnotes.runs.console import clock
+    from trailnotes.runs.footprint import footprint, refuse_too_large
     from trailnotes.runs.forecast import iterations, small
 
+    config.refuse_training()
+    if found := footprint(config):
+        show(found.report())
+        refuse_too_large(config, found)
+    if not is_here(config.model):
+        return (
+            f"{config.model.path} is not on this machine, and a dry run downloads nothing: no time and no disk can be "
+            "told; `trailnotes train` downloads it\n"
+        )
     with tempfile.TemporaryDirectory(prefix="trailnotes-") as name:
         path = Path(name)
         train(small(config), path)
@@ -166,7 +184,7 @@ def _run(args: Namespace) -> None:
 
     config = load_config(args.config, args.settings)
     if args.dry_run:
-        print(dry_run(config), end="")
+        print(dry_run(config, partial(print, flush=True)), end="")
     else:
         print(f"last model: {train(config, args.run_dir, allow_change=args.allow_change)}")
 
@@ -183,7 +201,11 @@ TRAIN = Command(
         CONFIG,
         argument("--run-dir", type=Path, metavar="DIR", required=True, help="directory of the run, made if absent"),
         ALLOW_CHANGE,
-        argument("--dry-run", action="store_true", help="check everything, estimate time, memory and disk, and stop"),
+        argument(
+            "--dry-run",
+            action="store_true",
+            help="check everything, estimate time, memory, the device's too, and disk, and stop",
+        ),
     ),
     settings=True,
 )

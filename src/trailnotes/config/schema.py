@@ -238,7 +238,9 @@ class WarmstartConfig(Section):
 class Config(Section):
     """Everything that a run depends on."""
 
-    preset: Literal["", "paper-scienceworld", "paper-webshop"] = key("", "published settings under the keys given here")
+    preset: Literal["", "paper-scienceworld", "paper-webshop", "paper-scienceworld-lora", "paper-webshop-lora"] = key(
+        "", "published settings under the keys given here; -lora trains adapters instead of all weights"
+    )
     run: RunConfig = key(RunConfig, "the run as a whole")
     model: ModelConfig = key(ModelConfig, "the language model")
     endpoint: EndpointConfig = key(EndpointConfig, "an OpenAI-compatible server that acts")

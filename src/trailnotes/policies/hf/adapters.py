@@ -22,6 +22,14 @@ from trailnotes.errors import ConfigError
 WEIGHTS = "adapter_model.safetensors"
 
 
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without warnings that transformers has renamed what peft, or the oldest version that we allow, still calls so."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        yield
+
+
 def saved_at(path: str, is_local: bool) -> Any | None:
     """Settings, as peft reads them, of the adapters in a directory or on the hub; None where a whole model is."""
     if find_adapter_config_file(path, local_files_only=is_local) is None:
@@ -53,7 +61,7 @@ def new_adapters(model: Any, config: LoraConfig, base: str) -> Any:
         target_modules=targets,
     )
     try:
-        with _quiet():
+        with quiet():
             adapted = peft.get_peft_model(model, settings)
     except ValueError as error:
         raise ConfigError(f"model.lora.target_modules = {targets!r} does not fit this model: {error}") from error
@@ -75,7 +83,7 @@ def put_on(model: Any, path: str, settings: Any, config: LoraConfig, base: str) 
         _refuse_others(path, settings, config)
         settings.lora_dropout = config.dropout
     settings.base_model_name_or_path = base
-    with _quiet():
+    with quiet():
         warnings.filterwarnings("error", "Found missing adapter keys")
         return peft.PeftModel.from_pretrained(
             model, path, is_trainable=config.enabled, config=settings, torch_device="cpu"
@@ -125,10 +133,3 @@ def _refuse_others(path: str, settings: Any, config: LoraConfig) -> None:
                 f"model.lora.{name} = {wanted[name]!r}, but the adapters at model.path = {path!r} have {value!r}: "
                 f"set model.lora.{name} to that, or merge them first: trailnotes export {path} --merge --out DIR"
             )
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # peft reads a property that transformers has renamed
-        yield

@@ -15,9 +15,10 @@ from trailnotes.types import Completion, Message, Sampling, TokenIds
 try:
     import torch
     import transformers
+    from huggingface_hub import try_to_load_from_cache
 
     from trailnotes.policies.chat import ChatFormat
-    from trailnotes.policies.hf.adapters import new_adapters, put_on, saved_at
+    from trailnotes.policies.hf.adapters import new_adapters, put_on, quiet, saved_at
     from trailnotes.policies.hf.decoder import MAX_TOKENS, make_decoder
     from trailnotes.policies.hf.engine import Engine
     from trailnotes.policies.hf.network import Network
@@ -154,7 +155,8 @@ def load_model(config: ModelConfig) -> tuple[Any, Any]:
         model = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=getattr(torch, config.dtype), **common)
         base = str(Path(base).resolve()) if base_is_local else base
         if config.gradient_checkpointing:
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            with quiet():
+                model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         if adapters:
             model = put_on(model, path, adapters, config.lora, base)
     except ConfigError:
@@ -174,17 +176,40 @@ def context_length_of(config: ModelConfig) -> int:
         ConfigError: `model.path`, `model.base` or `model.device` cannot be used.
         PolicyError: the model's own config does not load.
     """
-    path, is_local = _resolve(config.path)
     device_of(config.device)
+    return _context_length(architecture_of(config))
+
+
+def architecture_of(config: ModelConfig, *, download: bool = True) -> Any:
+    """The config by which transformers builds the model; of adapters that of their base.
+
+    Args:
+        config: names the model.
+        download: fetch it from the hub where it is not on this machine.
+
+    Raises:
+        ConfigError: `model.path` or `model.base` cannot be used.
+        PolicyError: it does not load.
+    """
+    path, is_local = _resolve(config.path)
     try:
-        if adapters := saved_at(path, is_local):
+        if adapters := saved_at(path, is_local or not download):
             path, is_local = _base(config, adapters)
-        return _context_length(transformers.AutoConfig.from_pretrained(path, local_files_only=is_local))
+        return transformers.AutoConfig.from_pretrained(path, local_files_only=is_local or not download)
     except ConfigError:
         raise
     except Exception as error:  # the boundary, as in `load_model`
         line = " ".join(str(error).split())
         raise PolicyError(f"model.path = {config.path!r} does not load: {line}") from error
+
+
+def is_here(config: ModelConfig) -> bool:
+    """Whether the weights are on this machine, so that `load_model` downloads nothing."""
+    path, is_local = _resolve(config.path)
+    if adapters := saved_at(path, is_local=True):
+        path, is_local = _base(config, adapters)
+    names = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+    return is_local or any(isinstance(try_to_load_from_cache(path, name), str) for name in names)
 
 
 def refuse_frozen(config: ModelConfig) -> None:
