@@ -102,7 +102,7 @@ def test_a_model_that_is_not_here_is_estimated_and_not_downloaded(
 
 def test_a_model_that_is_here_is_estimated_and_played(start_model: Path, elsewhere: Path) -> None:
     shown: list[str] = []
-    report = dry_run(tiny_config(start_model), shown.append)
+    report = dry_run(tiny_config(start_model), show=shown.append)
     assert "by its config.json" in shown[0]
     assert "peak, with 10% for kernels and fragments" in shown[0]
     assert report.startswith("everything could be built")

@@ -124,7 +124,7 @@ def _stop_on_signal(run: TrainingRun) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def dry_run(config: Config, show: Callable[[str], object] = lambda _table: None) -> str:
+def dry_run(config: Config, *, show: Callable[[str], object] = lambda _table: None) -> str:
     """Estimate the memory of the device, then train one iteration in a temporary directory, and extrapolate.
 
     The estimates are rough, as `runs.footprint` and `runs.forecast` say; the first iteration also compiles games.
@@ -184,7 +184,7 @@ def _run(args: Namespace) -> None:
 
     config = load_config(args.config, args.settings)
     if args.dry_run:
-        print(dry_run(config, partial(print, flush=True)), end="")
+        print(dry_run(config, show=partial(print, flush=True)), end="")
     else:
         print(f"last model: {train(config, args.run_dir, allow_change=args.allow_change)}")
 
