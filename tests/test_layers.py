@@ -161,7 +161,7 @@ HOUSE = {
         __init__ adaptation forecast training
         console panels saving
         players spent
-        directory
+        directory signals
     """,
     "storage": """
         __init__ checkpoint records

@@ -12,7 +12,8 @@
     ├── RunError           a run directory that is locked, damaged or belongs to another config
     └── NonFiniteError     a loss or gradient that is not finite; training stopped before the step
 
-A `ConfigError` is also a `ValueError`, so callers of the Python API may catch either.
+A `ConfigError` is also a `ValueError`, so callers of the Python API may catch either. `Interrupted` is no error of this
+tree but a `KeyboardInterrupt`: nothing that catches errors may catch it.
 """
 
 from __future__ import annotations
@@ -52,3 +53,11 @@ class RunError(TrailnotesError):
 
 class NonFiniteError(TrailnotesError):
     """A loss or gradient was NaN or infinite; the text names the dump of the batch."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """A signal asked this process to end. `number` is the signal's; the text says what is kept, if there is any."""
+
+    def __init__(self, number: int, text: str = "") -> None:
+        super().__init__(text)
+        self.number = number

@@ -30,7 +30,7 @@ from trailnotes.commands import main
 from trailnotes.commands.train import train
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import to_toml
-from trailnotes.errors import RunError
+from trailnotes.errors import Interrupted, RunError
 from trailnotes.learner.learner import Learner
 from trailnotes.policies.hf.policy import load_model
 from trailnotes.runs import training as run_module
@@ -158,7 +158,10 @@ def test_what_came_after_the_checkpoint_is_set_aside(
 # --- asked to stop
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+
+
+@pytest.mark.parametrize("number", SIGNALS)
 def test_one_signal_finishes_the_iteration(
     alone: Path,
     start_model: Path,
@@ -170,17 +173,19 @@ def test_one_signal_finishes_the_iteration(
     before = signal.getsignal(number)
     with monkeypatch.context() as patch:
         at_update(patch, 3, lambda: signal.raise_signal(number))
-        model = train(long_config(start_model), tmp_path)
-    assert model.parent.name == "step-000003"
+        with pytest.raises(Interrupted, match="stopped after iteration 3; the same command resumes there") as caught:
+            train(long_config(start_model), tmp_path)
+    assert caught.value.number == number
+    assert checkpoint.latest(tmp_path / "checkpoints") == tmp_path / "checkpoints" / "step-000003"
     assert len(metrics(tmp_path)) == 3
-    assert "stopped after iteration 3; the same command resumes there" in capsys.readouterr().err
+    assert "stopping after this iteration; once more to stop at once" in capsys.readouterr().err
     assert signal.getsignal(number) is before
     train(long_config(start_model), tmp_path)
     assert differences(alone, tmp_path) == SAME
     assert not list(tmp_path.glob("*.after-*"))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", SIGNALS)
 def test_a_second_signal_stops_at_once(
     alone: Path,
     start_model: Path,
@@ -195,8 +200,9 @@ def test_a_second_signal_stops_at_once(
 
     with monkeypatch.context() as patch:
         at_update(patch, 4, twice)
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(Interrupted) as caught:
             train(long_config(start_model), tmp_path)
+    assert caught.value.number == number
     assert len(metrics(tmp_path)) == 3
     shown = capsys.readouterr().err
     assert f"stopped: {tmp_path / 'checkpoints' / 'step-000002'} is saved" in shown
@@ -204,9 +210,20 @@ def test_a_second_signal_stops_at_once(
     assert differences(alone, tmp_path) == SAME
 
 
-def test_the_command_that_is_asked_to_stop_succeeds(alone: Path, tmp_path: Path, words: list[str]) -> None:
+def test_a_signal_in_the_last_iteration_leaves_nothing_to_do(
+    start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_update(monkeypatch, 1, lambda: signal.raise_signal(signal.SIGTERM))
+    model = train(tiny_config(start_model, train={"iterations": 1}), tmp_path)
+    assert model.parent.name == "step-000001"
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_command_that_was_asked_to_stop_exits_as_the_shell_expects(
+    alone: Path, tmp_path: Path, words: list[str], number: signal.Signals
+) -> None:
     run = tmp_path / "run"
-    assert run_command(words, run, 20, signal.SIGTERM) == 0
+    assert run_command(words, run, 20, number) == 128 + number
     done = len(metrics(run))
     assert 0 < done < 6
     assert checkpoint.latest(run / "checkpoints") == run / "checkpoints" / f"step-{done:06d}"
@@ -381,7 +398,8 @@ def test_adapters_train_resume_and_merge(start_model: Path, tmp_path: Path, monk
     whole = train_in_process(config, tmp_path / "whole")
     with monkeypatch.context() as patch:
         at_update(patch, 2, lambda: signal.raise_signal(signal.SIGINT))
-        assert train(config, tmp_path / "parts").parent.name == "step-000002"
+        with pytest.raises(Interrupted, match="stopped after iteration 2"):
+            train(config, tmp_path / "parts")
     train(config, tmp_path / "parts")
     assert differences(tmp_path / "whole", tmp_path / "parts") == SAME
     assert distance(tmp_path / "whole", start_model) > 1e-4

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +18,6 @@ from trailnotes.compare.processes import (
     Ended,
     Job,
     Process,
-    ended_by_signals,
     failure,
     run_jobs,
     stop,
@@ -177,14 +175,6 @@ def test_ctrl_c_of_the_terminal_does_not_reach_the_processes(tmp_path: Path) -> 
         stop([process])
     assert process.ended is not None
     assert process.ended.status == 0
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_termination_ends_everything_as_ctrl_c_does(number: signal.Signals) -> None:
-    before = signal.getsignal(number)
-    with pytest.raises(KeyboardInterrupt), ended_by_signals():
-        signal.raise_signal(number)
-    assert signal.getsignal(number) is before
 
 
 def test_the_tail_of_a_file(tmp_path: Path) -> None:

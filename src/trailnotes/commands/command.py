@@ -133,8 +133,9 @@ def page(table: Table) -> str:
     )
     intro = (
         f"{ABOUT} {SETTINGS}\n\n"
-        "Exit codes: 0; 2 with one line on standard error when something is wrong with the input; 130 when "
-        "interrupted. `--debug` shows where an error comes from.\n\n"
+        "Exit codes: 0; 2 with one line on standard error when something is wrong with the input; when a signal ended "
+        "it, 128 and the signal's number: 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP, which a closed "
+        "terminal sends (not under nohup). `--debug` shows where an error comes from.\n\n"
         "This page is made from the program's own help: `python -m trailnotes.commands > docs/cli.md`."
     )
     return "\n\n".join(["# The command line", intro, index, *map(_section, commands)]) + "\n"
