@@ -234,6 +234,22 @@ def test_a_command_that_was_asked_to_stop_exits_as_the_shell_expects(
 # --- in the way
 
 
+def test_the_advice_of_a_start_that_failed_can_be_taken(
+    start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise RunError("out of memory: lower optim.microbatch_tokens")
+
+    with monkeypatch.context() as patch:
+        at_update(patch, 1, fail)
+        with pytest.raises(RunError, match=r"lower optim\.microbatch_tokens"):
+            train(tiny_config(start_model), tmp_path)
+    one = {"iterations": 1}
+    train(tiny_config(start_model, train=one, optim={"lr": 1e-2, "microbatch_tokens": 512}), tmp_path)
+    with pytest.raises(RunError, match=r"another optim\.microbatch_tokens"):
+        train(tiny_config(start_model, train=one), tmp_path)
+
+
 def test_a_second_process_is_refused(start_model: Path, tmp_path: Path) -> None:
     config = long_config(start_model)
     with RunDir.open(tmp_path, config), pytest.raises(RunError, match="in use by process"):

@@ -64,7 +64,8 @@ class RunDir:
             command: what run.json records as the command; the words of this process by default.
 
         Raises:
-            RunError: in use by a live process, not writable, or a run of another config.
+            RunError: in use by a live process, not writable, or a run of another config. A run that has not ended an
+                iteration or an episode yet takes any config.
         """
         path = Path(path)
         try:
@@ -128,10 +129,11 @@ class RunDir:
         self._lock.release()
 
     def _settle_config(self, allow_change: Sequence[str]) -> dict[str, Any]:
-        """Write config.toml, or refuse a changed one. Returns what changed, name -> [old, new]."""
+        """Write config.toml, or refuse a changed one. Returns what changed since the run began, name -> [old, new]."""
         file = self.path / "config.toml"
         changed: dict[str, Any] = {}
-        if file.exists():
+        begun = has_begun(self.path)
+        if begun and file.exists():
             old = run_config(self.path)
             names = diff(old, self.config)
             refused = [n for n in names if not any(n == k or n.startswith(f"{k}.") for k in allow_change)]
@@ -141,7 +143,7 @@ class RunDir:
                                "or choose another directory")  # fmt: skip
             before, after = flatten(old), flatten(self.config)
             changed = {name: [before[name], after[name]] for name in names}
-        if changed or not file.exists():
+        if changed or not begun or not file.exists():
             _write(file, to_toml(self.config))
         return changed
 
@@ -197,6 +199,12 @@ def run_config(path: Path) -> Config:
         return load_config(file)
     except ConfigError as error:
         raise RunError(f"the run's own settings cannot be used: {error}") from error
+
+
+def has_begun(path: Path) -> bool:
+    """Whether the run in directory `path` has ended an iteration or an episode: its settings are bound from then on."""
+    written = [path / "metrics.jsonl", path / "trajectories.jsonl", *(path / "phases").glob("*.jsonl")]
+    return any((path / "checkpoints").glob("step-*")) or any(f.exists() and f.stat().st_size for f in written)
 
 
 def is_trained(path: Path, config: Config) -> bool:
