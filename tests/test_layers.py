@@ -160,7 +160,8 @@ HOUSE = {
     "runs": """
         __init__ adaptation forecast training
         console panels saving
-        players spent
+        needs spent
+        players
         directory signals
     """,
     "storage": """

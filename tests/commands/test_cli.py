@@ -15,7 +15,7 @@ from trailnotes.commands import TABLE, main
 from trailnotes.commands.command import Command, Group, page, parse
 from trailnotes.config.schema import Config, MemoryConfig
 from trailnotes.config.toml import load_config
-from trailnotes.errors import ConfigError, Interrupted, RunError
+from trailnotes.errors import ConfigError, Interrupted, RunError, how_to_install
 from trailnotes.memory import open_memory
 from trailnotes.types import Completion, Observation, Step, Task, Tip, Trajectory
 
@@ -144,7 +144,11 @@ def test_debug_shows_where_it_comes_from(tmp_path: Path, capsys: pytest.CaptureF
         (KeyboardInterrupt(), 130, "trailnotes: interrupted\n"),
         (Interrupted(15), 143, "trailnotes: interrupted\n"),
         (Interrupted(1, "stopped after iteration 3"), 129, "trailnotes: stopped after iteration 3\n"),
-        (ModuleNotFoundError("No module", name="torch.nn"), 2, "pip install 'trailnotes[train]'\n"),
+        (
+            ModuleNotFoundError("No module", name="torch.nn"),
+            2,
+            f"this needs the package torch: {how_to_install('train')}\n",
+        ),
         (PermissionError(13, "Permission denied", "/some/file"), 2, "trailnotes: /some/file: Permission denied\n"),
     ],
 )

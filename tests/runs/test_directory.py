@@ -229,7 +229,7 @@ def test_tensorboard_that_is_not_installed_is_named(tmp_path: Path, monkeypatch:
     monkeypatch.setitem(sys.modules, "tensorboard.summary", None)
     with (
         RunDir.open(tmp_path, load_config(None, ["--run.tensorboard", "true"])) as run,
-        pytest.raises(MissingExtraError, match=r"trailnotes\[tensorboard\]"),
+        pytest.raises(MissingExtraError, match=r"\[tensorboard\]'"),
     ):
         run.append_metrics({"iteration": 0})
 

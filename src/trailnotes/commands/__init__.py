@@ -20,7 +20,7 @@ from trailnotes.commands.eval import EVAL
 from trailnotes.commands.rollout import ROLLOUT
 from trailnotes.commands.train import TRAIN
 from trailnotes.commands.warmstart import WARMSTART
-from trailnotes.errors import Interrupted, TrailnotesError
+from trailnotes.errors import PACKAGES, Interrupted, TrailnotesError, how_to_install
 from trailnotes.runs.signals import ended_by_signals
 
 __all__ = ["TABLE", "main"]
@@ -40,11 +40,7 @@ TABLE: Table = (
     Group("envs", "environments", envs.COMMANDS),
 )
 
-_EXTRAS = dict.fromkeys(("torch", "transformers", "tokenizers", "safetensors", "peft"), "train") | {
-    "textworld": "textworld",
-    "matplotlib": "plot",
-    "openai": "openai",
-}
+_EXTRAS = {package: extra for extra, packages in PACKAGES.items() for package in packages}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -64,9 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         package = (error.name or "").partition(".")[0]
         if package not in _EXTRAS:
             raise
-        return _fail(
-            f"this needs the package {package}: pip install 'trailnotes[{_EXTRAS[package]}]'", debug=args.debug
-        )
+        return _fail(f"this needs the package {package}: {how_to_install(_EXTRAS[package])}", debug=args.debug)
     except KeyboardInterrupt as stop:
         number = stop.number if isinstance(stop, Interrupted) else signal.SIGINT
         return _fail(str(stop) or "interrupted", code=128 + number, debug=args.debug)

@@ -47,6 +47,7 @@ def train(
 
     Raises:
         ConfigError: a setting that cannot work, before anything is built or written.
+        MissingExtraError: a package that the settings need is not installed; as early.
         RunError: the directory is in use, damaged, or belongs to another config; or it cannot be written.
         Interrupted: a `KeyboardInterrupt`: asked to stop before the end; what the last checkpoint holds is safe.
     """
@@ -90,9 +91,12 @@ def _ask_to_stop(run: TrainingRun) -> None:
 def _refuse_early(config: Config) -> None:
     """Refuse all that can be refused without loading weights, so that a bad setting leaves no directory behind."""
     from trailnotes.envs.tasks import tasks_of
-    from trailnotes.policies.hf.policy import context_length_of
+    from trailnotes.runs.needs import refuse_missing
 
     config.refuse_training()
+    refuse_missing(config)
+    from trailnotes.policies.hf.policy import context_length_of
+
     tasks_of(config, config.train.split)
     if config.train.eval_every:
         tasks_of(config, config.train.validation_split)

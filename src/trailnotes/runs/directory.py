@@ -31,7 +31,7 @@ from typing import Any, Self
 
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import diff, flatten, load_config, to_toml
-from trailnotes.errors import ConfigError, MissingExtraError, RunError
+from trailnotes.errors import ConfigError, MissingExtraError, RunError, how_to_install
 from trailnotes.storage import checkpoint
 from trailnotes.storage.files import append_jsonl, read_jsonl, set_aside, write_text_atomic
 from trailnotes.storage.records import trajectory_to_json
@@ -224,9 +224,7 @@ class _TensorBoard:
         try:
             from tensorboard.summary import Writer
         except ImportError:
-            raise MissingExtraError(
-                "run.tensorboard needs the extra tensorboard: pip install 'trailnotes[tensorboard]'"
-            ) from None
+            raise MissingExtraError(f"run.tensorboard needs tensorboard: {how_to_install('tensorboard')}") from None
         shutil.rmtree(path, ignore_errors=True)
         self._writer: Any = Writer(str(path))
 

