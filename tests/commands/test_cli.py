@@ -97,7 +97,8 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        ([], "COMMAND"),
+        ([], "train a model in an environment"),
+        (["memory"], "the tips, newest first"),
         (["nonsense"], "invalid choice"),
         (["eval"], "MODEL_OR_RUN"),
         (["train", "a.toml"], "--run-dir"),
@@ -286,6 +287,20 @@ def test_config_show_prints_a_config(config_file: str, tmp_path: Path, capsys: p
 def test_envs_list_names_the_built_in_ones(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["envs", "list"]) == 0
     assert "waymarks-simulator " in capsys.readouterr().out
+
+
+def test_envs_list_marks_what_is_not_installed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "jericho", None)
+    assert main(["envs", "list"]) == 0
+    text = capsys.readouterr().out
+    assert text.count("not installed: ") == 2
+    for name in ("textworld", "waymarks"):
+        said = text.partition(f"\n{name} ")[2].partition("not installed: ")
+        assert said[2].startswith(how_to_install("textworld"))
+        assert "\nwaymarks-simulator" not in said[0]
+    assert max(len(line) for line in text.splitlines() if "not installed" not in line) <= 100
 
 
 def test_envs_list_says_what_cannot_be_used(
