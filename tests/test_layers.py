@@ -160,8 +160,9 @@ HOUSE = {
     "runs": """
         __init__ adaptation footprint forecast training
         console panels saving
-        players spent
-        directory
+        needs spent
+        players
+        directory signals
     """,
     "storage": """
         __init__ checkpoint records

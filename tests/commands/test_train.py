@@ -31,7 +31,7 @@ from trailnotes.commands.train import train
 from trailnotes.config.presets import PRESETS
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import to_toml
-from trailnotes.errors import ConfigError, RunError
+from trailnotes.errors import ConfigError, Interrupted, RunError
 from trailnotes.learner.learner import Learner
 from trailnotes.policies.hf.policy import load_model
 from trailnotes.runs import training as run_module
@@ -159,7 +159,10 @@ def test_what_came_after_the_checkpoint_is_set_aside(
 # --- asked to stop
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+
+
+@pytest.mark.parametrize("number", SIGNALS)
 def test_one_signal_finishes_the_iteration(
     alone: Path,
     start_model: Path,
@@ -171,17 +174,19 @@ def test_one_signal_finishes_the_iteration(
     before = signal.getsignal(number)
     with monkeypatch.context() as patch:
         at_update(patch, 3, lambda: signal.raise_signal(number))
-        model = train(long_config(start_model), tmp_path)
-    assert model.parent.name == "step-000003"
+        with pytest.raises(Interrupted, match="stopped after iteration 3; the same command resumes there") as caught:
+            train(long_config(start_model), tmp_path)
+    assert caught.value.number == number
+    assert checkpoint.latest(tmp_path / "checkpoints") == tmp_path / "checkpoints" / "step-000003"
     assert len(metrics(tmp_path)) == 3
-    assert "stopped after iteration 3; the same command resumes there" in capsys.readouterr().err
+    assert "stopping after this iteration; once more to stop at once" in capsys.readouterr().err
     assert signal.getsignal(number) is before
     train(long_config(start_model), tmp_path)
     assert differences(alone, tmp_path) == SAME
     assert not list(tmp_path.glob("*.after-*"))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", SIGNALS)
 def test_a_second_signal_stops_at_once(
     alone: Path,
     start_model: Path,
@@ -196,8 +201,9 @@ def test_a_second_signal_stops_at_once(
 
     with monkeypatch.context() as patch:
         at_update(patch, 4, twice)
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(Interrupted) as caught:
             train(long_config(start_model), tmp_path)
+    assert caught.value.number == number
     assert len(metrics(tmp_path)) == 3
     shown = capsys.readouterr().err
     assert f"stopped: {tmp_path / 'checkpoints' / 'step-000002'} is saved" in shown
@@ -205,9 +211,20 @@ def test_a_second_signal_stops_at_once(
     assert differences(alone, tmp_path) == SAME
 
 
-def test_the_command_that_is_asked_to_stop_succeeds(alone: Path, tmp_path: Path, words: list[str]) -> None:
+def test_a_signal_in_the_last_iteration_leaves_nothing_to_do(
+    start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_update(monkeypatch, 1, lambda: signal.raise_signal(signal.SIGTERM))
+    model = train(tiny_config(start_model, train={"iterations": 1}), tmp_path)
+    assert model.parent.name == "step-000001"
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_command_that_was_asked_to_stop_exits_as_the_shell_expects(
+    alone: Path, tmp_path: Path, words: list[str], number: signal.Signals
+) -> None:
     run = tmp_path / "run"
-    assert run_command(words, run, 20, signal.SIGTERM) == 0
+    assert run_command(words, run, 20, number) == 128 + number
     done = len(metrics(run))
     assert 0 < done < 6
     assert checkpoint.latest(run / "checkpoints") == run / "checkpoints" / f"step-{done:06d}"
@@ -216,6 +233,22 @@ def test_the_command_that_is_asked_to_stop_succeeds(alone: Path, tmp_path: Path,
 
 
 # --- in the way
+
+
+def test_the_advice_of_a_start_that_failed_can_be_taken(
+    start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise RunError("out of memory: lower optim.microbatch_tokens")
+
+    with monkeypatch.context() as patch:
+        at_update(patch, 1, fail)
+        with pytest.raises(RunError, match=r"lower optim\.microbatch_tokens"):
+            train(tiny_config(start_model), tmp_path)
+    one = {"iterations": 1}
+    train(tiny_config(start_model, train=one, optim={"lr": 1e-2, "microbatch_tokens": 512}), tmp_path)
+    with pytest.raises(RunError, match=r"another optim\.microbatch_tokens"):
+        train(tiny_config(start_model, train=one), tmp_path)
 
 
 def test_a_second_process_is_refused(start_model: Path, tmp_path: Path) -> None:
@@ -380,7 +413,8 @@ def test_adapters_train_and_resume(start_model: Path, tmp_path: Path, monkeypatc
     train_in_process(config, tmp_path / "whole")
     with monkeypatch.context() as patch:
         at_update(patch, 2, lambda: signal.raise_signal(signal.SIGINT))
-        assert train(config, tmp_path / "parts").parent.name == "step-000002"
+        with pytest.raises(Interrupted, match="stopped after iteration 2"):
+            train(config, tmp_path / "parts")
     train(config, tmp_path / "parts")
     assert differences(tmp_path / "whole", tmp_path / "parts") == SAME
     trained = weights(tmp_path / "whole")

@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import resource
 import shutil
-import signal
 import tempfile
-import threading
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,12 +14,13 @@ from typing import TYPE_CHECKING
 from trailnotes.commands.arguments import ALLOW_CHANGE, CONFIG
 from trailnotes.commands.command import Command, argument
 from trailnotes.config.methods import method_of
-from trailnotes.errors import ConfigError
+from trailnotes.errors import ConfigError, Interrupted
+from trailnotes.runs.signals import asked_by_signals
 from trailnotes.storage.files import read_jsonl
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from trailnotes.config.schema import Config
     from trailnotes.runs.directory import RunDir
@@ -38,7 +38,7 @@ def train(
     """Train `config.algorithm` until it is done, and return the directory of the last model.
 
     A directory that holds a run is resumed exactly where its last checkpoint stands. Ctrl-C finishes the iteration,
-    saves, and says how to resume; a second one stops at once.
+    saves, and raises; a second one raises at once. SIGTERM, and SIGHUP of a terminal that is closed, do the same.
 
     Args:
         config: the whole configuration.
@@ -47,8 +47,9 @@ def train(
 
     Raises:
         ConfigError: a setting that cannot work, before anything is built or written.
+        MissingExtraError: a package that the settings need is not installed; as early.
         RunError: the directory is in use, damaged, or belongs to another config; or it cannot be written.
-        KeyboardInterrupt: interrupted twice; what the last checkpoint holds is safe.
+        Interrupted: a `KeyboardInterrupt`: asked to stop before the end; what the last checkpoint holds is safe.
     """
     import asyncio
 
@@ -66,7 +67,7 @@ async def _train(config: Config, directory: RunDir) -> Path:
 
     with opened_run(config, directory) as run:
         try:
-            with _stop_on_signal(run):
+            with asked_by_signals(partial(_ask_to_stop, run)) as received:
                 await method_of(config.algorithm.name).load()(run)
                 if run.saved is None or checkpoint.load_meta(run.saved)["iteration"] != run.count.iteration:
                     save(run)
@@ -74,18 +75,28 @@ async def _train(config: Config, directory: RunDir) -> Path:
             safe = f"{run.saved} is saved, and the same command resumes there" if run.saved else "nothing is saved"
             run.progress.note(f"stopped: {safe}")
             raise
-        if run.stop_requested:
-            run.progress.note(f"stopped after iteration {run.count.iteration}; the same command resumes there")
+        if received and config.train.share(asdict(run.count)) < 1.0:
+            kept = f"stopped after iteration {run.count.iteration}; the same command resumes there"
+            raise Interrupted(received[0], kept)
         assert run.saved is not None
         return run.saved / "model"
+
+
+def _ask_to_stop(run: TrainingRun) -> None:
+    run.stop_requested = True
+    with contextlib.suppress(RuntimeError):  # the signal came in the middle of a line that is being printed
+        run.progress.note("stopping after this iteration; once more to stop at once")
 
 
 def _refuse_early(config: Config) -> None:
     """Refuse all that can be refused without loading weights, so that a bad setting leaves no directory behind."""
     from trailnotes.envs.tasks import tasks_of
-    from trailnotes.policies.hf.policy import context_length_of, refuse_frozen
+    from trailnotes.runs.needs import refuse_missing
 
     config.refuse_training()
+    refuse_missing(config)
+    from trailnotes.policies.hf.policy import context_length_of, refuse_frozen
+
     refuse_frozen(config.model)
     tasks_of(config, config.train.split)
     if config.train.eval_every:
@@ -96,32 +107,6 @@ def _refuse_early(config: Config) -> None:
             f"rollout.max_context_tokens = {wanted}, but the model at model.path holds {room} tokens: "
             f"set rollout.max_context_tokens to {room} or less"
         )
-
-
-@contextlib.contextmanager
-def _stop_on_signal(run: TrainingRun) -> Iterator[None]:
-    """The first SIGINT or SIGTERM asks the run to stop after its iteration; the second one stops it at once.
-
-    Plain handlers, not those of the event loop, which does not come round while the learner computes.
-    """
-    if threading.current_thread() is not threading.main_thread():  # only the main thread may handle signals
-        yield
-        return
-    signals = (signal.SIGINT, signal.SIGTERM)
-
-    def ask(_number: int, _frame: object) -> None:
-        run.stop_requested = True
-        for number in signals:
-            signal.signal(number, signal.default_int_handler)
-        with contextlib.suppress(RuntimeError):  # it came in the middle of a line that is being printed
-            run.progress.note("stopping after this iteration; once more to stop at once")
-
-    before = {number: signal.signal(number, ask) for number in signals}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def dry_run(config: Config, *, show: Callable[[str], object] = lambda _table: None) -> str:
@@ -194,7 +179,8 @@ TRAIN = Command(
     summary="train a model in an environment",
     about="Train a model by the method that the config names, in a run directory of its own. The same command on a "
     "directory that holds a run resumes where its last checkpoint stands. Ctrl-C finishes the iteration and saves; "
-    "a second one stops at once.",
+    "a second one stops at once, and so do SIGTERM and a closed terminal. A run that was stopped before its end exits "
+    "with 130, 143 or 129.",
     example="trailnotes train configs/smoke.toml --run-dir runs/smoke --dry-run",
     run=_run,
     arguments=(

@@ -90,7 +90,7 @@ class EndpointConfig(Section):
 class EnvConfig(Section):
     """The environment and the processes that run it."""
 
-    name: str = key("waymarks", "built-in name, entry point, or module:Class")
+    name: str = key("waymarks", "a name that `trailnotes envs list` knows, or module:Class of your own")
     options: dict[str, Any] = key(dict, "keyword arguments of the environment")
     num_workers: int = key(2, "worker processes; 0 runs the environments in this process", ge=0)
     max_envs: int = key(0, "environments (and so episodes) alive at a time; 0 = as many as there are episodes", ge=0)

@@ -18,6 +18,7 @@ from trailnotes.errors import ConfigError
 from trailnotes.memory import TipMemory, open_memory
 from trailnotes.reporting.intervals import Interval, bootstrap, wilson
 from trailnotes.rollout import Pool, run_groups
+from trailnotes.runs.needs import refuse_missing
 from trailnotes.runs.players import Subject, load_policy, resolve
 from trailnotes.runs.spent import row_costs
 from trailnotes.seeds import derive_seed
@@ -135,6 +136,7 @@ def play_subject(
         raise ConfigError(
             f"{model_or_run} has no memory to act with: give the run of a method with a memory, or drop --memory"
         )
+    refuse_missing(config, subject.model)
     policy = load_policy(config, subject, directory)
 
     async def play(memory: TipMemory | None) -> list[Trajectory]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trailnotes.config.schema import ModelConfig
-from trailnotes.errors import ConfigError, MissingExtraError, PolicyError
+from trailnotes.errors import ConfigError, MissingExtraError, PolicyError, how_to_install
 from trailnotes.types import Completion, Message, Sampling, TokenIds
 
 try:
@@ -23,7 +23,7 @@ try:
     from trailnotes.policies.hf.engine import Engine
     from trailnotes.policies.hf.network import Network
 except ModuleNotFoundError as missing:
-    raise MissingExtraError(f"{missing.name} is not installed: pip install 'trailnotes[train]'") from missing
+    raise MissingExtraError(f"{missing.name} is not installed: {how_to_install('train')}") from missing
 
 
 UNLIMITED = 1 << 30  # context of a model that states none
