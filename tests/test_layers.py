@@ -53,7 +53,7 @@ HOUSE = {
     "commands": """
         __main__
         __init__
-        adapt compare config critic demo diagnose envs eval memory rollout train warmstart
+        adapt compare config critic demo diagnose envs eval export memory rollout train warmstart
         arguments
         command
     """,
@@ -132,7 +132,7 @@ HOUSE = {
     "policies/hf": """
         __init__
         policy
-        engine
+        adapters engine
         decoder
         network
     """,
@@ -159,10 +159,11 @@ HOUSE = {
         episode
     """,
     "runs": """
-        __init__ adaptation evaluation forecast training
-        panels saving
-        console players spent
-        directory loop
+        __init__ adaptation evaluation footprint forecast training
+        console panels saving
+        needs spent
+        players
+        directory loop signals
     """,
     "storage": """
         __init__ checkpoint records

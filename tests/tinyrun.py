@@ -71,10 +71,11 @@ def train_in_process(config: Config, directory: Path, method: str = "") -> Train
 
 
 def weights(path: Path) -> dict[str, torch.Tensor]:
-    """All weights of the last checkpoint of a run directory, or of a model directory."""
+    """All weights of the last checkpoint of a run directory, or of a model directory; of adapters theirs alone."""
     if (path / "checkpoints").is_dir():
         path = max((path / "checkpoints").glob("step-*")) / "model"
-    return load_file(path / "model.safetensors")
+    adapters = path / "adapter_model.safetensors"
+    return load_file(adapters if adapters.is_file() else path / "model.safetensors")
 
 
 def equal_weights(a: Path, b: Path) -> bool:

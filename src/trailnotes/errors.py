@@ -12,10 +12,24 @@
     ├── RunError           a run directory that is locked, damaged or belongs to another config
     └── NonFiniteError     a loss or gradient that is not finite; training stopped before the step
 
-A `ConfigError` is also a `ValueError`, so callers of the Python API may catch either.
+A `ConfigError` is also a `ValueError`, so callers of the Python API may catch either. `Interrupted` is no error of this
+tree but a `KeyboardInterrupt`: nothing that catches errors may catch it.
 """
 
 from __future__ import annotations
+
+from pathlib import Path
+
+PACKAGES = {
+    "train": ("torch", "transformers", "tokenizers", "safetensors", "peft"),
+    "textworld": ("textworld", "jericho"),
+    "scienceworld": ("scienceworld", "py4j"),
+    "openai": ("openai",),
+    "plot": ("matplotlib",),
+    "tensorboard": ("tensorboard",),
+    "embed": ("sentence_transformers",),
+}
+"""Extra -> the modules that it brings."""
 
 
 class TrailnotesError(Exception):
@@ -52,3 +66,65 @@ class RunError(TrailnotesError):
 
 class NonFiniteError(TrailnotesError):
     """A loss or gradient was NaN or infinite; the text names the dump of the batch."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """A signal asked this process to end. `number` is the signal's; the text says what is kept, if there is any."""
+
+    def __init__(self, number: int, text: str = "") -> None:
+        super().__init__(text)
+        self.number = number
+
+
+def missing_package(extra: str) -> str:
+    """The first module of an extra that is not installed; "" if all are. None of them is imported."""
+    from importlib.util import find_spec
+
+    return next((name for name in PACKAGES[extra] if find_spec(name) is None), "")
+
+
+def how_to_install(*extras: str) -> str:
+    """The command that adds extras to this installation. Trailnotes is on no package index: it comes from a clone."""
+    import shlex
+
+    wanted = f"[{','.join(extras)}]"
+    option, source = _installed_from()
+    if not source:
+        return f"pip install '.{wanted}' in a clone of Trailnotes"
+    return f"{_pip()} {option}{shlex.quote(source.replace('[]', wanted))}"
+
+
+def _installed_from() -> tuple[str, str]:
+    """What pip installed this package from, with ``[]`` for the extras, and its option; "" if nobody knows."""
+    import json
+    from importlib.metadata import PackageNotFoundError, distribution
+    from urllib.parse import unquote, urlsplit
+
+    root = Path(__file__).resolve().parents[2]
+    project = root / "pyproject.toml"
+    if project.is_file() and 'name = "trailnotes"' in project.read_text(encoding="utf-8"):
+        return "-e ", ".[]" if root == Path.cwd() else f"{root}[]"
+    try:
+        origin = json.loads(distribution("trailnotes").read_text("direct_url.json") or "{}")
+    except (PackageNotFoundError, ValueError):
+        return "", ""
+    url = urlsplit(origin.get("url", ""))
+    if url.scheme == "file" and Path(unquote(url.path)).exists():
+        return "", f"{unquote(url.path)}[]"
+    if "vcs_info" in origin and "@" not in url.netloc:  # never a password
+        vcs = origin["vcs_info"]
+        return "", f"trailnotes[] @ {vcs['vcs']}+{url.geturl()}@{vcs['commit_id']}"
+    return "", ""
+
+
+def _pip() -> str:
+    """The installer of this very interpreter, which need not be the first on the path."""
+    import shutil
+    import sys
+    from importlib.util import find_spec
+
+    if find_spec("pip") is None and shutil.which("uv"):
+        return f"uv pip install --python {sys.executable}"
+    found = shutil.which("pip")
+    is_own = found is not None and Path(found).parent == Path(sys.executable).parent
+    return "pip install" if is_own else f"{sys.executable} -m pip install"

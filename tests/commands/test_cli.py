@@ -15,7 +15,7 @@ from trailnotes.commands import TABLE, main
 from trailnotes.commands.command import Command, Group, page, parse
 from trailnotes.config.schema import Config, MemoryConfig
 from trailnotes.config.toml import load_config
-from trailnotes.errors import ConfigError, RunError
+from trailnotes.errors import ConfigError, Interrupted, RunError, how_to_install
 from trailnotes.memory import open_memory
 from trailnotes.types import Completion, Observation, Step, Task, Tip, Trajectory
 
@@ -97,7 +97,8 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        ([], "COMMAND"),
+        ([], "train a model in an environment"),
+        (["memory"], "the tips, newest first"),
         (["nonsense"], "invalid choice"),
         (["eval"], "MODEL_OR_RUN"),
         (["train", "a.toml"], "--run-dir"),
@@ -142,7 +143,13 @@ def test_debug_shows_where_it_comes_from(tmp_path: Path, capsys: pytest.CaptureF
     [
         (RunError("two\nlines"), 2, "trailnotes: two lines\n"),
         (KeyboardInterrupt(), 130, "trailnotes: interrupted\n"),
-        (ModuleNotFoundError("No module", name="torch.nn"), 2, "pip install 'trailnotes[train]'\n"),
+        (Interrupted(15), 143, "trailnotes: interrupted\n"),
+        (Interrupted(1, "stopped after iteration 3"), 129, "trailnotes: stopped after iteration 3\n"),
+        (
+            ModuleNotFoundError("No module", name="torch.nn"),
+            2,
+            f"this needs the package torch: {how_to_install('train')}\n",
+        ),
         (PermissionError(13, "Permission denied", "/some/file"), 2, "trailnotes: /some/file: Permission denied\n"),
     ],
 )
@@ -282,6 +289,20 @@ def test_config_show_prints_a_config(config_file: str, tmp_path: Path, capsys: p
 def test_envs_list_names_the_built_in_ones(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["envs", "list"]) == 0
     assert "waymarks-simulator " in capsys.readouterr().out
+
+
+def test_envs_list_marks_what_is_not_installed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "jericho", None)
+    assert main(["envs", "list"]) == 0
+    text = capsys.readouterr().out
+    assert text.count("not installed: ") == 2
+    for name in ("textworld", "waymarks"):
+        said = text.partition(f"\n{name} ")[2].partition("not installed: ")
+        assert said[2].startswith(how_to_install("textworld"))
+        assert "\nwaymarks-simulator" not in said[0]
+    assert max(len(line) for line in text.splitlines() if "not installed" not in line) <= 100
 
 
 def test_envs_list_says_what_cannot_be_used(

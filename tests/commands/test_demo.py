@@ -11,9 +11,10 @@ import pytest
 
 from children import alive, children_of, wait_for
 from small import small_config
-from trailnotes.commands.demo import demo, demo_plan
+from trailnotes.commands import main
+from trailnotes.commands.demo import demo, demo_plan, in_clone
 from trailnotes.compare.summary import Summary
-from trailnotes.config.toml import to_toml
+from trailnotes.config.toml import load_config, to_toml
 from trailnotes.errors import ConfigError, RunError
 from trailnotes.storage.files import read_jsonl
 
@@ -159,6 +160,26 @@ def test_interrupted_with_two_seeds_it_ends_as_if_left_alone(start_model: Path, 
 
 
 # -- the plan
+
+
+def test_outside_of_the_clone_it_plays_what_is_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clone = Path(__file__).parents[2]
+    monkeypatch.chdir(clone)
+    assert in_clone() == (Path("configs/demo.toml"), [])
+    monkeypatch.chdir(tmp_path)
+    config, settings = in_clone()
+    assert config == clone / "configs/demo.toml"
+    assert load_config(config, settings).model.path == str(clone / "models/waymarks-start")
+
+
+def test_without_a_clone_it_says_where_to_run_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("trailnotes.commands.demo.__file__", str(tmp_path / "a/b/c/demo.py"))
+    assert main(["demo"]) == 2
+    assert "run `trailnotes demo` in a clone" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_plan_is_that_of_the_repository() -> None:

@@ -24,6 +24,7 @@ def line(iteration: int, **values: float) -> dict[str, Any]:
         "rollout/return/plain": 0.1 * iteration,
         "rollout/return/off_policy": 0.5,
         "rollout/tips_per_step": 1.5,
+        "rollout/env_steps": 40.0,
         "update/rows": 20.0,
         "update/zero_advantage_rows": 10.0,
         "update/tokens_off_policy": 50.0,
@@ -38,11 +39,19 @@ def episode(iteration: int, mode: str, value: float, outcome: str = "terminated"
     return {"iteration": iteration, "mode": mode, "return": value, "outcome": outcome, "steps": steps}
 
 
-def verdicts(lines: list[dict[str, Any]], episodes: list[dict[str, Any]]) -> dict[str, Link]:
-    return dict(zip(NAMES, links_of(lines, episodes), strict=True))
+def verdicts(
+    lines: list[dict[str, Any]], episodes: list[dict[str, Any]], **sections: dict[str, Any]
+) -> dict[str, Link]:
+    config = small_config(**{"memory": {"threshold": 0.5}, "loss": {"kl": 0.1}, **sections})
+    return dict(zip(NAMES, links_of(lines, episodes, config), strict=True))
 
 
-EPISODES = [episode(i, mode, value) for i in range(5) for mode, value in (("plain", 0.25), ("off_policy", 0.75))]
+def played(num: int, *pairs: tuple[str, float], iterations: range = range(5)) -> list[dict[str, Any]]:
+    """`num` episodes of each mode and return, in each iteration."""
+    return [episode(i, mode, value) for i in iterations for mode, value in pairs for _ in range(num)]
+
+
+EPISODES = played(10, ("plain", 0.25), ("off_policy", 0.75))
 
 
 def test_a_chain_that_holds() -> None:
@@ -75,27 +84,80 @@ def test_each_link_is_weak_alone(link: str, values: dict[str, float]) -> None:
 def test_runs_of_before_have_other_names_for_the_same() -> None:
     names = {"tips/written": "notes/notes", "tips/unusable": "notes/notes_unusable"}
     before = [{names.get(name, name): value for name, value in line(i).items()} for i in range(5)]
-    assert links_of(before, EPISODES) == links_of([line(i) for i in range(5)], EPISODES)
+    assert verdicts(before, EPISODES) == verdicts([line(i) for i in range(5)], EPISODES)
 
 
 def test_notes_that_help_nobody_are_weak() -> None:
-    episodes = [episode(i, mode, value) for i in range(5) for mode, value in (("plain", 0.5), ("off_policy", 0.5))]
+    episodes = played(10, ("plain", 0.5), ("off_policy", 0.5))
     assert verdicts([line(0)], episodes)["gain"].holds is False
     failed = [*episodes, episode(0, "off_policy", 9.0, "error")]
     assert verdicts([line(0)], failed)["gain"].holds is False, "an episode that failed says nothing about notes"
 
 
 def test_notes_that_helped_once_were_worth_it_though_nobody_needs_them_now() -> None:
-    late = [episode(i, mode, 1.0) for i in range(1, 5) for mode in ("plain", "off_policy")]
-    link = verdicts([line(0)], [episode(0, "plain", 0.0), episode(0, "off_policy", 1.0), *late])["gain"]
+    early = played(10, ("plain", 0.0), ("off_policy", 1.0), iterations=range(1))
+    late = played(10, ("plain", 1.0), ("off_policy", 1.0), iterations=range(1, 5))
+    link = verdicts([line(0)], [*early, *late])["gain"]
     assert (link.first, link.last, link.holds) == (1.0, 0.0, True)
 
 
 def test_notes_that_came_to_do_harm_are_weak_with_an_advice_of_their_own() -> None:
-    late = [episode(i, mode, value) for i in range(1, 5) for mode, value in (("plain", 0.9), ("off_policy", 0.5))]
-    link = verdicts([line(0)], [episode(0, "plain", 0.0), episode(0, "off_policy", 1.0), *late])["gain"]
+    early = played(10, ("plain", 0.0), ("off_policy", 1.0), iterations=range(1))
+    late = played(10, ("plain", 0.9), ("off_policy", 0.5), iterations=range(1, 5))
+    link = verdicts([line(0)], [*early, *late])["gain"]
     assert (link.first, link.last, link.holds) == (1.0, pytest.approx(-0.4), False)
     assert "q_off_policy" in link.advice
+
+
+# -- what is not said
+
+
+def test_a_few_episodes_are_shown_with_their_number_and_not_judged() -> None:
+    """A gain of -0.167 over three episodes with tips and six without says nothing."""
+    episodes = [*played(3, ("off_policy", 0.0)), *played(5, ("plain", 0.0)), *played(1, ("plain", 1.0))]
+    link = verdicts([line(i) for i in range(5)], episodes)["gain"]
+    assert (link.last, link.holds) == (pytest.approx(-1 / 6), None)
+    assert str(link).split() == ["?", *link.question.split(), "-0.167", "->", "-0.167", "(9", "->", "9", "episodes)"]
+    assert "\n" not in str(link)
+
+
+def test_a_gain_that_may_as_well_be_a_loss_is_not_judged() -> None:
+    noisy = [*played(10, ("off_policy", 0.0), ("plain", 0.0)), *played(10, ("off_policy", 1.0), ("plain", 1.0))]
+    noisy += played(1, ("plain", 1.0))  # -0.02 with an interval of 0.3
+    assert verdicts([line(0)], noisy)["gain"].holds is None
+    assert verdicts([line(0)], noisy * 100)["gain"].holds is False, "of thousands of episodes it is known"
+
+
+@pytest.mark.parametrize("link", ["written", "shown", "advantage", "mask"])
+def test_of_a_few_nothing_is_concluded(link: str) -> None:
+    few = {"tips__written": 4.0, "tips__unusable": 4.0, "rollout__env_steps": 4.0, "rollout__tips_per_step": 0.0}
+    few |= {"update__rows": 4.0, "update__zero_advantage_rows": 4.0, "update__tokens_off_policy": 4.0}
+    found = verdicts([line(i, **few, update__masked_fraction=0.9) for i in range(5)], [])[link]
+    assert (found.holds, found.counts) == (None, (4, 4))
+
+
+def test_a_trend_within_the_noise_is_not_judged() -> None:
+    values = [0.2, 0.8, 0.3, 0.7, 0.2, 0.8, 0.3, 0.7, 0.2, 0.1]
+    lines = [line(i, **{"rollout__return/plain": value}) for i, value in enumerate(values)]
+    rise = verdicts(lines, [])["rise"]
+    assert (rise.first, rise.last, rise.holds) == (0.5, pytest.approx(0.15), None)
+    assert "(2 -> 2 iterations)" in str(rise)
+
+
+def test_advice_is_given_only_where_it_can_be_taken() -> None:
+    def advice(link: str, **sections: dict[str, Any]) -> str:
+        return verdicts([line(0)], EPISODES, **sections)[link].advice
+
+    assert "lower memory.threshold = 0.5" in advice("shown")
+    everything = advice("shown", memory={"threshold": -1.0})
+    assert "lower" not in everything
+    assert "fewer tasks" in everything
+    assert "raise it" in advice("shown", memory={"top_k": 0})
+    assert "mode_unit" in advice("advantage", algorithm={"mode_unit": "iteration"})
+    assert "mode_unit" not in advice("advantage", algorithm={"mode_unit": "trajectory"})
+    assert "intrinsic" not in advice("advantage", algorithm={"mode_unit": "iteration", "intrinsic": "rnd"})
+    assert "loss.kl = 0.1" in advice("reliance")
+    assert "loss.kl" not in advice("reliance", loss={"kl": 0.0})
 
 
 def test_a_model_that_hardly_relies_on_notes_need_not_improve() -> None:

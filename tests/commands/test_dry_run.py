@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from transformers import Qwen2Config
 
 from tinyrun import tiny_config
 from trailnotes.commands import main
@@ -57,3 +58,51 @@ def test_the_command_makes_no_run_directory(
     assert main(["train", "config.toml", "--run-dir", "run", "--dry-run"]) == 0
     assert "everything could be built" in capsys.readouterr().out
     assert [file.name for file in files(elsewhere)] == ["config.toml"]
+
+
+# -- the memory of the device
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> Path:
+    """A model directory with the config of 7 billion weights, and no weights."""
+    shape = Qwen2Config(
+        vocab_size=152064, hidden_size=3584, intermediate_size=18944, num_hidden_layers=28, num_attention_heads=28,
+        num_key_value_heads=4, max_position_embeddings=32768, tie_word_embeddings=False,
+    )  # fmt: skip
+    shape.save_pretrained(tmp_path / "large")
+    return tmp_path / "large"
+
+
+def test_a_model_that_does_not_fit_is_refused_before_anything_is_loaded(
+    large: Path, elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("config.toml").write_text(to_toml(tiny_config(large, model={"device": "auto", "dtype": "bfloat16"})))
+    before = files(elsewhere)
+    assert main(["train", "config.toml", "--run-dir", "run", "--dry-run"]) == 2
+    said = capsys.readouterr()
+    assert "weights, bfloat16" in said.out
+    assert "it does not fit a GPU of 80 GB (74.5 GiB); none is here" in said.out
+    assert "train adapters by model.lora.enabled = true" in said.err
+    assert files(elsewhere) == before
+
+
+def test_a_model_that_is_not_here_is_estimated_and_not_downloaded(
+    elsewhere: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("socket.socket.connect", lambda *_: pytest.fail("it went to the network"))
+    Path("config.toml").write_text(to_toml(tiny_config(Path("Qwen/Qwen2.5-0.5B-Instruct"), model={"device": "auto"})))
+    assert main(["train", "config.toml", "--run-dir", "run", "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert "(494.0 million parameters; its shape is known by its name)" in said
+    assert "it fits" in said
+    assert "a dry run downloads nothing" in said
+    assert [file.name for file in files(elsewhere)] == ["config.toml"]
+
+
+def test_a_model_that_is_here_is_estimated_and_played(start_model: Path, elsewhere: Path) -> None:
+    shown: list[str] = []
+    report = dry_run(tiny_config(start_model), show=shown.append)
+    assert "by its config.json" in shown[0]
+    assert "peak, with 10% for kernels and fragments" in shown[0]
+    assert report.startswith("everything could be built")

@@ -28,9 +28,10 @@ from tinyrun import (
 )
 from trailnotes.commands import main
 from trailnotes.commands.train import train
+from trailnotes.config.presets import PRESETS
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import to_toml
-from trailnotes.errors import RunError
+from trailnotes.errors import ConfigError, Interrupted, RunError
 from trailnotes.learner.learner import Learner
 from trailnotes.policies.hf.policy import load_model
 from trailnotes.runs import training as run_module
@@ -158,7 +159,10 @@ def test_what_came_after_the_checkpoint_is_set_aside(
 # --- asked to stop
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+
+
+@pytest.mark.parametrize("number", SIGNALS)
 def test_one_signal_finishes_the_iteration(
     alone: Path,
     start_model: Path,
@@ -170,17 +174,19 @@ def test_one_signal_finishes_the_iteration(
     before = signal.getsignal(number)
     with monkeypatch.context() as patch:
         at_update(patch, 3, lambda: signal.raise_signal(number))
-        model = train(long_config(start_model), tmp_path)
-    assert model.parent.name == "step-000003"
+        with pytest.raises(Interrupted, match="stopped after iteration 3; the same command resumes there") as caught:
+            train(long_config(start_model), tmp_path)
+    assert caught.value.number == number
+    assert checkpoint.latest(tmp_path / "checkpoints") == tmp_path / "checkpoints" / "step-000003"
     assert len(metrics(tmp_path)) == 3
-    assert "stopped after iteration 3; the same command resumes there" in capsys.readouterr().err
+    assert "stopping after this iteration; once more to stop at once" in capsys.readouterr().err
     assert signal.getsignal(number) is before
     train(long_config(start_model), tmp_path)
     assert differences(alone, tmp_path) == SAME
     assert not list(tmp_path.glob("*.after-*"))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", SIGNALS)
 def test_a_second_signal_stops_at_once(
     alone: Path,
     start_model: Path,
@@ -195,8 +201,9 @@ def test_a_second_signal_stops_at_once(
 
     with monkeypatch.context() as patch:
         at_update(patch, 4, twice)
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(Interrupted) as caught:
             train(long_config(start_model), tmp_path)
+    assert caught.value.number == number
     assert len(metrics(tmp_path)) == 3
     shown = capsys.readouterr().err
     assert f"stopped: {tmp_path / 'checkpoints' / 'step-000002'} is saved" in shown
@@ -204,9 +211,20 @@ def test_a_second_signal_stops_at_once(
     assert differences(alone, tmp_path) == SAME
 
 
-def test_the_command_that_is_asked_to_stop_succeeds(alone: Path, tmp_path: Path, words: list[str]) -> None:
+def test_a_signal_in_the_last_iteration_leaves_nothing_to_do(
+    start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_update(monkeypatch, 1, lambda: signal.raise_signal(signal.SIGTERM))
+    model = train(tiny_config(start_model, train={"iterations": 1}), tmp_path)
+    assert model.parent.name == "step-000001"
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_command_that_was_asked_to_stop_exits_as_the_shell_expects(
+    alone: Path, tmp_path: Path, words: list[str], number: signal.Signals
+) -> None:
     run = tmp_path / "run"
-    assert run_command(words, run, 20, signal.SIGTERM) == 0
+    assert run_command(words, run, 20, number) == 128 + number
     done = len(metrics(run))
     assert 0 < done < 6
     assert checkpoint.latest(run / "checkpoints") == run / "checkpoints" / f"step-{done:06d}"
@@ -215,6 +233,22 @@ def test_the_command_that_is_asked_to_stop_succeeds(alone: Path, tmp_path: Path,
 
 
 # --- in the way
+
+
+def test_the_advice_of_a_start_that_failed_can_be_taken(
+    start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise RunError("out of memory: lower optim.microbatch_tokens")
+
+    with monkeypatch.context() as patch:
+        at_update(patch, 1, fail)
+        with pytest.raises(RunError, match=r"lower optim\.microbatch_tokens"):
+            train(tiny_config(start_model), tmp_path)
+    one = {"iterations": 1}
+    train(tiny_config(start_model, train=one, optim={"lr": 1e-2, "microbatch_tokens": 512}), tmp_path)
+    with pytest.raises(RunError, match=r"another optim\.microbatch_tokens"):
+        train(tiny_config(start_model, train=one), tmp_path)
 
 
 def test_a_second_process_is_refused(start_model: Path, tmp_path: Path) -> None:
@@ -373,24 +407,49 @@ def test_an_environment_that_never_works_ends_the_run(start_model: Path, tmp_pat
 # --- adapters
 
 
-def test_adapters_train_resume_and_merge(start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from transformers import AutoModelForCausalLM
-
+def test_adapters_train_and_resume(start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lora = {"enabled": True, "rank": 4, "dropout": 0.1}
     config = tiny_config(start_model, model={"lora": lora})
-    whole = train_in_process(config, tmp_path / "whole")
+    train_in_process(config, tmp_path / "whole")
     with monkeypatch.context() as patch:
         at_update(patch, 2, lambda: signal.raise_signal(signal.SIGINT))
-        assert train(config, tmp_path / "parts").parent.name == "step-000002"
+        with pytest.raises(Interrupted, match="stopped after iteration 2"):
+            train(config, tmp_path / "parts")
     train(config, tmp_path / "parts")
     assert differences(tmp_path / "whole", tmp_path / "parts") == SAME
-    assert distance(tmp_path / "whole", start_model) > 1e-4
-    assert weights(tmp_path / "whole").keys() == weights(start_model).keys(), "merged: no adapter is left"
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "whole" / "checkpoints" / "step-000003" / "model")
-    ids = torch.tensor([[5, 6, 7, 8]])
-    with torch.no_grad():
-        merged, applied = loaded(ids).logits, whole.policy.model.eval()(ids).logits
-    torch.testing.assert_close(merged, applied, rtol=1e-4, atol=1e-5)
+    trained = weights(tmp_path / "whole")
+    assert all("lora_" in name for name in trained), "a checkpoint holds the adapters, not their base"
+    assert max(float(w.abs().max()) for name, w in trained.items() if "lora_B" in name) > 1e-4
+
+
+def test_adapters_are_trained_further_and_held_to_what_they_were(start_model: Path, tmp_path: Path) -> None:
+    lora = {"enabled": True, "rank": 4}
+    config = tiny_config(start_model, model={"lora": lora}, train={"iterations": 2})
+    first = train_in_process(config, tmp_path / "first")
+    adapters = tmp_path / "first" / "checkpoints" / "step-000002" / "model"
+    further = tiny_config(adapters, model={"lora": lora}, train={"iterations": 1}, optim={"epochs": 1})
+    second = train_in_process(further, tmp_path / "second")
+    (line,) = metrics(tmp_path / "second")
+    assert line["update/kl_to_reference"] == pytest.approx(0, abs=1e-6), "the reference is what it started from"
+    assert 0 < distance(adapters, tmp_path / "second") < 1
+    assert second.policy.model.peft_config["default"].base_model_name_or_path == str(start_model)
+    assert first.policy.model.peft_config["default"].base_model_name_or_path == str(start_model)
+
+
+def test_the_settings_of_the_adapter_presets_train(start_model: Path, tmp_path: Path) -> None:
+    model = PRESETS["paper-scienceworld-lora"]["model"]
+    run = train_in_process(tiny_config(start_model, model=model, train={"iterations": 1}), tmp_path)
+    assert (run.policy.model.dtype, run.policy.model.is_activation_checkpointing) == (torch.bfloat16, True)
+    assert metrics(tmp_path)[0]["update/grad_norm"] > 0
+    assert any(bool(w.any()) for name, w in weights(tmp_path).items() if "lora_B" in name)
+
+
+def test_adapters_are_not_taken_for_a_whole_model(start_model: Path, tmp_path: Path) -> None:
+    config = tiny_config(start_model, model={"lora": {"enabled": True}}, train={"iterations": 1})
+    adapters = train(config, tmp_path / "first")
+    with pytest.raises(ConfigError, match=r"holds adapters: set model\.lora\.enabled = true to train them further"):
+        train(tiny_config(adapters), tmp_path / "second")
+    assert not (tmp_path / "second").exists()
 
 
 # --- bad settings

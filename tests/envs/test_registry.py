@@ -10,7 +10,7 @@ import pytest
 
 import odd_envs
 from trailnotes.envs import ENVS, Env, env_class, env_tasks, make_env
-from trailnotes.errors import ConfigError, EnvError, MissingExtraError
+from trailnotes.errors import ConfigError, EnvError, MissingExtraError, how_to_install
 
 
 def refusal(name: str, **options: object) -> str:
@@ -119,7 +119,7 @@ def test_a_missing_package_of_a_built_in_names_the_extra(
     with pytest.raises(MissingExtraError) as caught:
         use()
     assert str(caught.value) == (
-        "env.name = 'textworld' needs the package 'no_such_package': pip install 'trailnotes[textworld]'"
+        f"env.name = 'textworld' needs the package 'no_such_package': {how_to_install('textworld')}"
     )
 
 

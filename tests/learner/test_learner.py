@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
@@ -433,17 +433,28 @@ def test_adapters_learn_while_the_base_stays(tmp_path: Path) -> None:
 
 
 @renamed
-def test_adapters_merged_equal_adapters_applied(tmp_path: Path) -> None:
+def test_adapters_are_exported_alone_and_are_the_same_on_their_base(tmp_path: Path) -> None:
+    tiny_model().save_pretrained(tmp_path / "base")
     subject = learner(with_adapters(), lr=1e-2)
     subject.update(with_logprobs(rows(), 1))
-    applied = subject.model(IDS).logits
-    subject.export(tmp_path / "merged")
-    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
-    torch.testing.assert_close(merged(IDS).logits, applied, atol=1e-5, rtol=1e-5)
-    assert torch.equal(subject.model(IDS).logits, applied)  # exporting leaves the model as it was
-    subject.export(tmp_path / "adapters", merged=False)
-    assert (tmp_path / "adapters" / "adapter_model.safetensors").is_file()
-    assert not (tmp_path / "adapters" / "model.safetensors").exists()
+    subject.export(tmp_path / "adapters")
+    assert {p.name for p in (tmp_path / "adapters").iterdir()} == {"adapter_config.json", "adapter_model.safetensors"}
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "base").eval()
+    again = PeftModel.from_pretrained(base, tmp_path / "adapters")
+    assert torch.equal(again(IDS).logits, subject.model(IDS).logits)
+
+
+@renamed
+def test_given_adapters_are_held_to_what_they_were_not_to_their_base() -> None:
+    model = with_adapters()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.fill_(0.05)
+    subject = learner(model, kl=0.05, lr=1e-2)
+    samples = on_policy(subject, rows())
+    assert subject.update(samples)["kl_to_reference"] == pytest.approx(0, abs=1e-6)
+    assert subject.update(samples)["kl_to_reference"] > 0
 
 
 @renamed

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import resource
 import sqlite3
 import stat
 from collections.abc import Iterator
@@ -192,12 +194,40 @@ def test_a_full_disk_keeps_what_was_written(memory: TipMemory) -> None:
     memory.add(tips(3))
     pages = memory.store._rows("PRAGMA page_count")[0][0]
     memory.store._rows(f"PRAGMA max_page_count = {pages}")
-    with pytest.raises(MemoryStoreError, match="free some space; everything written before is kept"):
+    with pytest.raises(
+        MemoryStoreError, match="free some space, or raise the quota; everything written before is kept"
+    ):
         memory.add(tips(500, "other"))
     assert memory.stats()["tips"] == 3
     assert len(memory.search("task", "q", 10)) == 3
     memory.store._rows(f"PRAGMA max_page_count = {pages + 1000}")
     assert memory.add(tips(500, "other")) == 500
+
+
+@pytest.mark.parametrize("size", [4096, 20000])
+def test_a_file_that_may_not_grow_is_told_from_one_that_is_damaged(path: Path, size: int) -> None:
+    """SQLite has rolled back by itself then: what is reported is the disk, not a rollback that had nothing to undo."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        with pytest.raises(MemoryStoreError, match=r"memory\.db: disk I/O error: a disk that is full.*free some space"):
+            open_memory(path, ANY)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not list(path.parent.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("error", "advice"),
+    [
+        (sqlite3.OperationalError("disk I/O error"), "free some space; if there is enough, restore"),
+        (OSError(errno.ENOSPC, "No space left on device"), "free some space"),
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), "raise the quota"),
+    ],
+)
+def test_what_a_full_disk_says_in_its_various_ways(path: Path, error: Exception, advice: str) -> None:
+    with pytest.raises(MemoryStoreError, match=advice), schema.named_errors(path):
+        raise error
 
 
 def test_a_writer_that_holds_the_file_too_long_is_named(memory: TipMemory, path: Path, monkeypatch) -> None:

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import errno
 import io
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from rich.text import Text
 
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config
@@ -71,6 +73,44 @@ def test_a_terminal_gets_a_bar_with_the_facts() -> None:
     shown = stream.getvalue()
     for part in ("train", "50%", "iteration 5/10", "return 0.25", "mode plain", "a [bracket] stays"):
         assert part in shown
+
+
+def test_a_hundred_columns_show_the_time_left_whatever_else_is_cut(
+    fake_time: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    stream = Terminal()
+    place = SimpleNamespace(path=Path("runs/a-rather-long-name-of-a-run"))
+    config = load_config(None, ["--train.iterations", "100"])
+    returns = {"rollout/return": -0.125, "rollout/success": 0.4375, "rollout/return/plain": 0.1}
+    with Progress(config, place, stream=stream) as progress:
+        for i in range(3):
+            fake_time.now += 3600
+            counts = {"env_steps": 100_000 * i, "tokens_generated": 1_000_000 * i}
+            progress.update({"iteration": i, **counts, **returns, "rollout/return/off_policy": 1.0})
+    frames = [Text.from_ansi(frame).plain for frame in stream.getvalue().splitlines()]
+    last = next(frame for frame in reversed(frames) if "iteration 3/100" in frame)
+    assert "97:00:00 left" in last
+    assert "return -0.125  success 0." in last
+    assert len(last.rstrip()) <= 100
+
+
+def test_a_terminal_that_is_closed_takes_nothing_along() -> None:
+    """Every write to it fails with EIO; the run behind the bar finishes its iteration."""
+
+    class Gone(Terminal):
+        def write(self, text: str) -> int:
+            raise OSError(errno.EIO, "Input/output error")
+
+        flush = close = lambda self: self.write("")  # type: ignore[assignment]
+
+    for terminal in (True, False):
+        stream = Gone()
+        stream.isatty = lambda terminal=terminal: terminal  # type: ignore[method-assign]
+        with Bar(2, "train", stream=stream) as bar:
+            bar.update(1)
+            bar.note("stopping after this iteration")
+            bar.update(2)
 
 
 def lines_of(config: Config, lines: list[dict[str, object]], fake_time: Clock) -> list[str]:

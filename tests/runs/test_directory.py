@@ -101,7 +101,8 @@ def test_going_on_sets_aside_what_came_after_the_checkpoint(tmp_path: Path) -> N
 
 
 def test_a_changed_config_is_refused_unless_each_key_is_allowed(tmp_path: Path) -> None:
-    RunDir.open(tmp_path, Config()).close()
+    with RunDir.open(tmp_path, Config()) as run:
+        run.append_metrics({"iteration": 0})
     changed = load_config(None, ["--optim.lr", "1e-3", "--train.iterations", "7"])
     with pytest.raises(RunError, match=r"--allow-change optim\.lr --allow-change train\.iterations"):
         RunDir.open(tmp_path, changed)
@@ -113,6 +114,25 @@ def test_a_changed_config_is_refused_unless_each_key_is_allowed(tmp_path: Path) 
     starts = json.loads((tmp_path / "run.json").read_text())["starts"]
     assert starts[-1]["changed"] == {"optim.lr": [1e-6, 1e-3], "train.iterations": [100, 7]}
     RunDir.open(tmp_path, changed).close()
+
+
+def test_a_start_that_came_to_nothing_binds_nobody(tmp_path: Path) -> None:
+    changed = load_config(None, ["--optim.lr", "1e-3"])
+    RunDir.open(tmp_path, Config()).close()
+    RunDir.open(tmp_path, changed).close()
+    assert run_config(tmp_path) == changed
+    (tmp_path / "config.toml").write_text("[optim]\nlr = 'of a version that is gone'\n")
+    RunDir.open(tmp_path, changed).close()
+    assert run_config(tmp_path) == changed
+
+
+@pytest.mark.parametrize("left", ["phases/trial-0.episodes.jsonl", "trajectories.jsonl", "checkpoints/step-000001/x"])
+def test_whatever_a_start_has_ended_binds_the_next(tmp_path: Path, left: str) -> None:
+    RunDir.open(tmp_path, Config()).close()
+    (tmp_path / left).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / left).write_text('{"iteration": 0}\n')
+    with pytest.raises(RunError, match=r"holds a run with another optim\.lr"):
+        RunDir.open(tmp_path, load_config(None, ["--optim.lr", "1e-3"]))
 
 
 def test_a_second_process_is_refused_and_a_killed_one_frees_the_lock(tmp_path: Path) -> None:
@@ -157,6 +177,7 @@ def test_a_damaged_or_missing_config_is_named(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="holds no run"):
         run_config(tmp_path)
     (tmp_path / "config.toml").write_text("[rollout]\nold_key = 1\n")
+    (tmp_path / "metrics.jsonl").write_text('{"iteration": 0}\n')
     with pytest.raises(RunError, match=r"own settings.*config\.toml.*'old_key'"):
         RunDir.open(tmp_path, Config())
 
@@ -208,7 +229,7 @@ def test_tensorboard_that_is_not_installed_is_named(tmp_path: Path, monkeypatch:
     monkeypatch.setitem(sys.modules, "tensorboard.summary", None)
     with (
         RunDir.open(tmp_path, load_config(None, ["--run.tensorboard", "true"])) as run,
-        pytest.raises(MissingExtraError, match=r"trailnotes\[tensorboard\]"),
+        pytest.raises(MissingExtraError, match=r"\[tensorboard\]'"),
     ):
         run.append_metrics({"iteration": 0})
 

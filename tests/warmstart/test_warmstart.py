@@ -3,6 +3,8 @@ from __future__ import annotations
 import json
 import math
 import random
+import signal
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,14 +17,14 @@ from transformers import AutoTokenizer
 from small import demonstration_texts, small_config
 from trailnotes.commands import main
 from trailnotes.config.toml import to_toml
-from trailnotes.errors import ConfigError
+from trailnotes.errors import ConfigError, Interrupted, NonFiniteError, RunError
 from trailnotes.policies.chat import ChatFormat
 from trailnotes.policies.hf.policy import load_model
 from trailnotes.types import Message
 from trailnotes.warmstart import training as module
 from trailnotes.warmstart.demonstrations import Demonstration
 from trailnotes.warmstart.small_model import END, train_tokenizer
-from trailnotes.warmstart.training import batches, collate, encode, learning_rate, warmstart
+from trailnotes.warmstart.training import Row, batches, collate, encode, learning_rate, warmstart
 
 
 @pytest.fixture(autouse=True)
@@ -137,6 +139,153 @@ def test_a_bad_line_stops_before_the_model_is_loaded(tmp_path: Path) -> None:
         warmstart(config, tmp_path / "out")
 
 
+# -- micro-batches, precision, adapters
+
+
+def cut(config: Any, tokens: int) -> Any:
+    return config.model_copy(update={"optim": config.optim.model_copy(update={"microbatch_tokens": tokens})})
+
+
+def test_the_cut_into_micro_batches_bounds_the_tokens_and_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    whole = module.collate
+
+    def counted(rows: Any, device: torch.device) -> Any:
+        ids, mask = whole(rows, device)
+        sizes.append(ids.numel())
+        return ids, mask
+
+    monkeypatch.setattr(module, "collate", counted)
+    config = small_config(warmstart={"steps": 3})
+    one = warmstart(cut(config, 1 << 20), tmp_path / "one")
+    assert len(sizes) == 3
+    assert min(sizes) > 256
+    sizes.clear()
+    many = warmstart(cut(config, 256), tmp_path / "many")
+    assert max(sizes) <= 256, "no demonstration is longer, so no forward pass is"
+    for name, weight in weights(one).items():
+        torch.testing.assert_close(weights(many)[name], weight, rtol=1e-4, atol=1e-5)
+
+
+def test_the_steps_are_those_of_plain_adamw_on_the_mean_over_tokens(start_model: Path, tmp_path: Path) -> None:
+    config = sft_config(start_model, tmp_path / "sft.jsonl", steps=4, batch_size=3)
+    out = warmstart(config, tmp_path / "tuned")
+    model, tokenizer = load_model(config.model)
+    rows = module._rows(config, ChatFormat(tokenizer), 0)
+    optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.01, betas=(0.9, 0.95))
+    for step, batch in zip(range(4), batches(rows, 3, random.Random(0)), strict=False):
+        ids, mask = collate(batch, torch.device("cpu"))
+        logprobs = model(ids).logits[:, :-1].log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
+        optimizer.zero_grad()
+        (-logprobs[mask[:, 1:]].mean()).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.param_groups[0]["lr"] = learning_rate(step, 4, config.warmstart.lr)
+        optimizer.step()
+    expected = {name: p.detach() for name, p in model.named_parameters()}
+    for name, weight in weights(out).items():
+        torch.testing.assert_close(weight, expected[name], rtol=1e-4, atol=1e-5)
+
+
+def in_model(config: Any, **changes: Any) -> Any:
+    return type(config).model_validate(config.model_dump() | {"model": config.model.model_dump() | changes})
+
+
+def test_bfloat16_learns_at_a_rate_that_its_own_weights_would_lose(start_model: Path, tmp_path: Path) -> None:
+    config = sft_config(start_model, tmp_path / "sft.jsonl", lr=2e-5)
+    start = {name: weight.bfloat16() for name, weight in weights(start_model).items()}
+    tuned = weights(warmstart(in_model(config, dtype="bfloat16"), tmp_path / "tuned"))
+    name = next(n for n in tuned if "q_proj.weight" in n)
+    large = start[name].float().abs() > 2**-6  # from here on a step of 2e-5 is less than half of the last bit
+    assert tuned[name].dtype == torch.bfloat16
+    assert large.float().mean() > 0.2
+    assert (tuned[name] != start[name])[large].float().mean() > 0.2
+
+
+def test_adapters_are_tuned_and_their_base_is_not(start_model: Path, tmp_path: Path) -> None:
+    lora = {"enabled": True, "rank": 4}
+    config = in_model(sft_config(start_model, tmp_path / "sft.jsonl"), lora=lora)
+    seen: list[dict[str, float]] = []
+    out = warmstart(config, tmp_path / "tuned", progress=seen.append)
+    assert seen[-1]["loss"] < seen[0]["loss"] - 0.5
+    assert (out / "adapter_model.safetensors").is_file()
+    assert not (out / "model.safetensors").exists()
+    further = load_model(config.model.model_copy(update={"path": str(out)}))[0]
+    assert any(parameter.requires_grad for parameter in further.parameters())
+    with pytest.raises(ConfigError, match=r"holds adapters: set model\.lora\.enabled = true"):
+        warmstart(in_model(config, path=str(out), lora={}), tmp_path / "again")
+    assert not (tmp_path / "again").exists()
+
+
+def test_adapters_of_a_model_yet_to_be_made_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"set model\.path, or set it false"):
+        warmstart(small_config(model={"lora": {"enabled": True}}), tmp_path / "model")
+
+
+def test_what_is_not_finite_is_not_stepped(tmp_path: Path) -> None:
+    with pytest.raises(NonFiniteError, match=r"not finite at step \d+: lower warmstart\.lr"):
+        warmstart(small_config(warmstart={"steps": 50, "lr": 1e30}), tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+
+
+# -- resuming
+
+
+class Killed(BaseException):
+    """Nobody may catch it."""
+
+
+def at_step(number: int, do: Callable[[], object]) -> Callable[[dict[str, float]], None]:
+    return lambda state: do() if state["step"] == number else None  # type: ignore[func-returns-value, return-value]
+
+
+def die() -> None:
+    raise Killed
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_what_was_killed_resumes_as_if_it_had_not_been(given: bool, start_model: Path, tmp_path: Path) -> None:
+    config = small_config(warmstart={"steps": 8, "save_every": 3})
+    if given:
+        lora = {"enabled": True, "rank": 2, "dropout": 0.3}
+        tuning = sft_config(start_model, tmp_path / "sft.jsonl", steps=8, save_every=3)
+        config = in_model(tuning, dtype="bfloat16", lora=lora)
+    whole = warmstart(config, tmp_path / "whole")
+    with pytest.raises(Killed):
+        warmstart(config, tmp_path / "parts", progress=at_step(5, die))
+    assert [path.name for path in (tmp_path / "parts").iterdir()] == ["unfinished"]
+    seen: list[dict[str, float]] = []
+    said: list[str] = []
+    parts = warmstart(config, tmp_path / "parts", progress=seen.append, note=said.append)
+    assert [state["step"] for state in seen] == [4, 5, 6, 7, 8]
+    assert said[0].startswith("resuming after step 3")
+    names = {path.name for path in whole.iterdir()}
+    assert {path.name for path in parts.iterdir()} == names
+    assert {n for n in names if (whole / n).read_bytes() != (parts / n).read_bytes()} == set()
+
+
+def test_a_signal_has_the_step_finished_and_saved(tmp_path: Path) -> None:
+    config = small_config(warmstart={"steps": 6, "save_every": 0})
+    stop = at_step(2, lambda: signal.raise_signal(signal.SIGTERM))
+    with pytest.raises(Interrupted, match="stopped after step 2; the same command resumes there") as stopped:
+        warmstart(config, tmp_path / "model", progress=stop)
+    assert stopped.value.number == signal.SIGTERM
+    seen: list[dict[str, float]] = []
+    warmstart(config, tmp_path / "model", progress=seen.append)
+    assert seen[0]["step"] == 3
+
+
+def test_an_unfinished_model_of_other_settings_is_kept(tmp_path: Path) -> None:
+    config = small_config(warmstart={"steps": 4, "save_every": 1})
+    with pytest.raises(Killed):
+        warmstart(config, tmp_path / "model", progress=at_step(3, die))
+    other = small_config(warmstart={"steps": 4, "save_every": 1, "lr": 0.1})
+    with pytest.raises(RunError, match=r"--allow-change warmstart\.lr"):
+        warmstart(other, tmp_path / "model")
+    assert warmstart(other, tmp_path / "model", allow_change=["warmstart.lr"]) == tmp_path / "model"
+
+
 # -- rows
 
 
@@ -158,7 +307,7 @@ def test_only_taught_turns_and_their_end_are_imitated() -> None:
 
 def test_batches_hold_similar_lengths_and_lose_no_row() -> None:
     rng = random.Random(0)
-    rows = [([i] * rng.randint(1, 50), [1]) for i in range(64)]
+    rows = [Row([i] * rng.randint(1, 50), [1]) for i in range(64)]
     cut = list(islice(batches(iter(rows), 4, random.Random(0)), 16))
     assert sorted(row[0][0] for batch in cut for row in batch) == list(range(64))
     spreads = [max(lengths) - min(lengths) for batch in cut if (lengths := [len(row[0]) for row in batch])]
@@ -168,7 +317,7 @@ def test_batches_hold_similar_lengths_and_lose_no_row() -> None:
 
 
 def test_collate_pads_on_the_right() -> None:
-    ids, mask = collate([([5, 6, 7], [0, 1, 1]), ([8], [1])], torch.device("cpu"))
+    ids, mask = collate([Row([5, 6, 7], [0, 1, 1]), Row([8], [1])], torch.device("cpu"))
     assert ids.tolist() == [[5, 6, 7], [8, 0, 0]]
     assert mask.tolist() == [[False, True, True], [True, False, False]]
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -15,10 +17,12 @@ from trailnotes.commands.critic import CRITIC
 from trailnotes.commands.demo import DEMO
 from trailnotes.commands.diagnose import DIAGNOSE
 from trailnotes.commands.eval import EVAL
+from trailnotes.commands.export import EXPORT
 from trailnotes.commands.rollout import ROLLOUT
 from trailnotes.commands.train import TRAIN
 from trailnotes.commands.warmstart import WARMSTART
-from trailnotes.errors import TrailnotesError
+from trailnotes.errors import PACKAGES, Interrupted, TrailnotesError, how_to_install
+from trailnotes.runs.signals import ended_by_signals
 
 __all__ = ["TABLE", "main"]
 
@@ -28,6 +32,7 @@ TABLE: Table = (
     ADAPT,
     ROLLOUT,
     WARMSTART,
+    EXPORT,
     CRITIC,
     DIAGNOSE,
     DEMO,
@@ -37,34 +42,30 @@ TABLE: Table = (
     Group("envs", "environments", envs.COMMANDS),
 )
 
-_EXTRAS = dict.fromkeys(("torch", "transformers", "tokenizers", "safetensors", "peft"), "train") | {
-    "textworld": "textworld",
-    "matplotlib": "plot",
-    "openai": "openai",
-}
+_EXTRAS = {package: extra for extra, packages in PACKAGES.items() for package in packages}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code: 0, 2 for bad input, 130 when interrupted.
+    """Run one command; returns the exit code: 0, 2 for bad input, 128 and the signal's number when interrupted.
 
     argparse itself exits with 2 for a command line that it cannot read.
     """
     args = parse(TABLE, sys.argv[1:] if argv is None else argv)
     logging.basicConfig(level=logging.DEBUG if args.debug else logging.WARNING, format="%(levelname)s: %(message)s")
     try:
-        args.command.run(args)
-        sys.stdout.flush()
+        with ended_by_signals():
+            args.command.run(args)
+            sys.stdout.flush()
     except TrailnotesError as error:
         return _fail(str(error), debug=args.debug)
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package not in _EXTRAS:
             raise
-        return _fail(
-            f"this needs the package {package}: pip install 'trailnotes[{_EXTRAS[package]}]'", debug=args.debug
-        )
-    except KeyboardInterrupt:
-        return _fail("interrupted", code=130, debug=args.debug)
+        return _fail(f"this needs the package {package}: {how_to_install(_EXTRAS[package])}", debug=args.debug)
+    except KeyboardInterrupt as stop:
+        number = stop.number if isinstance(stop, Interrupted) else signal.SIGINT
+        return _fail(str(stop) or "interrupted", code=128 + number, debug=args.debug)
     except BrokenPipeError:  # the reader, `head` for example, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
@@ -73,7 +74,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _fail(text: str, *, debug: bool, code: int = 2) -> int:
-    if debug:
-        traceback.print_exc()
-    print(f"trailnotes: {' '.join(text.split())}", file=sys.stderr)
+    with contextlib.suppress(OSError):  # the terminal may be what has gone
+        if debug:
+            traceback.print_exc()
+        print(f"trailnotes: {' '.join(text.split())}", file=sys.stderr)
     return code

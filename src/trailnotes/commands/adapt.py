@@ -59,16 +59,19 @@ def adapt(
 
     Raises:
         ConfigError: a setting that cannot work, or nothing could be played.
+        MissingExtraError: a package that the settings need is not installed.
         BudgetError: a spending limit was reached; what has ended is on disk.
         RunError: `out` is in use, damaged, or belongs to another config.
     """
     from trailnotes.config.toml import SURROUNDINGS
     from trailnotes.runs.directory import RunDir
     from trailnotes.runs.loop import run_to_end
+    from trailnotes.runs.needs import refuse_missing
     from trailnotes.runs.players import examined
 
     with examined(model_or_run) as subject:
         config = settled(config, subject, method, trials)
+        refuse_missing(config)
         with RunDir.open(out, config, allow_change=[*SURROUNDINGS, *FREE, *allow_change]) as directory:
             figures = run_to_end(_adapt(config, directory, subject, progress))
             _write(figures, directory.path)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -91,13 +92,15 @@ def build_parser(table: Table) -> argparse.ArgumentParser:
     """The parser of all commands; the command chosen is the attribute `command`."""
     parser = _parser(argparse.ArgumentParser, prog="trailnotes", description=ABOUT)
     parser.add_argument("--version", action=_Version, nargs=0, help="show program's version number and exit")
-    top = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    parser.set_defaults(command=None, unfinished=parser)
+    top = parser.add_subparsers(title="commands", metavar="COMMAND")
     for entry in table:
         if isinstance(entry, Command):
             _add(top, entry)
             continue
         group = _parser(top.add_parser, entry.name, help=entry.summary, description=entry.summary)
-        inner = group.add_subparsers(title="commands", metavar="COMMAND", required=True)
+        group.set_defaults(command=None, unfinished=group)
+        inner = group.add_subparsers(title="commands", metavar="COMMAND")
         for command in entry.commands:
             _add(inner, command)
     return parser
@@ -106,7 +109,8 @@ def build_parser(table: Table) -> argparse.ArgumentParser:
 def parse(table: Table, words: Sequence[str]) -> argparse.Namespace:
     """The arguments of one command line; `command` is the `Command`, `settings` the --section.key VALUE words.
 
-    Exits with code 2, as argparse does, on a command line that cannot be read.
+    Exits with code 2, as argparse does, on a command line that cannot be read; where the command is missing, the help
+    says which there are.
     """
     rest: list[str] = []
     settings: list[str] = []
@@ -119,6 +123,9 @@ def parse(table: Table, words: Sequence[str]) -> argparse.Namespace:
             settings.append(pending.pop(0))
     parser = build_parser(table)
     args = parser.parse_args(rest)
+    if args.command is None:
+        args.unfinished.print_help(sys.stderr)
+        parser.exit(2)
     if settings and not args.command.settings:
         parser.error(f"trailnotes {args.command.name} takes no settings: leave out {settings[0]}")
     args.settings = settings
@@ -133,8 +140,9 @@ def page(table: Table) -> str:
     )
     intro = (
         f"{ABOUT} {SETTINGS}\n\n"
-        "Exit codes: 0; 2 with one line on standard error when something is wrong with the input; 130 when "
-        "interrupted. `--debug` shows where an error comes from.\n\n"
+        "Exit codes: 0; 2 with one line on standard error when something is wrong with the input; when a signal ended "
+        "it, 128 and the signal's number: 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP, which a closed "
+        "terminal sends (not under nohup). `--debug` shows where an error comes from.\n\n"
         "This page is made from the program's own help: `python -m trailnotes.commands > docs/cli.md`."
     )
     return "\n\n".join(["# The command line", intro, index, *map(_section, commands)]) + "\n"

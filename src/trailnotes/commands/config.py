@@ -22,8 +22,8 @@ COMMANDS = (
     Command(
         name="config show",
         summary="all settings, resolved",
-        about="Print every setting with its value, its meaning, its source, and where the value was set. The output is "
-        "a config file itself.",
+        about="Print every setting with its value, its meaning, its source, the values that it may have, and where its "
+        "own was set. The output is a config file itself.",
         example="trailnotes config show --preset paper-scienceworld --optim.lr 1e-5",
         run=_show,
         arguments=(

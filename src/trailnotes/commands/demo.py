@@ -100,8 +100,26 @@ def _panel(run: Path) -> dict[str, Record]:
     return {record["task"]["id"]: record for record in read_jsonl(run / "eval" / "episodes.jsonl")}
 
 
+def in_clone() -> tuple[Path, list[str]]:
+    """The demo's config, and the settings that let it run anywhere: the start model is in the same clone.
+
+    Raises:
+        ConfigError: the package was installed without its clone.
+    """
+    from trailnotes.config.toml import load_config
+
+    if CONFIG.is_file():
+        return CONFIG, []
+    clone = Path(__file__).resolve().parents[3]
+    if not (clone / CONFIG).is_file():
+        raise ConfigError(f"{CONFIG} and its start model are in a clone of Trailnotes, not in the installed package: "
+                          "run `trailnotes demo` in a clone")  # fmt: skip
+    return clone / CONFIG, ["--model.path", str(clone / load_config(clone / CONFIG).model.path)]
+
+
 def _run(args: Namespace) -> None:
-    demo(args.out)
+    config, settings = in_clone()
+    demo(args.out, config_path=config, settings=settings)
 
 
 DEMO = Command(

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import functools
+import textwrap
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
-from trailnotes.commands.command import Command, argument
+from trailnotes.commands.command import WIDTH, Command, argument
 
 if TYPE_CHECKING:
     from argparse import Namespace
+
+INDENT = 21  # columns before what is said of an environment
 
 
 def _list(_: Namespace) -> None:
     from importlib.metadata import entry_points
 
-    from trailnotes.envs import ENTRY_POINTS, ENVS, env_class
-    from trailnotes.errors import ConfigError, MissingExtraError
+    from trailnotes.envs import ENTRY_POINTS, ENVS, EXTRAS, env_class
+    from trailnotes.errors import ConfigError, MissingExtraError, how_to_install, missing_package
 
     names = [*ENVS, *(point.name for point in entry_points(group=ENTRY_POINTS))]
     for name in sorted(set(names)):
@@ -23,7 +27,10 @@ def _list(_: Namespace) -> None:
             about = (env_class(name).__doc__ or "").strip().partition("\n")[0]
         except (ConfigError, MissingExtraError) as error:
             about = f"cannot be used: {error}"
-        print(f"{name:<20} {about}")
+        lines = textwrap.wrap(about, WIDTH - INDENT) or [""]
+        if name in EXTRAS and missing_package(EXTRAS[name]):
+            lines.append(f"not installed: {how_to_install(EXTRAS[name])}")
+        print("\n".join(f"{head:<{INDENT}}{line}".rstrip() for head, line in zip_longest([name], lines, fillvalue="")))
 
 
 def _check(args: Namespace) -> None:
@@ -42,7 +49,8 @@ COMMANDS = (
         name="envs list",
         summary="the environments that can be named in env.name",
         about="List built-in environments and those that installed packages offer by an entry point of the group "
-        "trailnotes.envs. An environment of your own needs neither: name it module:Class.",
+        "trailnotes.envs, and say which are not installed. An environment of your own needs neither: name it "
+        "module:Class.",
         example="trailnotes envs list",
         run=_list,
     ),

@@ -5,21 +5,22 @@ from __future__ import annotations
 import contextlib
 import resource
 import shutil
-import signal
 import tempfile
-import threading
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trailnotes.commands.arguments import ALLOW_CHANGE, CONFIG
 from trailnotes.commands.command import Command, argument
 from trailnotes.config.methods import method_of
-from trailnotes.errors import ConfigError
+from trailnotes.errors import ConfigError, Interrupted
+from trailnotes.runs.signals import asked_by_signals
 from trailnotes.storage.files import read_jsonl
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from trailnotes.config.schema import Config
     from trailnotes.runs.directory import RunDir
@@ -38,7 +39,7 @@ def train(
     """Train `config.algorithm` until it is done, and return the directory of the last model.
 
     A directory that holds a run is resumed exactly where its last checkpoint stands. Ctrl-C finishes the iteration,
-    saves, and says how to resume; a second one stops at once.
+    saves, and raises; a second one raises at once. SIGTERM, and SIGHUP of a terminal that is closed, do the same.
 
     Args:
         config: the whole configuration.
@@ -47,8 +48,9 @@ def train(
 
     Raises:
         ConfigError: a setting that cannot work, before anything is built or written.
+        MissingExtraError: a package that the settings need is not installed; as early.
         RunError: the directory is in use, damaged, or belongs to another config; or it cannot be written.
-        KeyboardInterrupt: interrupted twice; what the last checkpoint holds is safe.
+        Interrupted: a `KeyboardInterrupt`: asked to stop before the end; what the last checkpoint holds is safe.
     """
     from trailnotes.runs.directory import RunDir
     from trailnotes.runs.loop import run_to_end
@@ -65,7 +67,7 @@ async def _train(config: Config, directory: RunDir) -> Path:
 
     with opened_run(config, directory) as run:
         try:
-            with _stop_on_signal(run):
+            with asked_by_signals(partial(_ask_to_stop, run)) as received:
                 await method_of(config.algorithm.name).load()(run)
                 if run.saved is None or checkpoint.load_meta(run.saved)["iteration"] != run.count.iteration:
                     save(run)
@@ -73,18 +75,29 @@ async def _train(config: Config, directory: RunDir) -> Path:
             safe = f"{run.saved} is saved, and the same command resumes there" if run.saved else "nothing is saved"
             run.progress.note(f"stopped: {safe}")
             raise
-        if run.stop_requested:
-            run.progress.note(f"stopped after iteration {run.count.iteration}; the same command resumes there")
+        if received and config.train.share(asdict(run.count)) < 1.0:
+            kept = f"stopped after iteration {run.count.iteration}; the same command resumes there"
+            raise Interrupted(received[0], kept)
         assert run.saved is not None
         return run.saved / "model"
+
+
+def _ask_to_stop(run: TrainingRun) -> None:
+    run.stop_requested = True
+    with contextlib.suppress(RuntimeError):  # the signal came in the middle of a line that is being printed
+        run.progress.note("stopping after this iteration; once more to stop at once")
 
 
 def _refuse_early(config: Config) -> None:
     """Refuse all that can be refused without loading weights, so that a bad setting leaves no directory behind."""
     from trailnotes.envs.tasks import tasks_of
-    from trailnotes.policies.hf.policy import context_length_of
+    from trailnotes.runs.needs import refuse_missing
 
     config.refuse_training()
+    refuse_missing(config)
+    from trailnotes.policies.hf.policy import context_length_of, refuse_frozen
+
+    refuse_frozen(config.model)
     tasks_of(config, config.train.split)
     if config.train.eval_every:
         tasks_of(config, config.train.validation_split)
@@ -96,46 +109,37 @@ def _refuse_early(config: Config) -> None:
         )
 
 
-@contextlib.contextmanager
-def _stop_on_signal(run: TrainingRun) -> Iterator[None]:
-    """The first SIGINT or SIGTERM asks the run to stop after its iteration; the second one stops it at once.
+def dry_run(config: Config, *, show: Callable[[str], object] = lambda _table: None) -> str:
+    """Estimate the memory of the device, then train one iteration in a temporary directory, and extrapolate.
 
-    Plain handlers, not those of the event loop, which does not come round while the learner computes.
-    """
-    if threading.current_thread() is not threading.main_thread():  # only the main thread may handle signals
-        yield
-        return
-    signals = (signal.SIGINT, signal.SIGTERM)
+    The estimates are rough, as `runs.footprint` and `runs.forecast` say; the first iteration also compiles games.
+    Nothing is played with a model that is not on this machine: it would have to be downloaded.
 
-    def ask(_number: int, _frame: object) -> None:
-        run.stop_requested = True
-        for number in signals:
-            signal.signal(number, signal.default_int_handler)
-        with contextlib.suppress(RuntimeError):  # it came in the middle of a line that is being printed
-            run.progress.note("stopping after this iteration; once more to stop at once")
-
-    before = {number: signal.signal(number, ask) for number in signals}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def dry_run(config: Config) -> str:
-    """Train one iteration in a temporary directory, checkpoint included, and extrapolate.
-
-    The estimate is rough, as `runs.forecast` says, and the first iteration also compiles games.
+    Args:
+        config: the whole configuration.
+        show: is given the table of the device's memory before anything is played.
 
     Returns:
         A report for people: time, memory and disk.
 
     Raises:
-        ConfigError: a setting that cannot work; whatever else would end the real run early ends this one.
+        ConfigError: a setting that cannot work, or a device that is too small; whatever else would end the real run
+            early ends this one.
     """
+    from trailnotes.policies.hf.policy import is_here
     from trailnotes.runs.console import clock
+    from trailnotes.runs.footprint import footprint, refuse_too_large
     from trailnotes.runs.forecast import iterations, small
 
+    config.refuse_training()
+    if found := footprint(config):
+        show(found.report())
+        refuse_too_large(config, found)
+    if not is_here(config.model):
+        return (
+            f"{config.model.path} is not on this machine, and a dry run downloads nothing: no time and no disk can be "
+            "told; `trailnotes train` downloads it\n"
+        )
     with tempfile.TemporaryDirectory(prefix="trailnotes-") as name:
         path = Path(name)
         train(small(config), path)
@@ -165,7 +169,7 @@ def _run(args: Namespace) -> None:
 
     config = load_config(args.config, args.settings)
     if args.dry_run:
-        print(dry_run(config), end="")
+        print(dry_run(config, show=partial(print, flush=True)), end="")
     else:
         print(f"last model: {train(config, args.run_dir, allow_change=args.allow_change)}")
 
@@ -175,14 +179,19 @@ TRAIN = Command(
     summary="train a model in an environment",
     about="Train a model by the method that the config names, in a run directory of its own. The same command on a "
     "directory that holds a run resumes where its last checkpoint stands. Ctrl-C finishes the iteration and saves; "
-    "a second one stops at once.",
+    "a second one stops at once, and so do SIGTERM and a closed terminal. A run that was stopped before its end exits "
+    "with 130, 143 or 129.",
     example="trailnotes train configs/smoke.toml --run-dir runs/smoke --dry-run",
     run=_run,
     arguments=(
         CONFIG,
         argument("--run-dir", type=Path, metavar="DIR", required=True, help="directory of the run, made if absent"),
         ALLOW_CHANGE,
-        argument("--dry-run", action="store_true", help="check everything, estimate time, memory and disk, and stop"),
+        argument(
+            "--dry-run",
+            action="store_true",
+            help="check everything, estimate time, memory, the device's too, and disk, and stop",
+        ),
     ),
     settings=True,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trailnotes.commands.arguments import CONFIG
+from trailnotes.commands.arguments import ALLOW_CHANGE, CONFIG
 from trailnotes.commands.command import Command, argument
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def _run(args: Namespace) -> None:
         def progress(state: Mapping[str, float]) -> None:
             bar.update(state["step"], {"loss": state["loss"], "lr": state["lr"]})
 
-        out = warmstart(config, args.out, progress=progress)
+        out = warmstart(config, args.out, allow_change=args.allow_change, progress=progress, note=bar.note)
     print(f"model: {out}")
 
 
@@ -33,7 +33,8 @@ WARMSTART = Command(
     summary="make a small start model, or fine-tune one on demonstrations",
     about="With model.path empty: train a tokenizer on the environment's text and a small model on its scripted "
     "episodes, without any download. With model.path set: plain supervised fine-tuning of that model, for example on "
-    "the JSONL file that warmstart.demonstrations names.",
+    "the JSONL file that warmstart.demonstrations names; of adapters on it with model.lora.enabled. The same command "
+    "on an unfinished model resumes where its checkpoint stands. Ctrl-C finishes the step and saves.",
     example="trailnotes warmstart configs/demo-warmstart.toml --out runs/start --warmstart.steps 20",
     run=_run,
     arguments=(
@@ -41,6 +42,7 @@ WARMSTART = Command(
         argument(
             "--out", type=Path, metavar="DIR", required=True, help="where the model goes, as Hugging Face saves it"
         ),
+        ALLOW_CHANGE,
     ),
     settings=True,
 )

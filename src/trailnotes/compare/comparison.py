@@ -19,7 +19,6 @@ from pathlib import Path
 from trailnotes.compare.live import Board
 from trailnotes.compare.page import draw_summary, summary_json, summary_markdown
 from trailnotes.compare.plan import Plan, PlannedRun, dotted, load_plan, runs_of, slug
-from trailnotes.compare.processes import ended_by_signals
 from trailnotes.compare.published.comparability import comparability
 from trailnotes.compare.published.figures import PANELS
 from trailnotes.compare.published.page import to_json, to_markdown
@@ -30,6 +29,8 @@ from trailnotes.compare.summary import Question, Summary, summarise
 from trailnotes.config.methods import method_of
 from trailnotes.errors import MissingExtraError, RunError
 from trailnotes.runs.directory import RunLock
+from trailnotes.runs.needs import refuse_missing
+from trailnotes.runs.signals import ended_by_signals
 from trailnotes.storage.files import write_text_atomic
 from trailnotes.types import StrPath
 
@@ -75,6 +76,8 @@ def run_plan(plan: Plan, path: Path, out: Path, *, at_once: int | None = None, t
     """
     runs = runs_of(plan, path, out)
     refuse_changed(runs)
+    for run in runs:
+        refuse_missing(run.config)
     out.mkdir(parents=True, exist_ok=True)
     lock = RunLock(out / "lock")
     try:

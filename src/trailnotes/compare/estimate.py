@@ -9,11 +9,11 @@ from pathlib import Path
 from trailnotes.compare.comparison import place_of
 from trailnotes.compare.cost import EXAMINING, cost_of, last_line
 from trailnotes.compare.plan import PlannedRun, load_plan, runs_of
-from trailnotes.compare.processes import ended_by_signals
 from trailnotes.compare.running import compile_games, go_through, left_of
 from trailnotes.config.methods import method_of
 from trailnotes.runs.console import clock
 from trailnotes.runs.forecast import small, times
+from trailnotes.runs.signals import ended_by_signals
 
 
 def estimate(path: Path, *, out: Path | None = None, at_once: int | None = None) -> str:

@@ -6,13 +6,11 @@ it is killed.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -178,21 +176,3 @@ def stop(processes: Sequence[Process]) -> None:
             process.kill()
     if alive:
         print("stopped; the same command resumes from here", flush=True)
-
-
-@contextlib.contextmanager
-def ended_by_signals() -> Iterator[None]:
-    """Termination and a closed terminal end this process as Ctrl-C does, so that those it started are ended, too."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -14,7 +14,7 @@ from trailnotes.config.toml import SURROUNDINGS, diff, to_toml
 from trailnotes.envs.waymarks.env import compile_all, games_of
 from trailnotes.errors import RunError
 from trailnotes.runs.console import Bar
-from trailnotes.runs.directory import is_trained, run_config
+from trailnotes.runs.directory import has_begun, is_trained, run_config
 from trailnotes.storage.files import write_text_atomic
 
 
@@ -92,7 +92,7 @@ def refuse_changed(runs: Sequence[PlannedRun]) -> None:
 
 
 def _changed(run: PlannedRun) -> list[str]:
-    if not (run.directory / "config.toml").is_file():
+    if not (run.directory / "config.toml").is_file() or not has_begun(run.directory):
         return []
     changed = diff(run_config(run.directory), run.config)
     return [name for name in changed if not (name == "model.path" and run.follows)]  # its own names the checkpoint

@@ -61,6 +61,9 @@ class ModelConfig(Section):
         "directory or hub name of a causal LM of transformers; openai:NAME is the model NAME of the [endpoint]; "
         "random plays without any model",
     )
+    base: str = key(
+        "", "where model.path holds adapters: directory or hub name of their base, if it is not where they name it"
+    )
     device: str = key("auto", "cpu, cuda, cuda:0, ...; auto takes a GPU where there is one")
     dtype: Literal["float32", "bfloat16"] = key("float32", "type of weights and activations")
     gradient_checkpointing: bool = key(False, "recompute activations in the backward pass: less memory, more time")
@@ -112,7 +115,7 @@ class EndpointConfig(Section):
 class EnvConfig(Section):
     """The environment and the processes that run it."""
 
-    name: str = key("waymarks", "built-in name, entry point, or module:Class")
+    name: str = key("waymarks", "a name that `trailnotes envs list` knows, or module:Class of your own")
     options: dict[str, Any] = key(dict, "keyword arguments of the environment")
     num_workers: int = key(2, "worker processes; 0 runs the environments in this process", ge=0)
     max_envs: int = key(
@@ -252,7 +255,8 @@ class WarmstartConfig(Section):
     num_layers: int = key(3, "layers of the small model", ge=1)
     num_heads: int = key(4, "attention heads of the small model", ge=1)
     steps: int = key(4000, "optimiser steps", ge=1)
-    batch_size: int = key(64, "episodes in a step", ge=1)
+    save_every: int = key(500, "optimiser steps between checkpoints; 0 = only when it is asked to stop", ge=0)
+    batch_size: int = key(64, "episodes in a step; optim.microbatch_tokens of them at a time", ge=1)
     lr: float = key(1e-3, "peak learning rate, with warm-up and cosine decay", gt=0)
     num_tips: int = key(4, "tips shown at most in demonstrations", ge=0)
     obey: float = key(0.4, "share of the demonstrations that act on a right tip", ge=0, le=1)
@@ -270,7 +274,9 @@ class WarmstartConfig(Section):
 class Config(Section):
     """Everything that a run depends on."""
 
-    preset: Literal["", "paper-scienceworld", "paper-webshop"] = key("", "published settings under the keys given here")
+    preset: Literal["", "paper-scienceworld", "paper-webshop", "paper-scienceworld-lora", "paper-webshop-lora"] = key(
+        "", "published settings under the keys given here; -lora trains adapters instead of all weights"
+    )
     run: RunConfig = key(RunConfig, "the run as a whole")
     model: ModelConfig = key(ModelConfig, "the language model")
     endpoint: EndpointConfig = key(EndpointConfig, "an OpenAI-compatible server that acts")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+import types
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic.fields import FieldInfo
 
 PAPER = "EMPO2, arXiv 2602.23008"
 RELEASE = "EMPO2 release 0b40cb72"
@@ -22,3 +24,25 @@ class Section(BaseModel):
     """Base of all sections: frozen, and unknown keys are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+def allowed(field: FieldInfo) -> str:
+    """The values that a key may have: ``one of "auto", "step"``, ``any of ...``, ``>= 1``; "" if its type says all."""
+    if choices := _choices(field.annotation):
+        words = ", ".join(f'"{choice}"' if isinstance(choice, str) else str(choice) for choice in choices)
+        return f"{'one' if get_origin(field.annotation) is Literal else 'any'} of {words}"
+    signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+    limits = [
+        (sign, getattr(limit, name)) for limit in field.metadata for name, sign in signs.items() if hasattr(limit, name)
+    ]
+    return " and ".join(f"{sign} {limit:g}" for sign, limit in limits)
+
+
+def _choices(annotation: Any) -> tuple[Any, ...]:
+    """Of a `Literal`, or of the tuple or the alternatives that have one."""
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return inner
+    if origin in {tuple, types.UnionType}:
+        return next((found for part in inner if (found := _choices(part))), ())
+    return ()

@@ -20,9 +20,10 @@ from typing import Any, get_args, get_origin
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
+from trailnotes.config.methods import METHODS
 from trailnotes.config.presets import PRESETS
 from trailnotes.config.schema import Config
-from trailnotes.config.section import Section
+from trailnotes.config.section import Section, allowed
 from trailnotes.errors import ConfigError
 from trailnotes.types import StrPath
 
@@ -95,7 +96,7 @@ def to_toml(config: Config) -> str:
 
 
 def show(config: Config, origins: Mapping[str, str] | None = None) -> str:
-    """The resolved tree as TOML, each key with its meaning, its source, and where its value was set."""
+    """The resolved tree as TOML, each key with its meaning, its source, what it may be, and where its value was set."""
     lines = []
     for line, name in _toml_lines(config):
         field = config_fields().get(name)
@@ -104,9 +105,15 @@ def show(config: Config, origins: Mapping[str, str] | None = None) -> str:
             continue
         source = (field.json_schema_extra or {}).get("source") if isinstance(field.json_schema_extra, dict) else None
         origin = (origins or {}).get(name, "default")
-        comment = f"{field.description}{f' ({source})' if source else ''} | {origin}"
+        values = _known_methods() if name == "algorithm.name" else allowed(field)
+        meaning = f"{field.description}{f' ({source})' if source else ''}"
+        comment = " | ".join(part for part in (meaning, values, origin) if part)
         lines.append(f"{line:<32} # {comment}")
     return "\n".join(lines) + "\n"
+
+
+def _known_methods() -> str:
+    return "one of {}, or module:NAME of your own".format(", ".join(f'"{name}"' for name in METHODS))
 
 
 def diff(first: Config, second: Config) -> list[str]:

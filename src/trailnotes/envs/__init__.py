@@ -18,10 +18,10 @@ from typing import Any
 
 from trailnotes.envs.base import Env, boundary, one_line
 from trailnotes.envs.check import check_env
-from trailnotes.errors import ConfigError, MissingExtraError
+from trailnotes.errors import ConfigError, MissingExtraError, how_to_install
 from trailnotes.types import Task
 
-__all__ = ["ENTRY_POINTS", "ENVS", "Env", "check_env", "env_class", "env_tasks", "make_env"]
+__all__ = ["ENTRY_POINTS", "ENVS", "EXTRAS", "Env", "check_env", "env_class", "env_tasks", "make_env"]
 
 ENVS: dict[str, str] = {
     "scienceworld": "trailnotes.envs.scienceworld.env:ScienceWorldEnv",
@@ -31,7 +31,7 @@ ENVS: dict[str, str] = {
 }
 ENTRY_POINTS = "trailnotes.envs"  # group under which a package offers environments of its own
 
-_EXTRAS = {"scienceworld": "scienceworld", "textworld": "textworld", "waymarks": "textworld"}
+EXTRAS = {"scienceworld": "scienceworld", "textworld": "textworld", "waymarks": "textworld"}
 
 
 def make_env(name: str, **options: Any) -> Env:
@@ -117,10 +117,10 @@ def _naming_the_extra(name: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        if name not in _EXTRAS or isinstance(error, MissingExtraError):
+        if name not in EXTRAS or isinstance(error, MissingExtraError):
             raise
         raise MissingExtraError(
-            f"env.name = {name!r} needs the package {error.name!r}: pip install 'trailnotes[{_EXTRAS[name]}]'"
+            f"env.name = {name!r} needs the package {error.name!r}: {how_to_install(EXTRAS[name])}"
         ) from error
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -22,6 +21,7 @@ from trailnotes.learner.logprobs import Batch, TokenScorer
 from trailnotes.learner.metrics import UpdateMetrics, advantage_metrics
 from trailnotes.learner.optimizer import MasterAdamW
 from trailnotes.learner.samples import has_advantage, microbatches, minibatches
+from trailnotes.policies.hf.adapters import save_adapters
 from trailnotes.policies.hf.network import evaluating
 from trailnotes.storage.checkpoint import atomic_directory, write_json
 from trailnotes.types import Sample
@@ -35,8 +35,8 @@ class Learner:
         optim: optimiser, and how a batch is cut.
         loss: the clipped surrogate and what is added to it.
         temperature: of the distribution that tokens are sampled from, at acting and learning alike.
-        reference: the model that `loss.kl` holds on to; with adapters it may be left out, since the base model
-            without them is the start model.
+        reference: the model that `loss.kl` holds on to; with adapters it may be left out, since the base and what
+            the adapters are now make the start model.
         dump_dir: where a batch is written whose loss or gradient is not finite.
 
     Raises:
@@ -63,6 +63,8 @@ class Learner:
         self._score_reference = self._score
         if loss.kl and reference is not None:
             self._score_reference = TokenScorer(reference.requires_grad_(False), temperature, optim.logprob_chunk)
+        own = loss.kl and reference is None
+        self._start = {p: p.detach().clone() for p in model.parameters() if p.requires_grad} if own else {}
         self._optimizer = MasterAdamW(model, optim)
         self._training_mode = _needs_training_mode(model)
 
@@ -134,9 +136,9 @@ class Learner:
         self._optimizer.load_state_dict(tensors)
         self.steps = int(rest["steps"])
 
-    def export(self, path: Path, tokenizer: Any = None, merged: bool = True) -> None:
-        """Write a Hugging Face directory that `from_pretrained` loads; see `export_model`."""
-        export_model(self.model, path, tokenizer, merged)
+    def export(self, path: Path, tokenizer: Any = None) -> None:
+        """Write a Hugging Face directory that `load_model` loads; see `export_model`."""
+        export_model(self.model, path, tokenizer)
 
     def _step(self, samples: Sequence[Sample], reference: Sequence[Tensor], metrics: UpdateMetrics) -> None:
         """One mini-batch: sum the gradients of its micro-batches, divide by its token count once, clip, step.
@@ -229,10 +231,20 @@ class Learner:
         """Once for each update, not for each epoch: the reference does not change. [] without a KL term."""
         if not self.loss.kl:
             return []
-        own = self._score_reference is self._score
-        adapters_off: AbstractContextManager[Any] = self.model.disable_adapter() if own else nullcontext()  # type: ignore[operator]
-        with adapters_off:
+        with self._at_start():
             return self._all_logprobs(samples, self._score_reference)
+
+    @contextmanager
+    def _at_start(self) -> Iterator[None]:
+        """Adapters as they were before any update: those that were given learned something before already."""
+        now = {parameter: parameter.data for parameter in self._start}
+        try:
+            for parameter, start in self._start.items():
+                parameter.data = start
+            yield
+        finally:
+            for parameter, data in now.items():
+                parameter.data = data
 
     @torch.no_grad()
     def _all_logprobs(self, samples: Sequence[Sample], score: TokenScorer) -> list[Tensor]:
@@ -266,21 +278,19 @@ def _needs_training_mode(model: nn.Module) -> bool:
     )
 
 
-def export_model(model: nn.Module, path: Path, tokenizer: Any = None, merged: bool = True) -> None:
+def export_model(model: Any, path: Path, tokenizer: Any = None) -> None:
     """Write `model` as a Hugging Face directory with ``.safetensors``, whole or not at all.
 
     Args:
-        model: a transformers or peft model.
+        model: a transformers model; of a peft model the adapters alone are written, in peft's format.
         path: the directory, replaced if it exists.
         tokenizer: saved beside the weights, so that the directory acts by itself.
-        merged: adapters are added into a copy of the weights, which any program loads; otherwise the adapters alone
-            are written, in peft's format.
     """
-    saved: Any = model
-    if merged and hasattr(model, "merge_and_unload"):
-        saved = copy.deepcopy(saved).merge_and_unload()  # a copy: taking adapters off again would leave rounding errors
     with atomic_directory(path) as aside:
-        saved.save_pretrained(aside)
+        if hasattr(model, "peft_config"):
+            save_adapters(model, aside)
+        else:
+            model.save_pretrained(aside)
         if tokenizer is not None:
             tokenizer.save_pretrained(aside)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -150,7 +150,16 @@ def minibatches(samples: Sequence[Sample], num_trajectories: int, rng: np.random
         yield [i for i, sample in enumerate(samples) if sample.trajectory in chosen]
 
 
-def microbatches(samples: Sequence[Sample], max_tokens: int) -> list[list[int]]:
+class Tokens(Protocol):
+    """Whatever has token ids: a `Sample`, or a row of supervised training."""
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        """All of the row."""
+        ...
+
+
+def microbatches(samples: Sequence[Tokens], max_tokens: int) -> list[list[int]]:
     """Cut rows into batches of similar length whose padded size fits a budget.
 
     Args:

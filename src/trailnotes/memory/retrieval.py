@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from trailnotes.errors import ConfigError, MissingExtraError
+from trailnotes.errors import ConfigError, MissingExtraError, how_to_install
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.intp]
@@ -144,7 +144,7 @@ def _load_sentence_transformer(name: str, source: str) -> Any:
         from sentence_transformers import SentenceTransformer
     except ImportError as error:
         raise MissingExtraError(
-            f"memory.embedder = {name!r} needs sentence-transformers: pip install 'trailnotes[embed]', "
+            f"memory.embedder = {name!r} needs sentence-transformers: {how_to_install('embed')}, "
             'or set memory.embedder = "hashing"'
         ) from error
     try:

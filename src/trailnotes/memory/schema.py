@@ -128,8 +128,14 @@ def migrate(connection: sqlite3.Connection) -> None:
         connection.execute(f"PRAGMA user_version = {max(version, len(MIGRATIONS))}")
         connection.execute("COMMIT")
     except BaseException:
-        connection.execute("ROLLBACK")
+        roll_back(connection)
         raise
+
+
+def roll_back(connection: sqlite3.Connection) -> None:
+    """Undo the transaction under way. SQLite may have done so itself, as it does when the disk is full."""
+    if connection.in_transaction:
+        connection.execute("ROLLBACK")
 
 
 def read_identity(connection: sqlite3.Connection) -> Identity:
@@ -190,10 +196,12 @@ def named_errors(path: Path | None) -> Iterator[None]:
 def _advice(error: str) -> str:
     if "locked" in error or "busy" in error:
         return f"{error}: another process holds the memory file; end it or wait"
-    if "malformed" in error or "not a database" in error or "no such table" in error or "disk I/O" in error:
+    if "malformed" in error or "not a database" in error or "no such table" in error:
         return f"damaged ({error}): {REPAIR}"
-    if "full" in error:
-        return f"{error}: free some space; everything written before is kept"
+    if "disk I/O" in error:
+        return f"{error}: a disk that is full or fails, or a quota: free some space; if there is enough, {REPAIR}"
+    if any(sign in error for sign in ("full", "No space left", "quota", "File too large")):
+        return f"{error}: free some space, or raise the quota; everything written before is kept"
     return f"{error}: check that the folder exists and may be written"
 
 
@@ -322,8 +330,7 @@ class OpenFile(Closes):
                 yield
                 self._connection.execute("COMMIT")
             except BaseException:
-                if self._connection.in_transaction:
-                    self._connection.execute("ROLLBACK")
+                roll_back(self._connection)
                 self._undone()
                 raise
             finally:

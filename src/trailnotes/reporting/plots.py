@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trailnotes.config.methods import colours
-from trailnotes.errors import MissingExtraError
+from trailnotes.errors import MissingExtraError, how_to_install
 from trailnotes.reporting.intervals import Interval
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def pyplot() -> Any:
     try:
         import matplotlib as mpl
     except ImportError as error:
-        raise MissingExtraError('pictures need matplotlib: pip install "trailnotes[plot]"') from error
+        raise MissingExtraError(f"pictures need matplotlib: {how_to_install('plot')}") from error
     if "matplotlib.pyplot" not in sys.modules and "inline" not in os.environ.get("MPLBACKEND", ""):
         mpl.use("Agg")
     import matplotlib.pyplot as plt

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Protocol, Self
+from typing import IO, TYPE_CHECKING, Any, Protocol, Self, cast
 
 from trailnotes.types import MODES
 
@@ -24,7 +26,7 @@ class Bar:
 
     def __init__(self, total: float, title: str, *, stream: IO[str] | None = None, interval: float = 10.0) -> None:
         self.total, self.title, self.interval = total, title, interval
-        self.stream = sys.stderr if stream is None else stream
+        self.stream: IO[str] = cast("IO[str]", _Forgiving(sys.stderr if stream is None else stream))
         self._first: tuple[float, float] | None = None  # (time, completed) at the first update, for the time left
         self._printed = float("-inf")
         self._pending = ""
@@ -53,7 +55,7 @@ class Bar:
         if self._rich is not None:
             self._rich.update(self._rich.task_ids[0], completed=completed, facts=f"{count}  {text}", left=left)
             return
-        line = "  ".join(part for part in (self.title, count, text, left and f"{left} left") if part)
+        line = "  ".join(part for part in (self.title, count, text, left) if part)
         if now - self._printed >= self.interval or completed >= self.total:
             self._print(line)
         else:
@@ -76,7 +78,7 @@ class Bar:
             self._first = (now, completed)
             return ""
         done = completed - self._first[1]
-        return clock((self.total - completed) * (now - self._first[0]) / done) if done > 0 else ""
+        return f"{clock((self.total - completed) * (now - self._first[0]) / done)} left" if done > 0 else ""
 
 
 class _Place(Protocol):
@@ -127,6 +129,25 @@ class Progress:
         }
 
 
+class _Forgiving:
+    """A stream that may go away, as a terminal that is closed does: what is said then is lost, and nothing else."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.flush()
+
+
 def clock(seconds: float) -> str:
     """``75`` -> ``1:15``; ``3700`` -> ``1:01:40``."""
     minutes, rest = divmod(round(seconds), 60)
@@ -143,12 +164,15 @@ def _number(value: float | str) -> str:
 def _rich_bar(stream: IO[str]) -> RichProgress:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn
+    from rich.table import Column
 
+    # The time left comes before the facts: what does not fit is cut at the end.
+    cut = partial(Column, no_wrap=True, overflow="ellipsis")
     columns = (
-        TextColumn("[bold]{task.description}", markup=True),
-        BarColumn(bar_width=24),
+        TextColumn("{task.description}", style="bold", markup=False, table_column=cut(max_width=20)),
+        BarColumn(bar_width=12),
         TextColumn("{task.percentage:3.0f}%"),
-        TextColumn("{task.fields[facts]}", markup=False),
-        TextColumn("{task.fields[left]}", markup=False),
+        TextColumn("{task.fields[left]}", markup=False, table_column=cut()),
+        TextColumn("{task.fields[facts]}", markup=False, table_column=cut(ratio=1)),
     )
-    return Progress(*columns, console=Console(file=stream))
+    return Progress(*columns, console=Console(file=stream), expand=True)

@@ -31,7 +31,7 @@ from typing import Any, Self
 
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import diff, flatten, load_config, to_toml
-from trailnotes.errors import ConfigError, MissingExtraError, RunError
+from trailnotes.errors import ConfigError, MissingExtraError, RunError, how_to_install
 from trailnotes.storage import checkpoint
 from trailnotes.storage.files import append_jsonl, read_jsonl, set_aside, write_text_atomic
 from trailnotes.storage.records import trajectory_to_json
@@ -64,7 +64,8 @@ class RunDir:
             command: what run.json records as the command; the words of this process by default.
 
         Raises:
-            RunError: in use by a live process, not writable, or a run of another config.
+            RunError: in use by a live process, not writable, or a run of another config. A run that has not ended an
+                iteration or an episode yet takes any config.
         """
         path = Path(path)
         try:
@@ -128,10 +129,11 @@ class RunDir:
         self._lock.release()
 
     def _settle_config(self, allow_change: Sequence[str]) -> dict[str, Any]:
-        """Write config.toml, or refuse a changed one. Returns what changed, name -> [old, new]."""
+        """Write config.toml, or refuse a changed one. Returns what changed since the run began, name -> [old, new]."""
         file = self.path / "config.toml"
         changed: dict[str, Any] = {}
-        if file.exists():
+        begun = has_begun(self.path)
+        if begun and file.exists():
             old = run_config(self.path)
             names = diff(old, self.config)
             refused = [n for n in names if not any(n == k or n.startswith(f"{k}.") for k in allow_change)]
@@ -141,7 +143,7 @@ class RunDir:
                                "or choose another directory")  # fmt: skip
             before, after = flatten(old), flatten(self.config)
             changed = {name: [before[name], after[name]] for name in names}
-        if changed or not file.exists():
+        if changed or not begun or not file.exists():
             _write(file, to_toml(self.config))
         return changed
 
@@ -199,6 +201,12 @@ def run_config(path: Path) -> Config:
         raise RunError(f"the run's own settings cannot be used: {error}") from error
 
 
+def has_begun(path: Path) -> bool:
+    """Whether the run in directory `path` has ended an iteration or an episode: its settings are bound from then on."""
+    written = [path / "metrics.jsonl", path / "trajectories.jsonl", *(path / "phases").glob("*.jsonl")]
+    return any((path / "checkpoints").glob("step-*")) or any(f.exists() and f.stat().st_size for f in written)
+
+
 def is_trained(path: Path, config: Config) -> bool:
     """Whether the last checkpoint of the run in directory `path` has all that the settings ask for.
 
@@ -216,9 +224,7 @@ class _TensorBoard:
         try:
             from tensorboard.summary import Writer
         except ImportError:
-            raise MissingExtraError(
-                "run.tensorboard needs the extra tensorboard: pip install 'trailnotes[tensorboard]'"
-            ) from None
+            raise MissingExtraError(f"run.tensorboard needs tensorboard: {how_to_install('tensorboard')}") from None
         shutil.rmtree(path, ignore_errors=True)
         self._writer: Any = Writer(str(path))
 

@@ -20,6 +20,7 @@ from trailnotes.errors import ConfigError, RunError
 from trailnotes.memory import TipMemory, open_memory
 from trailnotes.runs.console import Bar
 from trailnotes.runs.loop import run_to_end
+from trailnotes.runs.needs import refuse_missing
 from trailnotes.runs.panels import PART, panel_of, play_panel
 from trailnotes.runs.players import Subject, load_policy
 from trailnotes.storage import checkpoint
@@ -69,6 +70,7 @@ def play_subject(
         raise ConfigError(
             f"{subject.model} has no memory to act with: give the run of a method with a memory, or drop --memory"
         )
+    refuse_missing(config, subject.model)
     policy, tasks = load_policy(config, subject, directory), panel_of(config)
 
     async def play(memory: TipMemory | None) -> list[Trajectory]:

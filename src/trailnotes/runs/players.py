@@ -83,7 +83,7 @@ def load_policy(config: Config, subject: Subject, directory: Path | None = None)
 
         answers = directory / "answers.jsonl" if directory else None
         return OpenAIPolicy(config, subject.model.removeprefix(OPENAI), answers=answers)
-    whole = {"path": subject.model, "lora": LoraConfig()}  # adapters are merged into what a checkpoint exports
+    whole = {"path": subject.model, "lora": LoraConfig()}  # nothing is trained; adapters are found by their files
     return model_policy(config.model_copy(update={"model": config.model.model_copy(update=whole)}))
 
 

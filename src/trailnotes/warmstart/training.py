@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import math
 import random
+import shutil
+from collections import deque
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 
-from trailnotes.errors import ConfigError
+from trailnotes.config.toml import SURROUNDINGS
+from trailnotes.errors import ConfigError, Interrupted, NonFiniteError, RunError
 from trailnotes.learner.learner import export_model
 from trailnotes.learner.logprobs import TokenScorer
+from trailnotes.learner.optimizer import MasterAdamW
+from trailnotes.learner.samples import microbatches
 from trailnotes.policies.chat import ChatFormat
-from trailnotes.policies.hf.policy import device_of, load_model
+from trailnotes.policies.hf.policy import device_of, load_model, refuse_frozen
+from trailnotes.runs.directory import RunDir, has_begun
+from trailnotes.runs.signals import asked_by_signals
+from trailnotes.seeds import derive_seed
+from trailnotes.storage import checkpoint
 from trailnotes.storage.files import write_text_atomic
 from trailnotes.warmstart.demonstrations import DEMONSTRATORS, Demonstration, demonstrator_of, from_jsonl
 from trailnotes.warmstart.small_model import build_model, train_tokenizer
@@ -26,41 +38,94 @@ if TYPE_CHECKING:
     from trailnotes.config.schema import Config
     from trailnotes.types import StrPath
 
-Row = tuple[list[int], list[int]]  # token ids, loss mask
 PATIENCE = 1000  # how many demonstrations in a row may be too long before the search for one that fits ends
+GRAD_CLIP = 1.0
+RECENT = 50  # steps whose mean is the final loss
+UNFINISHED = "unfinished"  # in `out`, as long as the model is not
 
 
-def warmstart(config: Config, out: StrPath, *, progress: Callable[[dict[str, float]], None] | None = None) -> Path:
+class Row(NamedTuple):
+    """A demonstration in tokens."""
+
+    token_ids: list[int]
+    loss_mask: list[int]  # 1 where it is imitated
+
+
+def warmstart(
+    config: Config,
+    out: StrPath,
+    *,
+    allow_change: Sequence[str] = (),
+    progress: Callable[[dict[str, float]], None] | None = None,
+    note: Callable[[str], None] = lambda _text: None,
+) -> Path:
     """Train a start model on demonstrations and save it to `out` as a Hugging Face directory.
 
     With `model.path` empty a tokenizer is trained on the environment's text and a small Qwen2 is built; otherwise the
-    model named there is tuned. Demonstrations are the environment's scripted episodes, or the JSONL file that
-    `warmstart.demonstrations` names.
+    model named there is tuned, or adapters on it with `model.lora.enabled`. Demonstrations are the environment's
+    scripted episodes, or the JSONL file that `warmstart.demonstrations` names.
+
+    Until it is finished, `out` holds the folder `unfinished` with a checkpoint, from which the same call resumes as if
+    it had never stopped. A signal has it finish its step and save.
+
+    Args:
+        config: the whole configuration.
+        out: the directory of the model.
+        allow_change: keys that may differ from those that it began with.
+        progress: is given step, loss and rate of each step.
+        note: is given a line to show.
 
     Raises:
         ConfigError: `out` is taken, the environment has no scripted episodes, the file holds none, or none fits
-            `rollout.max_context_tokens`.
+            `rollout.max_context_tokens`; or adapters are wanted of a model that does not exist yet.
+        RunError: `out` is in use, or holds an unfinished model of other settings; or it cannot be written.
+        NonFiniteError: a loss or gradient is not finite.
+        Interrupted: asked to stop before the end.
     """
     out = Path(out)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if out.exists() and (not out.is_dir() or {path.name for path in out.iterdir()} - {UNFINISHED}):
         raise ConfigError(f"{out} already exists; choose another --out, or remove it")
+    if config.model.lora.enabled and not config.model.path:
+        raise ConfigError("model.lora.enabled trains adapters of a model that exists: set model.path, or set it false")
     next(_demonstrations(config, _count_words, config.run.seed))  # what is wrong with them shows before any work
-    torch.manual_seed(config.run.seed)
-    if config.run.threads:
-        torch.set_num_threads(config.run.threads)
-    if config.model.path:
-        model, tokenizer = load_model(config.model)
-    else:
-        tokenizer = train_tokenizer(_texts(config), config.warmstart.vocab_size)
-        model = build_model(tokenizer, config.warmstart, config.rollout.max_context_tokens)
-        model.to(device_of(config.model.device))
-    chat = ChatFormat(tokenizer, config.model.template_options)
-    rows = _rows(config, chat, config.run.seed)
-    losses = _fit(model, rows, config, progress)
-    export_model(model, out, tokenizer)
-    record = {"steps": len(losses), "final_loss": sum(losses[-50:]) / len(losses[-50:]), "seed": config.run.seed}
+    with _unfinished(config, out, allow_change) as directory:
+        torch.manual_seed(config.run.seed)
+        if config.run.threads:
+            torch.set_num_threads(config.run.threads)
+        model, tokenizer = _start(config)
+        rows = _rows(config, ChatFormat(tokenizer, config.model.template_options), config.run.seed)
+        imitation = Imitation(model, config)
+        if saved := checkpoint.latest(directory.checkpoints):
+            imitation.load(saved)
+            note(f"resuming after step {imitation.step}; the demonstrations until there are drawn again")
+        _fit(imitation, rows, directory.checkpoints, progress, note)
+        export_model(model, out, tokenizer)  # takes the place of all that is there
+    record = {"steps": imitation.step, "final_loss": imitation.recent_loss, "seed": config.run.seed}
     write_text_atomic(out / "warmstart.json", json.dumps(record, indent=1) + "\n")
     return out
+
+
+@contextlib.contextmanager
+def _unfinished(config: Config, out: Path, allow_change: Sequence[str]) -> Iterator[RunDir]:
+    """The place of the checkpoints, locked; nothing is left of it if none was saved."""
+    with RunDir.open(out / UNFINISHED, config, allow_change=[*SURROUNDINGS, *allow_change]) as directory:
+        try:
+            yield directory
+        except BaseException:
+            if not has_begun(directory.path):
+                shutil.rmtree(directory.path)
+                out.rmdir()
+            raise
+
+
+def _start(config: Config) -> tuple[Any, Any]:
+    """Model and tokenizer before the first step."""
+    if config.model.path:
+        refuse_frozen(config.model)
+        return load_model(config.model)
+    tokenizer = train_tokenizer(_texts(config), config.warmstart.vocab_size)
+    model = build_model(tokenizer, config.warmstart, config.rollout.max_context_tokens)
+    return model.to(device_of(config.model.device), getattr(torch, config.model.dtype)), tokenizer
 
 
 def _demonstrations(config: Config, count_tokens: Callable[[str], int], seed: int) -> Iterator[Demonstration]:
@@ -100,25 +165,25 @@ def encode(demonstration: Demonstration, chat: ChatFormat) -> Row:
         taught = segment.spoken and next(speakers) in demonstration.taught
         ids += segment.token_ids
         mask += [int(taught)] * len(segment.token_ids)
-    return ids, mask
+    return Row(ids, mask)
 
 
 def _rows(config: Config, chat: ChatFormat, seed: int) -> Iterator[Row]:
     """The demonstrations that fit the context, as rows."""
     limit, too_long = config.rollout.max_context_tokens, 0
     for demonstration in _demonstrations(config, chat.count_tokens, seed):
-        ids, mask = encode(demonstration, chat)
-        too_long = too_long + 1 if len(ids) > limit else 0
+        row = encode(demonstration, chat)
+        too_long = too_long + 1 if len(row.token_ids) > limit else 0
         if too_long == PATIENCE:
             raise ConfigError(f"no demonstration fits rollout.max_context_tokens = {limit}: raise it, or shorten them")
         if not too_long:
-            yield ids, mask
+            yield row
 
 
 def batches(rows: Iterator[Row], size: int, rng: random.Random, window: int = 16) -> Iterator[list[Row]]:
     """Batches of rows of similar length, in random order: `window` batches are sorted by length, cut and shuffled."""
     while True:
-        drawn = sorted(itertools.islice(rows, size * window), key=lambda row: len(row[0]))
+        drawn = sorted(itertools.islice(rows, size * window), key=lambda row: len(row.token_ids))
         cut = [drawn[i : i + size] for i in range(0, len(drawn), size)]
         rng.shuffle(cut)
         yield from cut
@@ -140,28 +205,105 @@ def learning_rate(step: int, total: int, peak: float) -> float:
     return peak * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, total - warmup))))
 
 
+class Imitation:
+    """Supervised steps: model, optimiser, and how far it is.
+
+    The gradients of micro-batches of `optim.microbatch_tokens` are summed and divided once, so the cut does not
+    matter; weights of a lower precision are trained through float32 copies, as in the learner.
+    """
+
+    def __init__(self, model: Any, config: Config) -> None:
+        warm = config.warmstart
+        plain = {"lr": warm.lr, "weight_decay": 0.01, "betas": (0.9, 0.95)}
+        self.model, self.config = model, config
+        self.step = 0
+        self._recent: deque[float] = deque(maxlen=RECENT)
+        self._optimizer = MasterAdamW(model, config.optim.model_copy(update=plain))
+        self._score = TokenScorer(model, chunk=config.optim.logprob_chunk)
+
+    @property
+    def recent_loss(self) -> float:
+        """Mean of the last steps."""
+        return sum(self._recent) / len(self._recent)
+
+    def learn(self, batch: Sequence[Row]) -> dict[str, float]:
+        """One optimiser step.
+
+        Raises:
+            NonFiniteError: loss or gradient is not finite; the weights are as they were.
+        """
+        warm = self.config.warmstart
+        torch.manual_seed(derive_seed(self.config.run.seed, "warmstart", self.step))  # of dropout
+        self.model.train()
+        self._optimizer.zero_grad()
+        device, total = next(self.model.parameters()).device, 0.0
+        for indices in microbatches(batch, self.config.optim.microbatch_tokens):
+            ids, mask = collate([batch[i] for i in indices], device)
+            loss = -self._score(ids, mask)[0].sum()
+            loss.backward()  # type: ignore[no-untyped-call]
+            self._optimizer.gather()
+            total += float(loss.detach())
+        count = sum(sum(row.loss_mask) for row in batch)
+        norm = float(self._optimizer.grad_norm()) / count
+        if not math.isfinite(norm + total):
+            raise NonFiniteError(f"loss or gradient is not finite at step {self.step + 1}: lower warmstart.lr")
+        lr = learning_rate(self.step, warm.steps, warm.lr)
+        self._optimizer.set_lr(lr)
+        self._optimizer.step(min(1.0, GRAD_CLIP / (norm + 1e-6)) / count)
+        self.step += 1
+        self._recent.append(total / count)
+        return {"step": self.step, "steps": warm.steps, "loss": total / count, "lr": lr}
+
+    def save(self, root: Path) -> None:
+        """Write a checkpoint, whole or not at all, in place of the last one.
+
+        Raises:
+            RunError: the disk is full or not writable.
+        """
+
+        def write(path: Path) -> None:
+            save_file(self._optimizer.state_dict(), path / "learner.safetensors")
+
+        try:
+            checkpoint.save(root, self.step, write, meta={"step": self.step, "recent": list(self._recent)})
+            checkpoint.prune(root, keep_last=1)
+        except (OSError, SafetensorError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise RunError(f"cannot save step {self.step} in {root} ({reason}): free space, and resume") from error
+
+    def load(self, path: Path) -> None:
+        """Restore what `save` wrote; the next step is the one that would have come.
+
+        Raises:
+            RunError: it is the state of another model.
+        """
+        meta = checkpoint.load_meta(path)
+        try:
+            self._optimizer.load_state_dict(load_file(path / "learner.safetensors"))
+        except (ValueError, RuntimeError) as error:  # torch's word for tensors of other shapes is RuntimeError
+            raise RunError(f"{path} does not fit the settings of this start: {error}") from error
+        self.step = int(meta["step"])
+        self._recent.extend(meta["recent"])
+
+
 def _fit(
-    model: Any, rows: Iterator[Row], config: Config, progress: Callable[[dict[str, float]], None] | None
-) -> list[float]:
-    """Supervised steps; returns the loss of each."""
-    warm = config.warmstart
-    device = next(model.parameters()).device
-    optimizer = torch.optim.AdamW(model.parameters(), lr=warm.lr, weight_decay=0.01, betas=(0.9, 0.95))
-    losses = []
-    score = TokenScorer(model)
-    model.train()
-    source = batches(rows, warm.batch_size, random.Random(config.run.seed))
-    for step, batch in zip(range(warm.steps), source, strict=False):
-        ids, mask = collate(batch, device)
-        loss = -score(ids, mask)[0].sum() / mask.sum()
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, warm.steps, warm.lr)
-        optimizer.step()
-        losses.append(float(loss.detach()))
-        if progress is not None:
-            progress({"step": step + 1, "steps": warm.steps, "loss": losses[-1], "lr": optimizer.param_groups[0]["lr"]})
-    model.eval()
-    return losses
+    imitation: Imitation,
+    rows: Iterator[Row],
+    checkpoints: Path,
+    progress: Callable[[dict[str, float]], None] | None,
+    note: Callable[[str], None],
+) -> None:
+    """The steps that are left, with checkpoints; a signal is heard after a step."""
+    warm, done = imitation.config.warmstart, imitation.step
+    source = batches(rows, warm.batch_size, random.Random(imitation.config.run.seed))
+    with asked_by_signals(lambda: note("stopping after this step; once more to stop at once")) as received:
+        for batch in itertools.islice(source, done, warm.steps):
+            state = imitation.learn(batch)
+            if progress is not None:
+                progress(state)
+            left = warm.steps - imitation.step
+            if left and (received or (warm.save_every and imitation.step % warm.save_every == 0)):
+                imitation.save(checkpoints)
+            if left and received:
+                raise Interrupted(received[0], f"stopped after step {imitation.step}; the same command resumes there")
+    imitation.model.eval()

@@ -16,7 +16,7 @@ import torch
 import trailnotes
 from tinyrun import metrics
 from trailnotes.commands import main
-from trailnotes.config.toml import load_config
+from trailnotes.config.toml import diff, load_config
 from trailnotes.envs.scienceworld.env import ScienceWorldEnv
 from trailnotes.envs.scienceworld.tasks import (
     NUM_VARIATIONS,
@@ -28,10 +28,12 @@ from trailnotes.envs.scienceworld.tasks import (
     simulator_split,
 )
 from trailnotes.envs.tasks import batch_of, tasks_of
+from trailnotes.runs.footprint import footprint
 
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "configs" / "scienceworld"
 SMOKE = FOLDER / "smoke.toml"
+LORA = "paper-scienceworld-lora"
 # Variations to train on and to test on: 5 and 20, or what a task has.
 FEWER = {
     "chemistry-mix": (5, 8),
@@ -78,6 +80,23 @@ def test_a_config_has_the_papers_settings(name: str) -> None:
     assert (config.eval.temperature, config.eval.split, config.eval.memory) == (0.4, "test", False)
     assert (config.eval.metric, config.eval.num_tasks) == ("return", 0)
     assert config.train.validation_split not in (config.train.split, config.eval.split)
+
+
+@pytest.mark.parametrize("name", PAPER_PANEL)
+def test_a_config_fits_one_gpu_with_adapters_alone(name: str) -> None:
+    full, lora = (load_config(FOLDER / f"{name}.toml", words) for words in ([], ["--preset", LORA]))
+    assert diff(full, lora) == ["preset", "model.lora.enabled", "optim.lr"]
+    needed = [footprint(config) for config in (full, lora)]
+    assert [found is not None and found.fits for found in needed] == [False, True]
+
+
+def test_a_dry_run_of_the_papers_task_says_what_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["train", str(FOLDER / "find-plant.toml"), "--run-dir", str(tmp_path / "run"), "--dry-run"]
+    assert main(words) == 2
+    assert "train adapters by --preset paper-scienceworld-lora" in capsys.readouterr().err
+    assert main([*words, "--preset", LORA]) == 0
+    assert "it fits a GPU of 80 GB" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
 
 
 def test_configs_of_the_panel_differ_in_nothing_but_the_task() -> None:

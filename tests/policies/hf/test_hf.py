@@ -550,4 +550,5 @@ def test_without_torch_the_extra_is_named():
         "except MissingExtraError as error:\n    print(error)\n"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "pip install 'trailnotes[train]'" in result.stdout
+    assert "torch is not installed: " in result.stdout
+    assert "[train]'" in result.stdout

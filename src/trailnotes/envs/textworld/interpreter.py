@@ -23,7 +23,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from trailnotes.errors import EnvError, MissingExtraError
+from trailnotes.errors import EnvError, MissingExtraError, how_to_install
 
 MAX_ACTION_CHARS = 160  # the interpreter's line holds 198 bytes
 _WON = "*** The End ***"
@@ -40,9 +40,7 @@ def require_textworld() -> None:
         importlib.import_module("jericho")
         importlib.import_module("textworld")
     except ImportError as error:
-        raise MissingExtraError(
-            f'this environment needs TextWorld ({error}); install it with: pip install "trailnotes[textworld]"'
-        ) from error
+        raise MissingExtraError(f"this environment needs TextWorld ({error}): {how_to_install('textworld')}") from error
 
 
 # ---------------------------------------------------------------------------------------------- text
@@ -166,7 +164,10 @@ def cached_game(description: Mapping[str, Any], build: Callable[[Path], None], f
 
 
 def textworld_version() -> str:
-    """Version of the installed `textworld`."""
-    from importlib.metadata import version
+    """Version of the installed `textworld`. Raises `MissingExtraError` where there is none."""
+    from importlib.metadata import PackageNotFoundError, version
 
-    return version("textworld")
+    try:
+        return version("textworld")
+    except PackageNotFoundError:
+        raise MissingExtraError(f"compiled games need the package textworld: {how_to_install('textworld')}") from None

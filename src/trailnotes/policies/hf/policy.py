@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import logging
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from trailnotes.config.schema import LoraConfig, ModelConfig
-from trailnotes.errors import ConfigError, MissingExtraError, PolicyError
+from trailnotes.config.schema import ModelConfig
+from trailnotes.errors import ConfigError, MissingExtraError, PolicyError, how_to_install
 from trailnotes.types import THINK, Completion, Message, Sampling, TokenIds
 
 try:
     import torch
     import transformers
+    from huggingface_hub import try_to_load_from_cache
 
     from trailnotes.policies.chat import ChatFormat
+    from trailnotes.policies.hf.adapters import new_adapters, put_on, quiet, saved_at
     from trailnotes.policies.hf.decoder import MAX_TOKENS, make_decoder
     from trailnotes.policies.hf.engine import Engine
     from trailnotes.policies.hf.network import Network
 except ModuleNotFoundError as missing:
-    raise MissingExtraError(f"{missing.name} is not installed: pip install 'trailnotes[train]'") from missing
+    raise MissingExtraError(f"{missing.name} is not installed: {how_to_install('train')}") from missing
 
 
 UNLIMITED = 1 << 30  # context of a model that states none
@@ -145,26 +146,36 @@ class HFPolicy:
 def load_model(config: ModelConfig) -> tuple[Any, Any]:
     """Model and tokenizer of a directory or hub name, on its device, with adapters if these are to be trained.
 
-    A directory never causes network traffic.
+    Where `model.path` holds adapters, the model is their base with the adapters on it; with `model.lora.enabled` they
+    are trained further. A directory never causes network traffic.
 
     Raises:
-        ConfigError: `model.path` or `model.device` cannot be used.
+        ConfigError: `model.path`, `model.base` or `model.device` cannot be used.
         PolicyError: the files are there, but do not load.
     """
     path, is_local = _resolve(config.path)
     device = device_of(config.device)
-    common = {"local_files_only": is_local}
     transformers.utils.logging.disable_progress_bar()  # two bars on one terminal garble each other; ours is of the run
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(path, **common)
-        model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, config.dtype), **common)
+        adapters = saved_at(path, is_local)
+        base, base_is_local = _base(config, adapters) if adapters else (path, is_local)
+        common = {"local_files_only": base_is_local}
+        speaks = not adapters or (Path(path) / "tokenizer_config.json").is_file()
+        tokenizer = transformers.AutoTokenizer.from_pretrained(path if speaks else base, **common)
+        model = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=getattr(torch, config.dtype), **common)
+        base = str(Path(base).resolve()) if base_is_local else base
+        if config.gradient_checkpointing:
+            with quiet():
+                model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        if adapters:
+            model = put_on(model, path, adapters, config.lora, base)
+    except ConfigError:
+        raise
     except Exception as error:  # the boundary: damaged files raise whatever their readers do
         line = " ".join(str(error).split())
         raise PolicyError(f"model.path = {config.path!r} does not load: {line}") from error
-    if config.gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    if config.lora.enabled:
-        model = _with_adapters(model, config.lora)
+    if config.lora.enabled and not adapters:
+        model = new_adapters(model, config.lora, base)
     return model.to(device).eval(), tokenizer
 
 
@@ -172,18 +183,68 @@ def context_length_of(config: ModelConfig) -> int:
     """Tokens that the model of `load_model` can hold, found without loading its weights.
 
     Raises:
-        ConfigError: `model.path` or `model.device` cannot be used.
+        ConfigError: `model.path`, `model.base` or `model.device` cannot be used.
         PolicyError: the model's own config does not load.
     """
-    path, is_local = _resolve(config.path)
     device_of(config.device)
-    if is_local and not (Path(path) / "config.json").is_file():
-        return UNLIMITED  # adapters: only their base model knows
+    return _context_length(architecture_of(config))
+
+
+def architecture_of(config: ModelConfig, *, download: bool = True) -> Any:
+    """The config by which transformers builds the model; of adapters that of their base.
+
+    Args:
+        config: names the model.
+        download: fetch it from the hub where it is not on this machine.
+
+    Raises:
+        ConfigError: `model.path` or `model.base` cannot be used.
+        PolicyError: it does not load.
+    """
+    path, is_local = _resolve(config.path)
     try:
-        return _context_length(transformers.AutoConfig.from_pretrained(path, local_files_only=is_local))
+        if adapters := saved_at(path, is_local or not download):
+            path, is_local = _base(config, adapters)
+        return transformers.AutoConfig.from_pretrained(path, local_files_only=is_local or not download)
+    except ConfigError:
+        raise
     except Exception as error:  # the boundary, as in `load_model`
         line = " ".join(str(error).split())
         raise PolicyError(f"model.path = {config.path!r} does not load: {line}") from error
+
+
+def is_here(config: ModelConfig) -> bool:
+    """Whether the weights are on this machine, so that `load_model` downloads nothing."""
+    path, is_local = _resolve(config.path)
+    if adapters := saved_at(path, is_local=True):
+        path, is_local = _base(config, adapters)
+    names = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+    return is_local or any(isinstance(try_to_load_from_cache(path, name), str) for name in names)
+
+
+def refuse_frozen(config: ModelConfig) -> None:
+    """Refuse to train all weights of what is a base and its adapters.
+
+    Raises:
+        ConfigError: `model.path` holds adapters, and `model.lora.enabled` is off.
+    """
+    if not config.lora.enabled and saved_at(*_resolve(config.path)):
+        raise ConfigError(
+            f"model.path = {config.path!r} holds adapters: set model.lora.enabled = true to train them further, or "
+            f"merge them first: trailnotes export {config.path} --merge --out DIR"
+        )
+
+
+def _base(config: ModelConfig, adapters: Any) -> tuple[str, bool]:
+    """Where the base of the adapters at `model.path` is, and whether that is a directory of this machine."""
+    named = config.base or adapters.base_model_name_or_path
+    try:
+        return _resolve(named or "")
+    except ConfigError as error:
+        raise ConfigError(
+            f"the adapters at model.path = {config.path!r} belong to the model {named!r}, which is not there: set "
+            "model.base to where it is"
+        ) from error
 
 
 def _resolve(path: str) -> tuple[str, bool]:
@@ -212,25 +273,6 @@ def device_of(name: str) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"model.device = {name!r}, but torch finds no GPU: write auto or cpu")
     return device
-
-
-def _with_adapters(model: Any, config: LoraConfig) -> Any:
-    import peft
-
-    targets = "all-linear" if config.target_modules is None else list(config.target_modules)
-    settings = peft.LoraConfig(
-        task_type="CAUSAL_LM",
-        r=config.rank,
-        lora_alpha=config.alpha,
-        lora_dropout=config.dropout,
-        target_modules=targets,
-    )
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # peft reads a property that transformers has renamed
-            return peft.get_peft_model(model, settings)
-    except ValueError as error:
-        raise ConfigError(f"model.lora.target_modules = {targets!r} does not fit this model: {error}") from error
 
 
 def _context_length(config: Any) -> int:

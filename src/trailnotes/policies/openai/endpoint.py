@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trailnotes.config.schema import EndpointConfig
-from trailnotes.errors import ConfigError, MissingExtraError, PolicyError
+from trailnotes.errors import ConfigError, MissingExtraError, PolicyError, how_to_install
 from trailnotes.policies.openai.answers import Amount, Query
 from trailnotes.policies.openai.faults import Trouble, explain, is_about_model, missing_model, passes, retry_after, said
 from trailnotes.types import FinishReason
@@ -18,7 +18,7 @@ from trailnotes.types import FinishReason
 try:
     from openai import APIConnectionError, APIStatusError, APITimeoutError, AsyncOpenAI
 except ModuleNotFoundError as missing:
-    raise MissingExtraError(f"{missing.name} is not installed: pip install 'trailnotes[openai]'") from missing
+    raise MissingExtraError(f"{missing.name} is not installed: {how_to_install('openai')}") from missing
 
 MAX_STOPS = 4  # that a request may have
 NO_KEY = "none"  # what is sent where there is no key: the client insists on one

@@ -1,0 +1,102 @@
+"""`trailnotes export`: the model of a run as a directory of its own, with adapters apart from their base or merged."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, get_args
+
+from trailnotes.commands.command import Command, argument
+from trailnotes.errors import ConfigError
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from trailnotes.config.schema import ModelConfig
+
+Dtype = Literal["float32", "bfloat16"]
+
+
+def export(
+    model_or_run: Path | str, out: Path, *, merge: bool = False, dtype: Dtype = "float32", base: str = ""
+) -> float | None:
+    """Write the model of a run as a Hugging Face directory.
+
+    Args:
+        model_or_run: run directory, checkpoint or model directory.
+        out: the directory, which must not hold anything yet.
+        merge: add adapters to their base in float32, for programs that take no adapters. Needs room for the base in
+            float32, in main memory and on disk.
+        dtype: what merged weights are rounded to.
+        base: where the adapters' base is, if not where they name it.
+
+    Returns:
+        Of merged adapters, the share of their change that rounding has lost; None for a copy.
+
+    Raises:
+        ConfigError: `out` is taken, or there is nothing to copy or to merge.
+        RunError: the run has no checkpoint, or a damaged one.
+    """
+    from trailnotes.config.schema import ModelConfig
+    from trailnotes.runs.players import examined
+    from trailnotes.storage.checkpoint import atomic_directory
+
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"{out} already exists: choose another --out, or remove it")
+    with examined(model_or_run) as subject:
+        model = Path(subject.model)
+        if not model.is_dir():
+            raise ConfigError(f"{model_or_run} is no run and no model directory: name one")
+        if merge:
+            acted = subject.trained.model.dtype if subject.trained else dtype
+            return _merge(out, dtype, ModelConfig(path=str(model), base=base, device="cpu", dtype=acted))
+        with atomic_directory(out) as aside:
+            shutil.copytree(model, aside, dirs_exist_ok=True)
+    return None
+
+
+def _merge(out: Path, dtype: Dtype, config: ModelConfig) -> float:
+    """`config` names the type that the base has acted in: what was learned was learned on the base as rounded to it."""
+    import torch
+
+    from trailnotes.learner.learner import export_model
+    from trailnotes.policies.hf.adapters import merged
+    from trailnotes.policies.hf.policy import load_model
+
+    if dtype == "bfloat16":
+        config = config.model_copy(update={"dtype": dtype})
+    adapted, tokenizer = load_model(config)
+    if not hasattr(adapted, "peft_config"):
+        raise ConfigError(f"{config.path} holds a whole model and no adapters: leave out --merge")
+    whole, lost = merged(adapted.float(), getattr(torch, dtype))
+    export_model(whole, out, tokenizer)
+    return lost
+
+
+def _run(args: Namespace) -> None:
+    lost = export(args.subject, args.out, merge=args.merge, dtype=args.dtype, base=args.base)
+    if lost is not None and args.dtype != "float32":
+        print(f"rounding to {args.dtype} has lost {lost:.0%} of what the adapters had changed")
+    print(f"model: {args.out}")
+
+
+EXPORT = Command(
+    name="export",
+    summary="the model of a run as a directory of its own",
+    about="Copy the last model of a run, or of a checkpoint. Trained adapters stay adapters, in peft's format; with "
+    "--merge they are added to their base in float32, for programs that take no adapters.",
+    example="trailnotes export runs/lora --merge --out models/merged",
+    run=_run,
+    arguments=(
+        argument("subject", metavar="RUN", help="a run directory (its last checkpoint), a checkpoint or a directory"),
+        argument("--out", type=Path, metavar="DIR", required=True, help="where the model goes"),
+        argument("--merge", action="store_true", help="add adapters to their base, in float32"),
+        argument(
+            "--dtype",
+            choices=get_args(Dtype),
+            default="float32",
+            help="round merged weights to this; bfloat16 may lose most of what was learned, and it is said how much",
+        ),
+        argument("--base", metavar="MODEL", default="", help="the adapters' base, if it is not where they name it"),
+    ),
+)

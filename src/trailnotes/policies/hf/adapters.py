@@ -1,0 +1,135 @@
+"""Low-rank adapters in peft's format: new ones, saved ones on their base, and merged ones.
+
+They stay apart from the base wherever a model acts, learns or is saved. A bfloat16 weight has 8 bits of mantissa, and
+what adapters learn at a low rate is smaller than its last one: added to such weights, most of it would be lost.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers.utils import find_adapter_config_file
+
+from trailnotes.config.schema import LoraConfig
+from trailnotes.errors import ConfigError
+
+WEIGHTS = "adapter_model.safetensors"
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without warnings that transformers has renamed what peft, or the oldest version that we allow, still calls so."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        yield
+
+
+def saved_at(path: str, is_local: bool) -> Any | None:
+    """Settings, as peft reads them, of the adapters in a directory or on the hub; None where a whole model is."""
+    if find_adapter_config_file(path, local_files_only=is_local) is None:
+        return None
+    import peft
+
+    return peft.PeftConfig.from_pretrained(path)
+
+
+def new_adapters(model: Any, config: LoraConfig, base: str) -> Any:
+    """A peft model around `model`, whose adapters change nothing yet.
+
+    Args:
+        model: a causal LM of transformers.
+        config: rank, scale, dropout, and the modules that get adapters.
+        base: directory or hub name of `model`, named again wherever the adapters are saved.
+
+    Raises:
+        ConfigError: the model has no such modules.
+    """
+    import peft
+
+    targets = "all-linear" if config.target_modules is None else list(config.target_modules)
+    settings = peft.LoraConfig(
+        task_type="CAUSAL_LM",
+        r=config.rank,
+        lora_alpha=config.alpha,
+        lora_dropout=config.dropout,
+        target_modules=targets,
+    )
+    try:
+        with quiet():
+            adapted = peft.get_peft_model(model, settings)
+    except ValueError as error:
+        raise ConfigError(f"model.lora.target_modules = {targets!r} does not fit this model: {error}") from error
+    settings.base_model_name_or_path = base  # peft puts what `model` calls itself, which may be a relative path
+    return adapted
+
+
+def put_on(model: Any, path: str, settings: Any, config: LoraConfig, base: str) -> Any:
+    """A peft model of the base `model` and the adapters saved at `path`; they are trained where `config` says so.
+
+    Raises:
+        ConfigError: `config` describes other adapters, or these are of a kind that is no part of the weights.
+    """
+    import peft
+
+    if settings.is_prompt_learning:
+        raise ConfigError(f"model.path = {path!r} holds {settings.peft_type.value}, not adapters of weights: name LoRA")
+    if config.enabled:
+        _refuse_others(path, settings, config)
+        settings.lora_dropout = config.dropout
+    settings.base_model_name_or_path = base
+    with quiet():
+        warnings.filterwarnings("error", "Found missing adapter keys")
+        return peft.PeftModel.from_pretrained(
+            model, path, is_trainable=config.enabled, config=settings, torch_device="cpu"
+        )
+
+
+def save_adapters(model: Any, path: Path) -> None:
+    """Write adapters, without their base, into the directory `path`: ``adapter_config.json`` names the base."""
+    model.save_pretrained(path, save_embedding_layers=False)  # peft's "auto" asks the hub about the base
+    (path / "README.md").unlink(missing_ok=True)  # a form that nobody has filled in
+
+
+@torch.no_grad()
+def merged(model: Any, dtype: torch.dtype = torch.float32) -> tuple[Any, float]:
+    """The base with its adapters added, which takes the place of `model`.
+
+    Args:
+        model: a peft model in float32.
+        dtype: what the sum is rounded to.
+
+    Returns:
+        The model, and how much of what the adapters had changed is lost in rounding: the norm of the error divided by
+        the norm of the change, over all adapted weights. (A base that is no number of `dtype` loses more than that.)
+    """
+    error = change = 0.0
+    for module in model.modules():
+        if hasattr(module, "get_delta_weight") and hasattr(module, "base_layer"):
+            for name in module.active_adapters:
+                delta = module.get_delta_weight(name)
+                total = module.base_layer.weight + delta
+                error += float((total.to(dtype).float() - total).square().sum(dtype=torch.float64))
+                change += float(delta.square().sum(dtype=torch.float64))
+    return model.merge_and_unload().to(dtype), math.sqrt(error / change) if change else 0.0
+
+
+def _refuse_others(path: str, settings: Any, config: LoraConfig) -> None:
+    """Refuse to train adapters that differ from what the config says."""
+    found: dict[str, Any] = {"rank": getattr(settings, "r", None), "alpha": getattr(settings, "lora_alpha", None)}
+    wanted: dict[str, Any] = {"rank": config.rank, "alpha": config.alpha}
+    targets = settings.target_modules
+    if config.target_modules is not None and not isinstance(targets, str):
+        found |= {"target_modules": sorted(targets)}
+        wanted |= {"target_modules": sorted(config.target_modules)}
+    for name, value in found.items():
+        if value != wanted[name]:
+            raise ConfigError(
+                f"model.lora.{name} = {wanted[name]!r}, but the adapters at model.path = {path!r} have {value!r}: "
+                f"set model.lora.{name} to that, or merge them first: trailnotes export {path} --merge --out DIR"
+            )

@@ -1,0 +1,48 @@
+"""What a start needs to have installed, looked up before anything is compiled, loaded or written."""
+
+from __future__ import annotations
+
+from trailnotes.config.methods import method_of
+from trailnotes.config.schema import OPENAI, Config
+from trailnotes.envs import EXTRAS
+from trailnotes.errors import MissingExtraError, how_to_install, missing_package
+from trailnotes.runs.players import RANDOM
+
+
+def refuse_missing(config: Config, model: str | None = None) -> None:
+    """Refuse settings whose optional packages are not all installed. None of them is imported.
+
+    Args:
+        config: of a start.
+        model: who plays, where that is not `config.model.path`.
+
+    Raises:
+        MissingExtraError: one line that names each package, the setting that needs it, and the command that brings all.
+    """
+    absent = {extra: (missing_package(extra), why) for extra, why in _wanted(config, model).items()}
+    lacking = {extra: f"{why} needs the package {package}" for extra, (package, why) in absent.items() if package}
+    if lacking:
+        raise MissingExtraError(f"{'; '.join(lacking.values())}: {how_to_install(*lacking)}")
+
+
+def _wanted(config: Config, model: str | None) -> dict[str, str]:
+    """Extra -> the setting that asks for it."""
+    wanted = {}
+    if extra := EXTRAS.get(config.env.name):
+        wanted[extra] = f"env.name = {config.env.name!r}"
+    path = config.model.path if model is None else model
+    if path.startswith(OPENAI):
+        wanted["openai"] = f"model.path = {path!r}"
+    elif path != RANDOM:
+        wanted["train"] = f"model.path = {path!r}"
+    if config.run.tensorboard:
+        wanted["tensorboard"] = "run.tensorboard"
+    if config.memory.embedder != "hashing" and _embeds(config):
+        wanted["embed"] = f"memory.embedder = {config.memory.embedder!r}"
+    return wanted
+
+
+def _embeds(config: Config) -> bool:
+    """Whether texts are embedded from the first turn on; other methods look for an embedder when they come to it."""
+    name = config.algorithm.name
+    return method_of(name).memory or name == "empo2-tips" or config.algorithm.intrinsic != "none"

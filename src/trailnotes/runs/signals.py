@@ -1,0 +1,60 @@
+"""Signals that ask a process to end: SIGINT (Ctrl-C), SIGTERM, and SIGHUP, which a closed terminal sends."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+from trailnotes.errors import Interrupted
+
+
+@contextlib.contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP end this process as Ctrl-C does, so that locks, files and processes are left in order.
+
+    Raises:
+        Interrupted: one of them came.
+    """
+    with _handled((signal.SIGTERM, signal.SIGHUP), _interrupt):
+        yield
+
+
+@contextlib.contextmanager
+def asked_by_signals(ask: Callable[[], None]) -> Iterator[list[int]]:
+    """The first signal calls `ask`, and its number is in the list given; the second ends the process at once.
+
+    Plain handlers, not those of the event loop, which does not come round while the learner computes.
+
+    Raises:
+        Interrupted: a second one came.
+    """
+    received: list[int] = []
+
+    def first(number: int, frame: object) -> None:
+        if received:
+            _interrupt(number, frame)
+        received.append(number)
+        ask()
+
+    with _handled((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), first):
+        yield received
+
+
+@contextlib.contextmanager
+def _handled(numbers: Sequence[signal.Signals], handler: Callable[[int, object], None]) -> Iterator[None]:
+    """Only the main thread may handle signals; and under nohup SIGHUP stays ignored."""
+    wanted = [n for n in numbers if n != signal.SIGHUP or signal.getsignal(n) is not signal.SIG_IGN]
+    if threading.current_thread() is not threading.main_thread():
+        wanted = []
+    before = {number: signal.signal(number, handler) for number in wanted}
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
+
+
+def _interrupt(number: int, _frame: object) -> None:
+    raise Interrupted(number)

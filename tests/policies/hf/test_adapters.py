@@ -1,0 +1,145 @@
+"""Adapters apart from their base: saved, found again, merged on request."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tiny import tiny_model
+from trailnotes.config.schema import LoraConfig, ModelConfig
+from trailnotes.errors import ConfigError, PolicyError
+from trailnotes.learner.learner import export_model
+from trailnotes.policies.hf.adapters import merged, new_adapters
+from trailnotes.policies.hf.policy import context_length_of, load_model, refuse_frozen
+
+IDS = torch.tensor([[5, 6, 7, 8]])
+
+
+def settings(path: Path, **values: Any) -> ModelConfig:
+    return ModelConfig(**{"path": str(path), "device": "cpu"} | values)
+
+
+def with_adapters(start: Path, dtype: str = "float32", size: float = 0.01) -> tuple[Any, Any]:
+    """A peft model whose B matrices are drawn, and its tokenizer."""
+    model, tokenizer = load_model(settings(start, dtype=dtype, lora=LoraConfig(enabled=True, rank=4)))
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=size)
+    return model, tokenizer
+
+
+@pytest.fixture
+def saved(start_model: Path, tmp_path: Path) -> Path:
+    model, tokenizer = with_adapters(start_model)
+    export_model(model, tmp_path / "adapters", tokenizer)
+    return tmp_path / "adapters"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_was_saved_is_what_acts(dtype: str, start_model: Path, tmp_path: Path) -> None:
+    model, tokenizer = with_adapters(start_model, dtype, size=1e-4)
+    export_model(model, tmp_path / "adapters", tokenizer)
+    again, own = load_model(settings(tmp_path / "adapters", dtype=dtype))
+    assert torch.equal(again(IDS).logits, model(IDS).logits)
+    assert own.get_vocab() == tokenizer.get_vocab()
+    about = json.loads((tmp_path / "adapters" / "adapter_config.json").read_text())
+    assert about["base_model_name_or_path"] == str(start_model.resolve())
+
+
+def test_a_base_that_has_moved_is_asked_for_and_found(saved: Path, start_model: Path, tmp_path: Path) -> None:
+    shutil.copytree(start_model, tmp_path / "moved")
+    about = json.loads((saved / "adapter_config.json").read_text())
+    (saved / "adapter_config.json").write_text(json.dumps(about | {"base_model_name_or_path": str(tmp_path / "gone")}))
+    with pytest.raises(ConfigError, match=r"belong to the model '.*gone', which is not there: set model\.base"):
+        load_model(settings(saved))
+    with pytest.raises(ConfigError, match=r"set model\.base"):
+        context_length_of(settings(saved))
+    model, _ = load_model(settings(saved, base=str(tmp_path / "moved")))
+    assert torch.equal(model(IDS).logits, with_adapters(start_model)[0](IDS).logits)
+
+
+def test_their_context_is_that_of_their_base_and_so_is_a_missing_tokenizer(saved: Path, start_model: Path) -> None:
+    assert context_length_of(settings(saved)) == context_length_of(settings(start_model)) == 256
+    for file in saved.glob("*token*"):
+        file.unlink()
+    assert load_model(settings(saved))[1].get_vocab() == load_model(settings(start_model))[1].get_vocab()
+
+
+def test_they_are_trained_further_only_as_they_are(saved: Path) -> None:
+    again, _ = load_model(settings(saved, lora=LoraConfig(enabled=True, rank=4, dropout=0.2)))
+    trained = {name for name, parameter in again.named_parameters() if parameter.requires_grad}
+    assert trained == {name for name, _ in again.named_parameters() if "lora_" in name}
+    assert {m.p for name, m in again.named_modules() if isinstance(m, torch.nn.Dropout) and "lora" in name} == {0.2}
+    for lora, word in [({"rank": 8}, "rank"), ({"rank": 4, "alpha": 1.0}, "alpha")]:
+        with pytest.raises(ConfigError, match=rf"set model\.lora\.{word} to that, or merge them first"):
+            load_model(settings(saved, lora=LoraConfig(enabled=True, **lora)))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"model\.lora\.target_modules = \['q_proj'\]"):
+        load_model(settings(saved, lora=LoraConfig(enabled=True, rank=4, target_modules=("q_proj",))))
+    with pytest.raises(ConfigError, match=r"model\.lora\.enabled = true"):
+        refuse_frozen(settings(saved))
+
+
+def test_adapters_that_lack_a_part_do_not_load(saved: Path) -> None:
+    tensors = load_file(saved / "adapter_model.safetensors")
+    tensors.pop(min(tensors))
+    save_file(tensors, saved / "adapter_model.safetensors")
+    with pytest.raises(PolicyError, match="does not load: Found missing adapter keys"):
+        load_model(settings(saved))
+
+
+def test_adapters_of_another_nature_are_refused(saved: Path) -> None:
+    about = {"peft_type": "PROMPT_TUNING", "task_type": "CAUSAL_LM", "num_virtual_tokens": 2}
+    own = json.loads((saved / "adapter_config.json").read_text())
+    about["base_model_name_or_path"] = own["base_model_name_or_path"]
+    (saved / "adapter_config.json").write_text(json.dumps(about))
+    with pytest.raises(ConfigError, match="holds PROMPT_TUNING"):
+        load_model(settings(saved))
+
+
+def test_merging_in_float32_loses_nothing_and_bfloat16_most(start_model: Path) -> None:
+    for dtype, low, high in [(torch.float32, 0.0, 1e-3), (torch.bfloat16, 0.5, 1.1)]:
+        model, _ = with_adapters(start_model, size=1e-5)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if "lora_" not in name:
+                    parameter.copy_(parameter.bfloat16().float())  # the base as it is on disk
+            applied = model(IDS).logits
+            whole, lost = merged(model, dtype)
+        assert low <= lost <= high
+        assert whole.dtype == dtype
+        assert not any("lora" in name for name, _ in whole.named_parameters())
+        if dtype == torch.float32:
+            torch.testing.assert_close(whole(IDS).logits, applied, rtol=1e-5, atol=1e-6)
+
+
+def test_the_share_that_is_lost_by_hand() -> None:
+    """One weight of 1 and a change of 2^-9: bfloat16 has no number between 1 and 1 + 2^-7, so all of it is lost."""
+    model = tiny_model()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(1.0)
+    adapted = new_adapters(model, LoraConfig(rank=1, alpha=1.0, target_modules=("q_proj",)), base="")
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_" in name:
+                parameter.fill_(2**-4 if "lora_A" in name else 2**-5)
+    assert merged(adapted, torch.bfloat16)[1] == 1.0
+
+
+def test_a_base_named_by_a_relative_path_is_found_from_anywhere(
+    start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(start_model.parent)
+    model, tokenizer = with_adapters(Path(start_model.name))
+    export_model(model, tmp_path / "adapters", tokenizer)
+    monkeypatch.chdir(tmp_path)
+    again, _ = load_model(settings(tmp_path / "adapters"))
+    assert torch.equal(again(IDS).logits, model(IDS).logits)

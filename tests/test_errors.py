@@ -1,0 +1,77 @@
+"""What an error advises works where it is read."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import re
+import shlex
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from trailnotes import errors
+from trailnotes.errors import PACKAGES, how_to_install, missing_package
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_in_a_clone_it_is_the_clone_that_gets_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    assert how_to_install("train").endswith("pip install -e '.[train]'")
+    monkeypatch.chdir(tmp_path)
+    *_, install, editable, source = shlex.split(how_to_install("train", "plot"))
+    assert (install, editable, source) == ("install", "-e", f"{ROOT}[train,plot]")
+
+
+def test_pip_is_that_of_this_interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert how_to_install("plot").startswith(f"{sys.executable} -m pip install ")
+    uv = tmp_path / "uv"
+    uv.touch(0o755)
+    monkeypatch.setitem(sys.modules, "pip", None)
+    assert how_to_install("plot").startswith(f"uv pip install --python {sys.executable} ")
+
+
+@pytest.mark.parametrize(
+    ("origin", "command"),
+    [
+        ({"url": "file://{}", "dir_info": {}}, "pip install '{}[train]'"),
+        ({"url": "file:///gone", "dir_info": {}}, "pip install '.[train]' in a clone of Trailnotes"),
+        (
+            {"url": "https://host.example/a/b.git", "vcs_info": {"vcs": "git", "commit_id": "0b40"}},
+            "pip install 'trailnotes[train] @ git+https://host.example/a/b.git@0b40'",
+        ),
+        (
+            {"url": "https://me:secret@host.example/b.git", "vcs_info": {"vcs": "git", "commit_id": "0b40"}},
+            "pip install '.[train]' in a clone of Trailnotes",
+        ),
+        (None, "pip install '.[train]' in a clone of Trailnotes"),
+    ],
+)
+def test_installed_from_elsewhere_it_is_where_pip_had_it_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, origin: dict[str, Any] | None, command: str
+) -> None:
+    text = None if origin is None else json.dumps(origin).replace("file://{}", f"file://{tmp_path}")
+    found = SimpleNamespace(read_text=lambda name: text if name == "direct_url.json" else None)
+    monkeypatch.setattr(importlib.metadata, "distribution", lambda _: found)
+    monkeypatch.setattr(errors, "__file__", str(tmp_path / "lib" / "site-packages" / "trailnotes" / "errors.py"))
+    assert how_to_install("train").endswith(command.replace("{}", str(tmp_path)))
+
+
+def test_the_extras_are_those_of_the_package() -> None:
+    import tomllib
+
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert set(PACKAGES) == set(extras) - {"dev"}
+    assert missing_package("train") == ""
+
+
+def test_no_message_advises_an_index() -> None:
+    advising = [
+        path for path in (ROOT / "src").rglob("*.py") if re.search(r"install ['\"]?trailnotes", path.read_text())
+    ]
+    assert not advising, "errors.how_to_install words the command"
