@@ -131,7 +131,7 @@ HOUSE = {
     "policies/hf": """
         __init__
         policy
-        engine
+        engine hub
         decoder
         network
     """,

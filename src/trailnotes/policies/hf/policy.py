@@ -20,6 +20,7 @@ try:
     from trailnotes.policies.chat import ChatFormat
     from trailnotes.policies.hf.decoder import MAX_TOKENS, make_decoder
     from trailnotes.policies.hf.engine import Engine
+    from trailnotes.policies.hf.hub import only_in_cache
     from trailnotes.policies.hf.network import Network
 except ModuleNotFoundError as missing:
     raise MissingExtraError(f"{missing.name} is not installed: {how_to_install('train')}") from missing
@@ -167,7 +168,7 @@ def context_length_of(config: ModelConfig) -> int:
     """
     path, is_local = _resolve(config.path)
     device_of(config.device)
-    if is_local and not (Path(path) / "config.json").is_file():
+    if Path(path).is_dir() and not (Path(path) / "config.json").is_file():
         return UNLIMITED  # adapters: only their base model knows
     try:
         return _context_length(transformers.AutoConfig.from_pretrained(path, local_files_only=is_local))
@@ -177,7 +178,7 @@ def context_length_of(config: ModelConfig) -> int:
 
 
 def _resolve(path: str) -> tuple[str, bool]:
-    """Where the model is, and whether that is a directory of this machine."""
+    """Where the model is, and whether all of it is on this machine."""
     if not path:
         raise ConfigError("model.path is empty: name a model directory (trailnotes warmstart makes a small one)")
     local = Path(path).expanduser()
@@ -187,7 +188,7 @@ def _resolve(path: str) -> tuple[str, bool]:
         return str(local), True
     if local.exists() or path.startswith((".", "/", "~")) or path.count("/") > 1:
         raise ConfigError(f"model.path = {path!r}: there is no such directory")
-    return path, False
+    return path, only_in_cache(path)
 
 
 def device_of(name: str) -> torch.device:
