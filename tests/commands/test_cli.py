@@ -316,6 +316,9 @@ def test_envs_list_marks_what_is_not_installed(
         assert said[2].startswith(how_to_install("textworld"))
         assert "\nwaymarks-simulator" not in said[0]
     assert max(len(line) for line in text.splitlines() if "not installed" not in line) <= 100
+    assert main(["envs", "check", "waymarks"]) == 2
+    missing = f"trailnotes: waymarks needs the package jericho: {how_to_install('textworld')}\n"
+    assert capsys.readouterr().err == missing
 
 
 def test_envs_list_says_what_cannot_be_used(
