@@ -132,7 +132,7 @@ HOUSE = {
     "policies/hf": """
         __init__
         policy
-        adapters engine
+        adapters engine hub
         decoder
         network
     """,

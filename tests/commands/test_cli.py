@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import trailnotes
-from trailnotes.commands import TABLE, main
+from trailnotes.commands import QUIET, TABLE, main
 from trailnotes.commands.command import Command, Group, page, parse
 from trailnotes.config.schema import Config, MemoryConfig
 from trailnotes.config.toml import load_config
@@ -170,6 +170,21 @@ def test_other_missing_modules_and_bugs_are_not_hidden(fake: Any) -> None:
         main(["diagnose", "runs/a"])
 
 
+def test_libraries_say_nothing_beside_the_one_line(tmp_path: Path) -> None:
+    (tmp_path / "noisy.py").write_text(
+        "import os, warnings\n"
+        "warnings.warn('raw', FutureWarning)\n"
+        "raise ValueError(os.environ['HF_HUB_DISABLE_PROGRESS_BARS'] + os.environ['TRANSFORMERS_VERBOSITY'])\n"
+    )
+    command = [sys.executable, "-m", "trailnotes", "envs", "check", "noisy:Env"]
+    env = {name: value for name, value in os.environ.items() if name not in {"PYTHONWARNINGS", *QUIET}}
+    quiet = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert quiet.stderr == "trailnotes: env.name = 'noisy:Env': importing noisy raised ValueError: 1error\n"
+    env["TRANSFORMERS_VERBOSITY"] = "info"
+    loud = subprocess.run([*command, "--debug"], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert "FutureWarning: raw" in loud.stderr
+
+
 def test_a_reader_that_has_seen_enough_is_no_error() -> None:
     command = f"{shlex.quote(sys.executable)} -m trailnotes config show | head -n 1"
     done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)
@@ -303,6 +318,9 @@ def test_envs_list_marks_what_is_not_installed(
         assert said[2].startswith(how_to_install("textworld"))
         assert "\nwaymarks-simulator" not in said[0]
     assert max(len(line) for line in text.splitlines() if "not installed" not in line) <= 100
+    assert main(["envs", "check", "waymarks"]) == 2
+    missing = f"trailnotes: waymarks needs the package jericho: {how_to_install('textworld')}\n"
+    assert capsys.readouterr().err == missing
 
 
 def test_envs_list_says_what_cannot_be_used(

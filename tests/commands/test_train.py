@@ -30,7 +30,7 @@ from trailnotes.commands import main
 from trailnotes.commands.train import train
 from trailnotes.config.presets import PRESETS
 from trailnotes.config.schema import Config
-from trailnotes.config.toml import to_toml
+from trailnotes.config.toml import load_config, to_toml
 from trailnotes.errors import ConfigError, Interrupted, RunError
 from trailnotes.learner.learner import Learner
 from trailnotes.policies.hf.policy import load_model
@@ -230,6 +230,15 @@ def test_a_command_that_was_asked_to_stop_exits_as_the_shell_expects(
     assert checkpoint.latest(run / "checkpoints") == run / "checkpoints" / f"step-{done:06d}"
     assert run_command(words, run) == 0
     assert differences(alone, run) == SAME
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_other_commands_exit_as_the_shell_expects_too(tmp_path: Path, words: list[str], number: signal.Signals) -> None:
+    config, out = words[1], tmp_path / "out"
+    model = load_config(Path(config)).model.path
+    command = ["adapt", model, "--method", "naive", "--config", config, "--out", str(out)]
+    assert run_command(command, out / "phases", 3, number) == 128 + number
+    assert run_command(command, out / "phases") == 0, "nothing is left in the way"
 
 
 # --- in the way

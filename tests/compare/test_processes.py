@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import sys
@@ -153,6 +154,18 @@ def test_whoever_interrupts_has_each_process_asked_once_to_save(
     assert not any(alive(pid_of(job)) for job in jobs)
     assert ends == {"one": 0, "two": 0}, "what an interrupted process took is not forgotten"
     assert "the same command resumes from here" in capsys.readouterr().out
+
+
+def test_a_closed_terminal_keeps_nobody_from_being_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = a_job(tmp_path, "one", GOOD_SLEEPER)
+
+    def gone(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("builtins.print", gone)
+    with pytest.raises(KeyboardInterrupt):
+        run_jobs([job], 1, watch=interrupt_when_begun(job), on_end=failure)
+    assert (job.directory / "saved").exists()
 
 
 def test_a_process_that_will_not_stop_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,4 +97,6 @@ def test_a_comparison_looks_before_it_compiles(tmp_path: Path, monkeypatch: pyte
     without(monkeypatch, "torch")
     with pytest.raises(MissingExtraError, match="needs the package torch"):
         comparison.compare_run(plan, out=tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "out" / "runs").exists()
+    with pytest.raises(MissingExtraError, match="needs the package torch"):
+        comparison.describe(plan, tmp_path / "out")

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import traceback
+import warnings
 from collections.abc import Sequence
 
 from trailnotes.commands import compare, config, envs, memory
@@ -42,6 +43,12 @@ TABLE: Table = (
     Group("envs", "environments", envs.COMMANDS),
 )
 
+QUIET = {
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",  # those of transformers, too
+    "HF_HUB_VERBOSITY": "error",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
+}
 _EXTRAS = {package: extra for extra, packages in PACKAGES.items() for package in packages}
 
 
@@ -51,6 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     argparse itself exits with 2 for a command line that it cannot read.
     """
     args = parse(TABLE, sys.argv[1:] if argv is None else argv)
+    if argv is None and not args.debug:
+        _silence_libraries()
     logging.basicConfig(level=logging.DEBUG if args.debug else logging.WARNING, format="%(levelname)s: %(message)s")
     try:
         with ended_by_signals():
@@ -71,6 +80,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         return _fail(f"{error.filename or 'system error'}: {error.strerror or error}", debug=args.debug)
     return 0
+
+
+def _silence_libraries() -> None:
+    """Bars and warnings of libraries that are not loaded yet; whoever asks for them in the environment gets them."""
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    if not sys.warnoptions:
+        warnings.simplefilter("ignore")
 
 
 def _fail(text: str, *, debug: bool, code: int = 2) -> int:

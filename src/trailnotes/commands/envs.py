@@ -35,8 +35,11 @@ def _list(_: Namespace) -> None:
 
 def _check(args: Namespace) -> None:
     from trailnotes.config.toml import load_config
-    from trailnotes.envs import check_env, env_class
+    from trailnotes.envs import EXTRAS, check_env, env_class
+    from trailnotes.errors import MissingExtraError, how_to_install, missing_package
 
+    if args.name in EXTRAS and (package := missing_package(EXTRAS[args.name])):
+        raise MissingExtraError(f"{args.name} needs the package {package}: {how_to_install(EXTRAS[args.name])}")
     options = load_config(None, args.settings).env.options
     skipped = check_env(functools.partial(env_class(args.name), **options))
     print(f"{args.name} keeps the contract")

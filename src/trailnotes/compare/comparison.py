@@ -24,7 +24,7 @@ from trailnotes.compare.published.figures import PANELS
 from trailnotes.compare.published.page import to_json, to_markdown
 from trailnotes.compare.published.table import Comparison, compare
 from trailnotes.compare.results import Result, read_result
-from trailnotes.compare.running import compile_games, go_through, left_of, refuse_changed, stages_of
+from trailnotes.compare.running import Stage, compile_games, go_through, left_of, refuse_changed, stages_of
 from trailnotes.compare.summary import Question, Summary, summarise
 from trailnotes.config.methods import method_of
 from trailnotes.errors import MissingExtraError, RunError
@@ -76,8 +76,6 @@ def run_plan(plan: Plan, path: Path, out: Path, *, at_once: int | None = None, t
     """
     runs = runs_of(plan, path, out)
     refuse_changed(runs)
-    for run in runs:
-        refuse_missing(run.config)
     out.mkdir(parents=True, exist_ok=True)
     lock = RunLock(out / "lock")
     try:
@@ -86,12 +84,19 @@ def run_plan(plan: Plan, path: Path, out: Path, *, at_once: int | None = None, t
         left = left_of(runs)
         missing: dict[str, str] = {}
         if left:
+            _refuse_missing(left)
             compile_games(stage.run for stage in left)
             with ended_by_signals(), Board(runs, left) as board:
                 missing = go_through(left, at_once or plan.compare.jobs, board.update)
         return _conclude(plan, runs, missing, out)
     finally:
         lock.release()
+
+
+def _refuse_missing(stages: Sequence[Stage]) -> None:
+    """What any of the runs needs must be there before the first begins; a comparison that is finished needs nothing."""
+    for stage in stages:
+        refuse_missing(stage.run.config)
 
 
 def _conclude(plan: Plan, runs: Sequence[PlannedRun], missing: dict[str, str], out: Path) -> Summary:
@@ -164,7 +169,9 @@ def describe(path: Path, out: Path | None) -> str:
     out = place_of(plan, out)
     runs = runs_of(plan, path, out)
     refuse_changed(runs)
-    left = {stage.job.name for stage in left_of(runs)}
+    stages_left = left_of(runs)
+    _refuse_missing(stages_left)
+    left = {stage.job.name for stage in stages_left}
     lines = [f"{len(runs)} runs, {plan.compare.jobs} side by side, in {out}", ""]
     for name, label in plan.labels().items():
         own = dotted(plan.methods[name].settings)

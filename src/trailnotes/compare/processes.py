@@ -6,6 +6,7 @@ it is killed.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -164,7 +165,7 @@ def stop(processes: Sequence[Process]) -> None:
     """Ask to stop, which finishes the iteration and saves; a second interrupt, or too long a wait, kills."""
     alive = [process for process in processes if process.poll() is None]
     if alive:
-        print("stopping after the iterations under way; interrupt again to stop at once", flush=True)
+        _say("stopping after the iterations under way; interrupt again to stop at once")
     try:
         for process in alive:
             process.terminate()
@@ -175,4 +176,10 @@ def stop(processes: Sequence[Process]) -> None:
         for process in alive:
             process.kill()
     if alive:
-        print("stopped; the same command resumes from here", flush=True)
+        _say("stopped; the same command resumes from here")
+
+
+def _say(text: str) -> None:
+    """A terminal that has been closed keeps nobody from stopping."""
+    with contextlib.suppress(OSError):
+        print(text, flush=True)

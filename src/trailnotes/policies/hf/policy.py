@@ -23,6 +23,7 @@ try:
     from trailnotes.policies.hf.adapters import new_adapters, put_on, quiet, saved_at
     from trailnotes.policies.hf.decoder import MAX_TOKENS, make_decoder
     from trailnotes.policies.hf.engine import Engine
+    from trailnotes.policies.hf.hub import only_in_cache
     from trailnotes.policies.hf.network import Network
 except ModuleNotFoundError as missing:
     raise MissingExtraError(f"{missing.name} is not installed: {how_to_install('train')}") from missing
@@ -201,11 +202,11 @@ def architecture_of(config: ModelConfig, *, download: bool = True) -> Any:
         ConfigError: `model.path` or `model.base` cannot be used.
         PolicyError: it does not load.
     """
-    path, is_local = _resolve(config.path)
+    path, is_local = _resolve(config.path, download=download)
     try:
-        if adapters := saved_at(path, is_local or not download):
-            path, is_local = _base(config, adapters)
-        return transformers.AutoConfig.from_pretrained(path, local_files_only=is_local or not download)
+        if adapters := saved_at(path, is_local):
+            path, is_local = _base(config, adapters, download=download)
+        return transformers.AutoConfig.from_pretrained(path, local_files_only=is_local)
     except ConfigError:
         raise
     except Exception as error:  # the boundary, as in `load_model`
@@ -215,11 +216,11 @@ def architecture_of(config: ModelConfig, *, download: bool = True) -> Any:
 
 def is_here(config: ModelConfig) -> bool:
     """Whether the weights are on this machine, so that `load_model` downloads nothing."""
-    path, is_local = _resolve(config.path)
+    path, _ = _resolve(config.path, download=False)
     if adapters := saved_at(path, is_local=True):
-        path, is_local = _base(config, adapters)
+        path, _ = _base(config, adapters, download=False)
     names = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
-    return is_local or any(isinstance(try_to_load_from_cache(path, name), str) for name in names)
+    return Path(path).is_dir() or any(isinstance(try_to_load_from_cache(path, name), str) for name in names)
 
 
 def refuse_frozen(config: ModelConfig) -> None:
@@ -235,11 +236,11 @@ def refuse_frozen(config: ModelConfig) -> None:
         )
 
 
-def _base(config: ModelConfig, adapters: Any) -> tuple[str, bool]:
-    """Where the base of the adapters at `model.path` is, and whether that is a directory of this machine."""
+def _base(config: ModelConfig, adapters: Any, *, download: bool = True) -> tuple[str, bool]:
+    """Where the base of the adapters at `model.path` is, and whether it is read from this machine alone."""
     named = config.base or adapters.base_model_name_or_path
     try:
-        return _resolve(named or "")
+        return _resolve(named or "", download=download)
     except ConfigError as error:
         raise ConfigError(
             f"the adapters at model.path = {config.path!r} belong to the model {named!r}, which is not there: set "
@@ -247,8 +248,8 @@ def _base(config: ModelConfig, adapters: Any) -> tuple[str, bool]:
         ) from error
 
 
-def _resolve(path: str) -> tuple[str, bool]:
-    """Where the model is, and whether that is a directory of this machine."""
+def _resolve(path: str, *, download: bool = True) -> tuple[str, bool]:
+    """Where the model is, and whether it is read from this machine alone; without `download` the hub is not asked."""
     if not path:
         raise ConfigError("model.path is empty: name a model directory (trailnotes warmstart makes a small one)")
     local = Path(path).expanduser()
@@ -259,7 +260,7 @@ def _resolve(path: str) -> tuple[str, bool]:
     if local.exists() or path.startswith((".", "/", "~")) or path.count("/") > 1:
         raise ConfigError(f"model.path = {path!r}: there is no such directory")
     logging.getLogger("huggingface_hub").handlers.clear()  # it prints its warnings, and hands them on to be printed
-    return path, False
+    return path, not download or only_in_cache(path)
 
 
 def device_of(name: str) -> torch.device:

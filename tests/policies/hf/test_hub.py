@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import huggingface_hub
+import pytest
+from huggingface_hub import HfApi
+from huggingface_hub.errors import RepositoryNotFoundError
+
+from trailnotes.config.schema import ModelConfig
+from trailnotes.errors import PolicyError
+from trailnotes.policies.hf.hub import only_in_cache
+from trailnotes.policies.hf.policy import context_length_of
+
+NAME = "some/model"
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    only_in_cache.cache_clear()
+    yield
+    only_in_cache.cache_clear()
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names that the hub was asked for; it cannot be reached."""
+    names: list[str] = []
+
+    def unreachable(_: HfApi, name: str, **options: Any) -> None:
+        names.append(name)
+        raise ConnectionError("Name or service\nnot known")
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(HfApi, "model_info", unreachable)
+    return names
+
+
+def cached(monkeypatch: pytest.MonkeyPatch, path: Path | None) -> None:
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_: str(path) if path else None)
+
+
+def test_a_hub_out_of_reach_is_asked_once_and_named_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, asked: list[str]
+) -> None:
+    cached(monkeypatch, None)
+    with pytest.raises(
+        PolicyError, match=r"model\.path = 'some/model' is no directory here and not in the cache"
+    ) as caught:
+        context_length_of(ModelConfig(path=NAME))
+    assert "\n" not in str(caught.value)
+    assert asked == [NAME]
+
+
+def test_what_is_in_the_cache_needs_no_hub(
+    monkeypatch: pytest.MonkeyPatch, asked: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cached(monkeypatch, tmp_path / "config.json")
+    assert [only_in_cache(NAME) for _ in range(3)] == [True] * 3
+    assert asked == [NAME]
+    assert [record.getMessage() for record in caplog.records] == [
+        "the hub cannot be reached: some/model is read from the cache"
+    ]
+
+
+def test_a_model_that_the_hub_does_not_have_is_named(monkeypatch: pytest.MonkeyPatch, asked: list[str]) -> None:
+    def unknown(*_: Any, **options: Any) -> None:
+        response: Any = SimpleNamespace(status_code=404, headers={}, request=None)
+        raise RepositoryNotFoundError("many\nlines", response=response)
+
+    monkeypatch.setattr(HfApi, "model_info", unknown)
+    cached(monkeypatch, None)
+    with pytest.raises(PolicyError, match=r"a model of that name \(status 404\)"):
+        only_in_cache(NAME)
+
+
+def test_a_first_download_is_announced(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(HfApi, "model_info", lambda *_, **__: None)
+    cached(monkeypatch, None)
+    with caplog.at_level(logging.WARNING):
+        assert only_in_cache(NAME) is False
+    assert "some/model is not in the cache yet: fetching it" in caplog.text
