@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from trailnotes.config.schema import Config
     from trailnotes.runs.directory import RunDir
     from trailnotes.runs.training import TrainingRun
+    from trailnotes.types import Tip
 
 MEGABYTE = 1 << 20
 
@@ -33,6 +34,7 @@ def train(
     run_dir: Path,
     *,
     allow_change: Sequence[str] = (),
+    memory: Path | None = None,
 ) -> Path:
     """Train `config.algorithm` until it is done, and return the directory of the last model.
 
@@ -43,9 +45,12 @@ def train(
         config: the whole configuration.
         run_dir: directory of the run; made if it does not exist.
         allow_change: keys that may differ from those of the run that is resumed.
+        memory: tips to begin with: what `trailnotes memory export` wrote, a memory file, or a run directory. A run that
+            has begun keeps its own.
 
     Raises:
         ConfigError: a setting that cannot work, before anything is built or written.
+        MemoryStoreError: `memory` cannot be read; likewise.
         RunError: the directory is in use, damaged, or belongs to another config; or it cannot be written.
         KeyboardInterrupt: interrupted twice; what the last checkpoint holds is safe.
     """
@@ -54,16 +59,17 @@ def train(
     from trailnotes.runs.directory import RunDir
 
     _refuse_early(config)
+    tips = _tips_for(config, memory) if memory is not None else ()
     with RunDir.open(run_dir, config, allow_change=allow_change) as directory:
-        return asyncio.run(_train(config, directory))
+        return asyncio.run(_train(config, directory, tips))
 
 
-async def _train(config: Config, directory: RunDir) -> Path:
+async def _train(config: Config, directory: RunDir, tips: Sequence[Tip]) -> Path:
     from trailnotes.runs.saving import save
     from trailnotes.runs.training import opened_run
     from trailnotes.storage import checkpoint
 
-    with opened_run(config, directory) as run:
+    with opened_run(config, directory, tips) as run:
         try:
             with _stop_on_signal(run):
                 await method_of(config.algorithm.name).load()(run)
@@ -96,6 +102,24 @@ def _refuse_early(config: Config) -> None:
         )
 
 
+def _tips_for(config: Config, memory: Path) -> list[Tip]:
+    """The tips of `memory`, if this run has a use for any of them."""
+    from trailnotes.envs.tasks import tasks_of
+    from trailnotes.memory.exchange import read_tips
+
+    if not method_of(config.algorithm.name).memory:
+        raise ConfigError(f"{config.algorithm.name} trains without a memory: leave out --memory")
+    tips = read_tips(memory)
+    played = [task.id for task in tasks_of(config, config.train.split)]
+    if not {tip.namespace for tip in tips} & {*played}:
+        found = f"is of {tips[0].namespace}, for example" if tips else "is there"
+        raise ConfigError(
+            f"{memory}: none of its {len(tips)} tips {found}; this run plays {played[0]} and {len(played) - 1} others, "
+            "and shows a tip in its own task only: name a file with tips of these"
+        )
+    return tips
+
+
 @contextlib.contextmanager
 def _stop_on_signal(run: TrainingRun) -> Iterator[None]:
     """The first SIGINT or SIGTERM asks the run to stop after its iteration; the second one stops it at once.
@@ -122,7 +146,7 @@ def _stop_on_signal(run: TrainingRun) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def dry_run(config: Config) -> str:
+def dry_run(config: Config, memory: Path | None = None) -> str:
     """Train one iteration in a temporary directory, checkpoint included, and extrapolate.
 
     The estimate is rough, as `runs.forecast` says, and the first iteration also compiles games.
@@ -138,7 +162,7 @@ def dry_run(config: Config) -> str:
 
     with tempfile.TemporaryDirectory(prefix="trailnotes-") as name:
         path = Path(name)
-        train(small(config), path)
+        train(small(config), path, memory=memory)
         line = next(read_jsonl(path / "metrics.jsonl"))
         saved = sum(file.stat().st_size for file in (path / "checkpoints").rglob("*") if file.is_file())
         logged = (path / "trajectories.jsonl").stat().st_size
@@ -165,9 +189,9 @@ def _run(args: Namespace) -> None:
 
     config = load_config(args.config, args.settings)
     if args.dry_run:
-        print(dry_run(config), end="")
+        print(dry_run(config, args.memory), end="")
     else:
-        print(f"last model: {train(config, args.run_dir, allow_change=args.allow_change)}")
+        print(f"last model: {train(config, args.run_dir, allow_change=args.allow_change, memory=args.memory)}")
 
 
 TRAIN = Command(
@@ -182,6 +206,12 @@ TRAIN = Command(
         CONFIG,
         argument("--run-dir", type=Path, metavar="DIR", required=True, help="directory of the run, made if absent"),
         ALLOW_CHANGE,
+        argument(
+            "--memory",
+            type=Path,
+            metavar="FILE",
+            help="tips to begin with: a file of `memory export`, a memory file, or a run directory",
+        ),
         argument("--dry-run", action="store_true", help="check everything, estimate time, memory and disk, and stop"),
     ),
     settings=True,

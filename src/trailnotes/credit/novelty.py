@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -48,21 +49,30 @@ class Novelty:
         algorithm: `intrinsic`, `novelty_threshold`.
         memory: `embedder` for "states" and "rnd"; `top_k` and `repeat_shown` for "tips".
         seed: of the networks of "rnd".
+        make: makes the embedder of "states" and "rnd"; by default that of `memory`, on the CPU.
     """
 
-    def __init__(self, algorithm: AlgorithmConfig, memory: MemoryConfig, seed: int) -> None:
+    def __init__(
+        self,
+        algorithm: AlgorithmConfig,
+        memory: MemoryConfig,
+        seed: int,
+        *,
+        make: Callable[[], Embedder] | None = None,
+    ) -> None:
+        make = make or partial(make_embedder, memory.embedder)
         self.kind = algorithm.intrinsic
         self._estimator: Estimator | None = None
         if self.kind == "tips":
             self._estimator = RetrievedTips(memory)
         elif self.kind == "states":
-            self._estimator = StateCounter(make_embedder(memory.embedder), algorithm.novelty_threshold)
+            self._estimator = StateCounter(make(), algorithm.novelty_threshold)
         elif self.kind == "counts":
             self._estimator = VisitCounter()
         elif self.kind == "rnd":
             from trailnotes.credit.distillation import RandomNetworkDistillation
 
-            self._estimator = RandomNetworkDistillation(make_embedder(memory.embedder), seed)
+            self._estimator = RandomNetworkDistillation(make(), seed)
 
     def rate(self, groups: Sequence[TrajectoryGroup]) -> list[TrajectoryGroup]:
         """The groups with `reward_intrinsic` of every step filled in, before the coefficient beta."""
@@ -135,8 +145,12 @@ class StateCounter:
         self._states: dict[str, Floats] = {}  # (n, dim)
 
     def rate(self, trajectories: Sequence[Trajectory]) -> list[list[float]]:
-        """See `Estimator.rate`. States are counted one after the other."""
-        return [[1.0 / self.count(t.task.id, step.observation.text) for step in t.steps] for t in trajectories]
+        """See `Estimator.rate`. States are embedded all together, and counted one after the other."""
+        texts = list(dict.fromkeys(step.observation.text for t in trajectories for step in t.steps))
+        vectors = dict(zip(texts, self.embedder.embed(texts), strict=True))
+        return [
+            [1.0 / self._count(t.task.id, vectors[step.observation.text]) for step in t.steps] for t in trajectories
+        ]
 
     def count(self, namespace: str, text: str) -> int:
         """Number n of remembered states that are similar to this one; the reward is 1/n.
@@ -144,7 +158,9 @@ class StateCounter:
         A state that is similar to none is new: it is remembered, and n = 1. A state that is similar to some is not
         remembered. So meeting a state again gives 1 as well, and n grows only where remembered states overlap.
         """
-        vector = self.embedder.embed([text])[0]
+        return self._count(namespace, self.embedder.embed([text])[0])
+
+    def _count(self, namespace: str, vector: Floats) -> int:
         states = self._states.get(namespace, np.empty((0, self.embedder.dim), np.float32))
         similar, _ = ExactIndex(states).within(vector, self.threshold)
         if len(similar):

@@ -15,7 +15,7 @@ from trailnotes.config.toml import to_toml
 from trailnotes.envs.tasks import panel, tasks_of
 from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.errors import ConfigError
-from trailnotes.memory import TipMemory, open_memory
+from trailnotes.memory import TipMemory, embedder_of, open_memory
 from trailnotes.reporting.intervals import Interval, bootstrap, wilson
 from trailnotes.rollout import Pool, run_groups
 from trailnotes.runs.players import Subject, load_policy, resolve
@@ -143,7 +143,7 @@ def play_subject(
 
     if not use_memory or subject.memory is None:
         return subject, asyncio.run(play(None))
-    with closing(open_memory(None, config.memory)) as memory:
+    with closing(open_memory(None, config.memory, embedder=embedder_of(config))) as memory:
         memory.restore(subject.memory)
         return subject, asyncio.run(play(memory))
 

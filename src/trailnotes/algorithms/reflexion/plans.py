@@ -71,7 +71,7 @@ class PlansActor(TipsActor):
         super().__init__(seating, memory, Conversation(config.rollout, shown, count_tokens, introduce))
         self.plans = memory
 
-    def find(self, observation: Observation) -> list[Tip]:  # noqa: ARG002 (a task has one window)
+    async def find(self, observation: Observation) -> list[Tip]:  # noqa: ARG002 (a task has one window)
         """The plans for this turn."""
         seating = self.seating
         if seating.mode == "plain" or self.num_turns:

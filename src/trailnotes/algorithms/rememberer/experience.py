@@ -26,7 +26,7 @@ from trailnotes.algorithms.rememberer.values import (
 )
 from trailnotes.errors import MemoryStoreError
 from trailnotes.memory import schema
-from trailnotes.memory.retrieval import Embedder, Floats, make_embedder
+from trailnotes.memory.retrieval import Embedder, Floats, embedder_of
 from trailnotes.memory.schema import Identity, OpenFile, named_errors
 from trailnotes.memory.tips import MAX_KEY_CHARS, encodable
 
@@ -227,7 +227,7 @@ def open_experience(path: Path | None, config: Config) -> ExperienceTable:
         MemoryStoreError: see `ExperienceTable`.
         MissingExtraError: the embedder needs a package that is not installed.
     """
-    return ExperienceTable(path, make_embedder(config.memory.embedder), config.rememberer)
+    return ExperienceTable(path, embedder_of(config), config.rememberer)
 
 
 def _situation(task: str, observation: str) -> Situation:
