@@ -20,6 +20,7 @@ from trailnotes.memory.retrieval import Embedder, make_embedder
 from trailnotes.memory.schema import Identity, opened_snapshot
 from trailnotes.memory.store import COLUMNS, Change, TipStore
 from trailnotes.memory.tips import TipMemory, clean_tip, utc_now
+from trailnotes.storage.checkpoint import META
 from trailnotes.storage.files import write_text_atomic
 from trailnotes.types import Tip
 
@@ -46,8 +47,17 @@ class Found(NamedTuple):
 
 
 def open_store(path: Path) -> TipStore:
-    """The existing memory file `path`, or the one of the run directory `path`."""
-    return TipStore(file_of(path))
+    """The existing memory file `path`, or the one of the run directory `path`.
+
+    Raises:
+        MemoryStoreError: there is none, it is damaged, or it is part of a checkpoint, which opening would change.
+    """
+    file = file_of(path)
+    if (file.parent / META).is_file():
+        raise MemoryStoreError(
+            f"{file.parent} is a checkpoint, which stays as it is: name the run directory, or a copy"
+        )
+    return TipStore(file)
 
 
 def file_of(path: Path) -> Path:
