@@ -146,7 +146,7 @@ def _stop_on_signal(run: TrainingRun) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def dry_run(config: Config, memory: Path | None = None) -> str:
+def dry_run(config: Config, *, memory: Path | None = None) -> str:
     """Train one iteration in a temporary directory, checkpoint included, and extrapolate.
 
     The estimate is rough, as `runs.forecast` says, and the first iteration also compiles games.
@@ -189,7 +189,7 @@ def _run(args: Namespace) -> None:
 
     config = load_config(args.config, args.settings)
     if args.dry_run:
-        print(dry_run(config, args.memory), end="")
+        print(dry_run(config, memory=args.memory), end="")
     else:
         print(f"last model: {train(config, args.run_dir, allow_change=args.allow_change, memory=args.memory)}")
 

@@ -57,9 +57,6 @@ def test_marks_travel_with_snapshots_and_go_with_what_they_mark(tmp_path: Path) 
         memory.restore(tmp_path / "snapshot.db")
         assert memory.add([plan("go left")], once="trial-0") == 0
         assert memory.add([plan("go right")], once="trial-1") == 1
-        with memory.store.transaction():
-            memory.store.clear()
-        assert memory.add([plan("go left")], once="trial-0") == 1
 
 
 def test_a_mark_is_undone_with_its_transaction(tmp_path: Path) -> None:
