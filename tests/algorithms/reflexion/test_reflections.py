@@ -82,7 +82,7 @@ def test_the_file_is_a_memory_file_like_any_other(tmp_path: Path) -> None:
         memory.add([plan("open the green door"), plan("feed the dragon")])
     store = open_store(tmp_path)
     assert isinstance(store, TipStore)
-    assert search_tips(store, "maze/1", "the dragon", 1)[0].text == "feed the dragon"
+    assert search_tips(store, "maze/1", "the dragon", 1)[0].tip.text == "feed the dragon"
     with store.transaction():
         (first, _) = store.tips()
         store.update(replace(first, enabled=False))
