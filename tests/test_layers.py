@@ -118,7 +118,7 @@ HOUSE = {
         logprobs losses
     """,
     "memory": """
-        __init__
+        __init__ owner
         base exchange
         tips
         store

@@ -219,7 +219,7 @@ def test_train(fake: Any, config_file: str, capsys: pytest.CaptureFixture[str]) 
     assert main([*words, "--optim.lr", "1e-3"]) == 0
     ((config, run_dir), options) = calls[0]
     assert (config.run.seed, config.optim.lr, run_dir) == (5, 1e-3, Path("runs/a"))
-    assert options == {"allow_change": ["optim", "run.name"]}
+    assert options == {"allow_change": ["optim", "run.name"], "memory": None}
     assert capsys.readouterr().out == "last model: runs/a/checkpoints/step-000010/model\n"
     fake("commands.train.dry_run", "about 5 minutes\n")
     assert main([*words, "--dry-run"]) == 0

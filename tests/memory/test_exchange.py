@@ -47,9 +47,10 @@ def test_looking(memory: TipMemory) -> None:
     store = memory.store
     assert [tip.id for tip in p.list_tips(store)] == [4, 3, 2, 1]
     assert [tip.id for tip in p.list_tips(store, "cellar", limit=2)] == [3, 2]
-    assert p.namespaces(store) == {"attic": 1, "cellar": 3}
+    assert store.namespaces() == {"attic": 1, "cellar": 3}
     assert p.show_tip(store, 4).text == "mind the lamp"
-    assert [tip.id for tip in p.search_tips(store, "cellar", "a damp room 1", 1)] == [2]
+    ((nearest, similarity),) = p.search_tips(store, "cellar", "a damp room 1", 1)
+    assert (nearest.id, similarity) == (2, 1.0)
     assert p.search_tips(store, "cellar", "boiled eggs", threshold=0.9) == []
     with pytest.raises(MemoryStoreError, match=r"has no tip 9.*memory list"):
         p.show_tip(store, 9)
@@ -69,6 +70,68 @@ def test_editing(memory: TipMemory) -> None:
     for tip_id, text, message in [(3, "\x00!", "needs a letter"), (9, "text", "no tip 9")]:
         with pytest.raises(MemoryStoreError, match=message):
             p.edit_tip(store, tip_id, text)
+
+
+def test_similarities_stand_beside_what_is_found(memory: TipMemory) -> None:
+    found = p.search_tips(memory.store, "cellar", "a damp room 1")
+    key, other = HashingEmbedder().embed(["a damp room 1", "a damp room 0"])
+    assert [each.tip.id for each in found] == [2, 3, 1], "the newest first among equally similar ones"
+    assert [each.similarity for each in found] == pytest.approx([1.0, key @ other, key @ other], abs=1e-6)
+    p.enable_tips(memory.store, [2], enabled=False)
+    assert [each.tip.id for each in p.search_tips(memory.store, "cellar", "a damp room 1", 1)] == [3]
+
+
+def test_names_and_limits_that_mean_nothing_are_refused(memory: TipMemory, tmp_path: Path) -> None:
+    store = memory.store
+    for ask in (
+        lambda: p.list_tips(store, "celler"),
+        lambda: p.search_tips(store, "celler", "q"),
+        lambda: p.export_tips(store, tmp_path / "tips.jsonl", "celler"),
+    ):
+        with pytest.raises(MemoryStoreError, match="no tip of 'celler': it has tips of cellar, attic"):
+            ask()
+    memory.add([Tip(f"room/{n}", "mind your head", "k", 1.0) for n in range(20)])
+    with pytest.raises(MemoryStoreError, match=r"room/10.* and 12 more \(`trailnotes memory stats`\)"):
+        p.list_tips(store, "room/100")
+    with pytest.raises(MemoryStoreError, match="limit of -1"):
+        p.list_tips(store, limit=-1)
+    with pytest.raises(MemoryStoreError, match="1 or more"):
+        p.search_tips(store, "cellar", "q", 0)
+    with open_memory(tmp_path / "empty.db", ANY) as empty, pytest.raises(MemoryStoreError, match="no tip yet"):
+        p.list_tips(empty.store, "cellar")
+
+
+def test_a_corrected_tip_may_get_a_better_score(memory: TipMemory) -> None:
+    assert [tip.id for tip in memory.search("cellar", "q", 9)] == [3, 2, 1]
+    assert p.edit_tip(memory.store, 1, "the key is under the mat", score=9).score == 9.0
+    assert [tip.id for tip in memory.search("cellar", "q", 9)] == [1, 3, 2]
+    assert p.edit_tip(memory.store, 1, score=-1).text == "the key is under the mat"
+    with pytest.raises(MemoryStoreError, match="nothing to change"):
+        p.edit_tip(memory.store, 1)
+    with pytest.raises(MemoryStoreError, match="finite number"):
+        p.edit_tip(memory.store, 1, score=float("nan"))
+
+
+def test_a_tip_of_ones_own(memory: TipMemory) -> None:
+    tip = p.add_tip(memory.store, "cellar", '- look "up" \n')
+    assert (tip.text, tip.key, tip.score, tip.imported, tip.model) == (
+        "look 'up'",
+        '- look "up" \n',
+        2.0,
+        True,
+        "by hand",
+    )
+    assert memory.search("cellar", "q", 1)[0].id == tip.id == 5, "as good as the best, and newer"
+    other = p.add_tip(memory.store, "stairs", "mind the gap", key="a steep stair", score=0.5, enabled=False)
+    assert (other.key, other.score, other.max_score, other.enabled) == ("a steep stair", 0.5, 1.0, False)
+    for text, score, message in [
+        ("...", 1.0, "needs a letter"),
+        ("up", float("inf"), "finite"),
+        ("look 'up'", 1.0, "already"),
+    ]:
+        with pytest.raises(MemoryStoreError, match=message):
+            p.add_tip(memory.store, "cellar", text, key=tip.key, score=score)
+    assert memory.stats()["tips"] == 6
 
 
 def test_switching_off_and_on(memory: TipMemory) -> None:
@@ -132,6 +195,24 @@ def test_import_enabled_at_capacity(memory: TipMemory, tmp_path: Path) -> None:
     path = lines(tmp_path / "in.jsonl", record(text="one"), record(text="two"))
     assert p.import_tips(memory.store, path, enable=True, capacity=3) == (2, 0)
     assert [tip.text for tip in memory.store.tips("cellar")] == ["tip 2", "one", "two"]
+
+
+@pytest.mark.parametrize("name", ["memory.db", ""])
+def test_import_from_another_memory(memory: TipMemory, tmp_path: Path, name: str) -> None:
+    """A file, or the run directory that it lies in, live or not."""
+    p.enable_tips(memory.store, [1], enabled=False)
+    assert [tip.enabled for tip in p.read_tips(tmp_path / name)] == [False, True, True, True]
+    with open_memory(None, ANY, clock=lambda: "") as theirs:
+        assert p.import_tips(theirs.store, tmp_path / name, enable=True) == (4, 0)
+        expected = [replace(tip, imported=True, enabled=True) for tip in memory.store.tips()]
+        assert theirs.store.tips() == expected
+
+
+def test_a_memory_file_with_damaged_tips_is_named(memory: TipMemory, tmp_path: Path) -> None:
+    with memory.store.transaction():
+        memory.store._write("UPDATE tips SET score = 'high' WHERE id = 2", ())
+    with pytest.raises(MemoryStoreError, match=r"memory\.db holds a damaged tip \(score must be float"):
+        p.read_tips(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -206,27 +287,7 @@ def test_jsonl_round_trip(tmp_path: Path, tips: list[Tip]) -> None:
             assert [replace(tip, imported=False) for tip in found] == expected
 
 
-# --- going back ---------------------------------------------------------------------------------------------------
-
-
-def test_rewind_to_a_snapshot_sets_later_tips_aside(memory: TipMemory, tmp_path: Path) -> None:
-    snapshot, aside = tmp_path / "snapshot.db", tmp_path / "late.jsonl"
-    memory.snapshot(snapshot)
-    before = memory.store.tips()
-    assert p.rewind(memory, snapshot, aside) == 0
-    assert not aside.exists()
-    memory.add([Tip("cellar", "late", "k", 0.0), Tip("cellar", "tip 0", "k", 0.0)])
-    assert p.rewind(memory, snapshot, aside) == 2
-    assert [json.loads(line)["text"] for line in aside.read_text().splitlines()] == ["late", "tip 0"]
-    assert memory.store.tips() == before
-
-
-def test_rewind_to_the_start_is_as_new(memory: TipMemory, tmp_path: Path) -> None:
-    assert p.rewind(memory, None, tmp_path / "late.jsonl") == 4
-    assert len(p.read_tips(tmp_path / "late.jsonl")) == 4
-    assert memory.search("cellar", "q", 9) == []
-    memory.add([Tip("cellar", "first", "k", 0.0)])
-    assert (memory.store.tips()[0].id, memory.store.sequence) == (1, 1)
+# --- other embedders ----------------------------------------------------------------------------------------------
 
 
 def test_reembed(memory: TipMemory, tmp_path: Path) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import subprocess
 import sys
+import threading
 import zlib
 
 import numpy as np
@@ -12,8 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError, MissingExtraError
-from trailnotes.memory.retrieval import CachedEmbedder, HashingEmbedder, make_embedder
+from trailnotes.memory.retrieval import CachedEmbedder, HashingEmbedder, QueuedEmbedder, embedder_of, make_embedder
 
 ROOM = "You are in a damp cellar. There is a rusty key here."
 
@@ -109,16 +112,22 @@ class FakeLibrary:
 
     def __init__(self) -> None:
         self.sources: list[str] = []
+        self.devices: list[str | None] = []
+        self.batch_sizes: list[int] = []
 
-    def SentenceTransformer(self, source: str, device: str) -> FakeLibrary:  # noqa: N802 (their name)
+    def SentenceTransformer(self, source: str, device: str | None) -> FakeLibrary:  # noqa: N802 (their name)
         if source == "nowhere":
             raise OSError("not found")
         self.sources.append(source)
+        self.devices.append(device)
         return self
 
-    def encode(self, texts: list[str], *, normalize_embeddings: bool, show_progress_bar: bool) -> np.ndarray:
+    def encode(
+        self, texts: list[str], *, batch_size: int, normalize_embeddings: bool, show_progress_bar: bool
+    ) -> np.ndarray:
         assert normalize_embeddings
         assert not show_progress_bar
+        self.batch_sizes.append(batch_size)
         return np.tile(np.array([0.6, 0.8, 0.0]), (len(texts), 1))
 
 
@@ -146,6 +155,107 @@ def test_minilm_comes_from_a_package_or_from_the_hub(monkeypatch, tmp_path) -> N
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: package)
     make_embedder("minilm")
     assert library.sources == ["sentence-transformers/all-MiniLM-L6-v2", str(model)]
+
+
+@pytest.mark.parametrize(
+    ("device", "deterministic", "expected"),
+    [("cpu", True, ("cpu", 1)), ("cuda:1", True, ("cuda:1", 1)), ("auto", False, (None, 64))],
+)
+def test_a_run_embeds_on_the_device_of_its_model(
+    monkeypatch, device: str, deterministic: bool, expected: tuple[str | None, int]
+) -> None:
+    """None is the library's word for a GPU where there is one."""
+    library = FakeLibrary()
+    monkeypatch.setitem(sys.modules, "sentence_transformers", library)
+    config = Config(run={"deterministic": deterministic}, model={"device": device}, memory={"embedder": "some/model"})
+    embedder_of(config).embed(["x"])
+    assert (library.devices[-1], library.batch_sizes[-1]) == expected
+
+
+class Slow:
+    """Stands still in its first call until it is let go, and notes the size and the thread of each."""
+
+    name, dim = "slow", 256
+
+    def __init__(self) -> None:
+        self.batches: list[list[str]] = []
+        self.threads: set[int] = set()
+        self.entered, self.go = threading.Event(), threading.Event()
+        self.hashing = HashingEmbedder()
+
+    def embed(self, texts: list[str]) -> np.ndarray:
+        self.batches.append(list(texts))
+        self.threads.add(threading.get_ident())
+        self.entered.set()
+        assert self.go.wait(60)
+        return self.hashing.embed(texts)
+
+
+def test_whoever_asks_while_a_call_runs_is_in_the_next_one() -> None:
+    slow = Slow()
+    cached = CachedEmbedder(QueuedEmbedder(slow))
+    words = [f"room {number}" for number in range(40)]
+
+    async def ask() -> list[np.ndarray]:
+        first = asyncio.create_task(cached.embed_soon(["first"]))
+        await asyncio.to_thread(slow.entered.wait, 60)
+        others = [asyncio.create_task(cached.embed_soon([word, "door"])) for word in (*words, *words)]
+        await asyncio.sleep(0)  # the loop goes on while the embedder stands still, and all of them have asked
+        assert not first.done()
+        slow.go.set()
+        return [await task for task in (first, *others)]
+
+    found = asyncio.run(ask())
+    assert slow.batches == [["first"], ["room 0", "door", *words[1:]]], "each text once, in the order of asking"
+    assert threading.get_ident() not in slow.threads
+    assert len(slow.threads) == 1
+    alone = HashingEmbedder()
+    assert np.array_equal(found[0], alone.embed(["first"]))
+    for word, vectors in zip((*words, *words), found[1:], strict=True):
+        assert np.array_equal(vectors, np.stack([alone.embed([word])[0], alone.embed(["door"])[0]]))
+    cached.embed(["first", *words])
+    assert len(slow.batches) == 2, "all are remembered"
+
+
+def test_known_texts_do_not_wait_for_others() -> None:
+    slow = Slow()
+    slow.go.set()
+    cached = CachedEmbedder(QueuedEmbedder(slow))
+    cached.embed(["known"])
+    slow.go.clear()
+
+    async def ask() -> None:
+        task = asyncio.create_task(cached.embed_soon(["new"]))
+        await asyncio.sleep(0)
+        assert cached.embed(["known"]).shape == (1, 256)
+        assert (await cached.embed_soon(["known"])).shape == (1, 256)
+        slow.go.set()
+        await task
+
+    asyncio.run(ask())
+
+
+def test_a_queue_goes_on_after_an_error_and_after_somebody_left() -> None:
+    class Fragile(Slow):
+        def embed(self, texts: list[str]) -> np.ndarray:
+            vectors = super().embed(texts)
+            if "bad" in texts:
+                raise ValueError("no such word")
+            return vectors
+
+    slow = Fragile()
+    queued = QueuedEmbedder(slow)
+    first = queued.submit(["first"])
+    assert slow.entered.wait(60)
+    left, bad = queued.submit(["left"]), queued.submit(["bad"])
+    assert left.cancel()
+    slow.go.set()
+    assert first.result(60).shape == (1, 256)
+    with pytest.raises(ValueError, match="no such word"):
+        bad.result(60)
+    assert slow.batches == [["first"], ["bad"]]
+    assert queued.embed([]).shape == (0, 256)
+    assert np.array_equal(queued.embed(["left"]), HashingEmbedder().embed(["left"]))
 
 
 @pytest.mark.slow

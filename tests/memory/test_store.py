@@ -49,6 +49,7 @@ def test_final_columns(memory: TipMemory, path: Path) -> None:
     with closing(sqlite3.connect(path)) as connection:
         columns, experience = columns_of(connection, "tips"), columns_of(connection, "experience")
         values = columns_of(connection, "experience_values")
+        changes = columns_of(connection, "owner_changes")
         indexes = {name for _, name, *_ in connection.execute("PRAGMA index_list(tips)")}
         version = connection.execute("PRAGMA user_version").fetchone()
         mode = connection.execute("PRAGMA journal_mode").fetchone()
@@ -93,7 +94,8 @@ def test_final_columns(memory: TipMemory, path: Path) -> None:
         ("other_q", "REAL"),
         ("other_number", "INTEGER"),
     ]
-    assert version == (2,)
+    assert changes == [("number", "INTEGER"), ("tip", "INTEGER"), ("fields", "TEXT")]
+    assert version == (3,)
     assert mode == ("wal",)
 
 
@@ -105,7 +107,7 @@ def test_a_file_of_before_the_experience_table_is_migrated_and_keeps_its_tips(pa
     with closing(open_store(path)) as store:
         assert [tip.text for tip in store.tips()] == ["tip 0", "tip 1"]
         assert store._rows("SELECT COUNT(*) FROM experience") == [(0,)]
-        assert store._rows("PRAGMA user_version") == [(2,)]
+        assert store._rows("PRAGMA user_version") == [(3,)]
 
 
 def test_every_field_comes_back(memory: TipMemory, path: Path) -> None:
@@ -126,7 +128,7 @@ def test_an_older_file_is_migrated_and_keeps_its_rows(memory: TipMemory, path: P
         with closing(open_store(path)) as store:
             assert [tip.text for tip in store.tips()] == ["tip 0", "tip 1"]
             assert store._rows("SELECT DISTINCT mood FROM tips") == [("calm",)]
-            assert store._rows("PRAGMA user_version") == [(3,)]
+            assert store._rows("PRAGMA user_version") == [(4,)]
 
 
 def test_a_failed_migration_leaves_the_file_as_it_was(memory: TipMemory, path: Path, monkeypatch) -> None:

@@ -38,7 +38,6 @@ def episode(member: int = 0) -> Trajectory:
 def test_a_new_directory_explains_itself(tmp_path: Path) -> None:
     config = load_config(None, ["--run.seed", "5", "--run.name", "first"])
     with RunDir.open(tmp_path / "deep" / "run", config, command=["trailnotes", "train"]) as run:
-        assert not run.has_history
         assert run.checkpoints.is_dir()
         assert run.memory_path.parent == run.path
     assert run_config(run.path) == config
@@ -76,7 +75,6 @@ def test_lines_and_episodes_are_appended(tmp_path: Path) -> None:
         run.append_metrics({"loss": 1.0, "iteration": 0})
         run.append_trajectories(0, [episode(0), episode(1)])
         run.append_trajectories(1, [episode(2)])
-        assert run.has_history
         assert run.metrics() == [{"iteration": 0, "loss": 1.0}]
         records = list(read_jsonl(run.trajectories_path))
     assert [(r["iteration"], r["member"]) for r in records] == [(0, 0), (0, 1), (1, 2)]

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-from tinyrun import Paid, episodes, metrics, tiny_config
+from tinyrun import SAME, Paid, differences, episodes, metrics, tiny_config, train_in_process
 from trailnotes.commands.train import train
 from trailnotes.config.schema import Config
 from trailnotes.errors import EnvError
+from trailnotes.memory.retrieval import HashingEmbedder
 from trailnotes.runs.training import Counters, TrainingRun
 from trailnotes.types import Observation
 
@@ -48,3 +53,38 @@ def test_the_learning_rate_falls_over_the_last_part_of_the_run() -> None:
     assert [scale(i) for i in (0, 5, 6, 9)] == pytest.approx([1.0, 1.0, 0.8, 0.2])
     assert scale(1, 750, max_env_steps=1000) == pytest.approx(0.5)  # the nearer limit counts
     assert scale(9, decay=0.0) == 1.0
+
+
+class FakeSentences:
+    """Stands in for the module sentence_transformers: hashed words, and a record of who asked where for how many."""
+
+    def __init__(self) -> None:
+        self.devices: list[str | None] = []
+        self.threads: set[int] = set()
+
+    def SentenceTransformer(self, source: str, device: str | None) -> FakeSentences:  # noqa: N802 (their name)
+        self.devices.append(device)
+        return self
+
+    def encode(self, texts: list[str], *, batch_size: int, **_: Any) -> np.ndarray:
+        assert batch_size == 1, "the run repeats bit for bit"
+        if texts != ["dim"]:
+            self.threads.add(threading.get_ident())
+        return HashingEmbedder().embed(texts)
+
+
+def test_one_model_embeds_for_memory_and_novelty_in_a_thread_of_its_own(
+    start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = FakeSentences()
+    monkeypatch.setitem(sys.modules, "sentence_transformers", library)
+    algorithm = {"intrinsic": "states", "p_memory": 1.0}
+    settings = {"algorithm": algorithm, "train": {"iterations": 2}}
+    modelled = {"embedder": "some/model", "threshold": 0.0}
+    train_in_process(tiny_config(start_model, memory=modelled, **settings), tmp_path / "modelled")
+    assert library.devices == ["cpu"]
+    assert len(library.threads) == 1
+    assert threading.get_ident() not in library.threads
+    train_in_process(tiny_config(start_model, memory={"threshold": 0.0}, **settings), tmp_path / "hashing")
+    assert differences(tmp_path / "modelled", tmp_path / "hashing") == SAME, "the same vectors, the same run"
+    assert any(step["tips"] for episode in episodes(tmp_path / "modelled") for step in episode["steps"])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trailnotes.memory import open_memory
+from trailnotes.memory import embedder_of, open_memory
 from trailnotes.rollout import tip_metrics, tip_requests, written_about, written_tips
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 async def empo2_tips(run: AdaptationRun) -> None:
     """Trial 0 without tips, then `eval.trials` trials with those of earlier trials; every episode gets a tip."""
     config, policy = run.config, run.policy
-    with open_memory(run.directory.memory_path, config.memory) as memory:
+    with open_memory(run.directory.memory_path, config.memory, embedder=embedder_of(config)) as memory:
         for trial in range(config.eval.trials + 1):
             phase, shown = f"trial-{trial}", memory if trial else None
             groups = await run.play(phase, run.tasks, memory=shown, num_samples=config.eval.num_samples)

@@ -54,17 +54,18 @@ def _search(args: Namespace) -> None:
     from trailnotes.memory.exchange import search_tips
 
     with _store(args) as store:
-        for tip in search_tips(store, args.namespace, args.query, args.top_k):
-            print(_line(tip))
+        found = search_tips(store, args.namespace, args.query, args.top_k)
+    for tip, similarity in found:
+        print(_line(tip, f"similarity {similarity:.3f}  "))
+    if not found:
+        print(f"all tips of {args.namespace} are switched off: `trailnotes memory enable` lets them be found")
 
 
 def _stats(args: Namespace) -> None:
-    from trailnotes.memory.exchange import namespaces
-
     with _store(args) as store:
         for name, value in store.stats().items():
             print(f"{name:<12} {value:.0f}")
-        for namespace, count in namespaces(store).items():
+        for namespace, count in store.namespaces().items():
             print(f"  {count:>6} {namespace}")
 
 
@@ -93,11 +94,25 @@ def _capacity(place: Path) -> int:
     return run_config(run).memory.capacity if (run / "config.toml").is_file() else MemoryConfig().capacity
 
 
+def _add(args: Namespace) -> None:
+    from trailnotes.memory.exchange import add_tip
+
+    with _store(args) as store:
+        first = args.namespace not in store.namespaces()
+        tip = add_tip(
+            store, args.namespace, args.text,
+            key=args.key, score=args.score, enabled=not args.off, capacity=_capacity(args.place),
+        )  # fmt: skip
+    print(_line(tip))
+    if first:
+        print(f"it is the first tip of {args.namespace}: check the name, under another one no task will find it")
+
+
 def _edit(args: Namespace) -> None:
     from trailnotes.memory.exchange import edit_tip
 
     with _store(args) as store:
-        print(_line(edit_tip(store, args.id, args.text)))
+        print(_line(edit_tip(store, args.id, args.text, score=args.score)))
 
 
 def _delete(args: Namespace) -> None:
@@ -118,9 +133,9 @@ def _enable(args: Namespace) -> None:
     print(f"{changed} tips {'disabled' if args.off else 'enabled'}")
 
 
-def _line(tip: Tip) -> str:
+def _line(tip: Tip, similarity: str = "") -> str:
     marks = "".join([" imported" * tip.imported, " off" * (not tip.enabled), f" x{tip.support}" * (tip.support > 1)])
-    return f"{tip.id or 0:>6}  {tip.score:g}/{tip.max_score:g}  {tip.namespace}{marks}  {tip.text}"
+    return f"{tip.id or 0:>6}  {similarity}{tip.score:g}/{tip.max_score:g}  {tip.namespace}{marks}  {tip.text}"
 
 
 COMMANDS = (
@@ -149,7 +164,9 @@ COMMANDS = (
     Command(
         name="memory search",
         summary="what would be found for a text",
-        about="Print the tips of a task that are most similar to a text, by the embedder of the memory.",
+        about="Print the tips of a task that are most similar to a text, by the embedder of the memory: id, cosine "
+        "similarity, score of the episode, task, marks, text. A run takes those above its `memory.threshold`, by its "
+        "`memory.order`.",
         example="trailnotes memory search runs/smoke waymarks/route/birch/train-0 'which way from the hall' --top-k 3",
         run=_search,
         arguments=(
@@ -181,33 +198,66 @@ COMMANDS = (
     ),
     Command(
         name="memory import",
-        summary="take in tips from a JSONL file",
-        about="Add tips that somebody else exported. They are marked as imported, and stay off until they are enabled, "
-        "since a tip tells the agent what to do.",
+        summary="take in tips from a file or another run",
+        about="Add tips that somebody else exported, or those of another run. They are marked as imported, and stay "
+        "off until they are enabled, since a tip tells the agent what to do.",
         example="trailnotes memory import runs/smoke tips.jsonl",
         run=_import,
         arguments=(
             _PLACE,
-            argument("file", type=Path, metavar="FILE", help="one tip a line, as `memory export` writes them"),
+            argument(
+                "file",
+                type=Path,
+                metavar="FILE",
+                help="one tip a line, as `memory export` writes them; or a memory file, or a run directory",
+            ),
             argument("--enable", action="store_true", help="let them be retrieved at once"),
         ),
     ),
     Command(
+        name="memory add",
+        summary="write a tip yourself",
+        about="Add a tip of your own. It is marked as imported, like all that the run did not write itself, and shown "
+        "from now on.",
+        example="trailnotes memory add runs/smoke 'turn left at the well' --task waymarks/route/birch/train-0",
+        run=_add,
+        arguments=(
+            _PLACE,
+            argument("text", metavar="TEXT", help="what the agent should know"),
+            argument(
+                "--task", "--namespace", dest="namespace", metavar="TASK", required=True, help="the task it belongs to"
+            ),
+            argument(
+                "--score",
+                type=float,
+                metavar="X",
+                help="its worth as the score of an episode; by default that of the best tip of the task, or 1",
+            ),
+            argument(
+                "--key", metavar="TEXT", help="what it is found by, such as an observation; by default its own text"
+            ),
+            argument("--off", action="store_true", help="do not show it yet"),
+        ),
+    ),
+    Command(
         name="memory edit",
-        summary="replace the text of a tip",
-        about="Replace the text of a tip; it is found in the same places as before.",
-        example="trailnotes memory edit runs/smoke 1 'the red door needs the brass key'",
+        summary="replace the text of a tip, or its score",
+        about="Replace the text of a tip, its score, or both; it is found in the same places as before. Tips are shown "
+        "in the order of their score first, so a corrected one wants the score that it deserves now.",
+        example="trailnotes memory edit runs/smoke 1 'the red door needs the brass key' --score 1",
         run=_edit,
         arguments=(
             _PLACE,
             argument("id", type=int, metavar="ID", help="id of a tip"),
-            argument("text", metavar="TEXT", help="the new text"),
+            argument("text", metavar="TEXT", nargs="?", help="the new text"),
+            argument("--score", type=float, metavar="X", help="the new score"),
         ),
     ),
     Command(
         name="memory delete",
         summary="delete tips",
-        about="Delete tips for good: all of those named, or none if one of them does not exist.",
+        about="Delete tips for good: all of those named, or none if one of them does not exist. The agent may write "
+        "the same text again; `memory enable --off` keeps a text from being shown whoever repeats it.",
         example="trailnotes memory delete runs/smoke 1 2",
         run=_delete,
         arguments=(_PLACE, _IDS),

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from trailnotes.config.schema import Config
     from trailnotes.runs.directory import RunDir
     from trailnotes.runs.training import TrainingRun
-    from trailnotes.types import StrPath
+    from trailnotes.types import StrPath, Tip
 
 MEGABYTE = 1 << 20
 
@@ -35,6 +35,7 @@ def train(
     run_dir: StrPath,
     *,
     allow_change: Sequence[str] = (),
+    memory: StrPath | None = None,
 ) -> Path:
     """Train `config.algorithm` until it is done, and return the directory of the last model.
 
@@ -45,10 +46,13 @@ def train(
         config: the whole configuration.
         run_dir: directory of the run; made if it does not exist.
         allow_change: keys that may differ from those of the run that is resumed.
+        memory: tips to begin with: what `trailnotes memory export` wrote, a memory file, or a run directory. A run that
+            has begun keeps its own.
 
     Raises:
         ConfigError: a setting that cannot work, before anything is built or written.
         MissingExtraError: a package that the settings need is not installed; as early.
+        MemoryStoreError: `memory` cannot be read; likewise.
         RunError: the directory is in use, damaged, or belongs to another config; or it cannot be written.
         Interrupted: a `KeyboardInterrupt`: asked to stop before the end; what the last checkpoint holds is safe.
     """
@@ -56,16 +60,17 @@ def train(
     from trailnotes.runs.loop import run_to_end
 
     _refuse_early(config)
+    tips = _tips_for(config, memory) if memory is not None else ()
     with RunDir.open(run_dir, config, allow_change=allow_change) as directory:
-        return run_to_end(_train(config, directory))
+        return run_to_end(_train(config, directory, tips))
 
 
-async def _train(config: Config, directory: RunDir) -> Path:
+async def _train(config: Config, directory: RunDir, tips: Sequence[Tip]) -> Path:
     from trailnotes.runs.saving import save
     from trailnotes.runs.training import opened_run
     from trailnotes.storage import checkpoint
 
-    with opened_run(config, directory) as run:
+    with opened_run(config, directory, tips) as run:
         try:
             with asked_by_signals(partial(_ask_to_stop, run)) as received:
                 await method_of(config.algorithm.name).load()(run)
@@ -109,7 +114,27 @@ def _refuse_early(config: Config) -> None:
         )
 
 
-def dry_run(config: Config, *, show: Callable[[str], object] = lambda _table: None) -> str:
+def _tips_for(config: Config, memory: StrPath) -> list[Tip]:
+    """The tips of `memory`, if this run has a use for any of them."""
+    from trailnotes.envs.tasks import tasks_of
+    from trailnotes.memory.exchange import read_tips
+
+    if not method_of(config.algorithm.name).memory:
+        raise ConfigError(f"{config.algorithm.name} trains without a memory: leave out --memory")
+    tips = read_tips(memory)
+    played = [task.id for task in tasks_of(config, config.train.split)]
+    if not {tip.namespace for tip in tips} & {*played}:
+        found = f"is of {tips[0].namespace}, for example" if tips else "is there"
+        raise ConfigError(
+            f"{memory}: none of its {len(tips)} tips {found}; this run plays {played[0]} and {len(played) - 1} others, "
+            "and shows a tip in its own task only: name a file with tips of these"
+        )
+    return tips
+
+
+def dry_run(
+    config: Config, *, memory: StrPath | None = None, show: Callable[[str], object] = lambda _table: None
+) -> str:
     """Estimate the memory of the device, then train one iteration in a temporary directory, and extrapolate.
 
     The estimates are rough, as `runs.footprint` and `runs.forecast` say; the first iteration also compiles games.
@@ -117,6 +142,7 @@ def dry_run(config: Config, *, show: Callable[[str], object] = lambda _table: No
 
     Args:
         config: the whole configuration.
+        memory: tips to begin with, as for `train`.
         show: is given the table of the device's memory before anything is played.
 
     Returns:
@@ -142,7 +168,7 @@ def dry_run(config: Config, *, show: Callable[[str], object] = lambda _table: No
         )
     with tempfile.TemporaryDirectory(prefix="trailnotes-") as name:
         path = Path(name)
-        train(small(config), path)
+        train(small(config), path, memory=memory)
         line = next(read_jsonl(path / "metrics.jsonl"))
         saved = sum(file.stat().st_size for file in (path / "checkpoints").rglob("*") if file.is_file())
         logged = (path / "trajectories.jsonl").stat().st_size
@@ -169,9 +195,9 @@ def _run(args: Namespace) -> None:
 
     config = load_config(args.config, args.settings)
     if args.dry_run:
-        print(dry_run(config, show=partial(print, flush=True)), end="")
+        print(dry_run(config, memory=args.memory, show=partial(print, flush=True)), end="")
     else:
-        print(f"last model: {train(config, args.run_dir, allow_change=args.allow_change)}")
+        print(f"last model: {train(config, args.run_dir, allow_change=args.allow_change, memory=args.memory)}")
 
 
 TRAIN = Command(
@@ -187,6 +213,12 @@ TRAIN = Command(
         CONFIG,
         argument("--run-dir", type=Path, metavar="DIR", required=True, help="directory of the run, made if absent"),
         ALLOW_CHANGE,
+        argument(
+            "--memory",
+            type=Path,
+            metavar="FILE",
+            help="tips to begin with: a file of `memory export`, a memory file, or a run directory",
+        ),
         argument(
             "--dry-run",
             action="store_true",

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -48,21 +49,30 @@ class Novelty:
         algorithm: `intrinsic`, `novelty_threshold`.
         memory: `embedder` for "states" and "rnd"; `top_k` and `repeat_shown` for "tips".
         seed: of the networks of "rnd".
+        make: makes the embedder of "states" and "rnd"; by default that of `memory`, on the CPU.
     """
 
-    def __init__(self, algorithm: AlgorithmConfig, memory: MemoryConfig, seed: int) -> None:
+    def __init__(
+        self,
+        algorithm: AlgorithmConfig,
+        memory: MemoryConfig,
+        seed: int,
+        *,
+        make: Callable[[], Embedder] | None = None,
+    ) -> None:
+        make = make or partial(make_embedder, memory.embedder)
         self.kind = algorithm.intrinsic
         self._estimator: Estimator | None = None
         if self.kind == "tips":
             self._estimator = RetrievedTips(memory)
         elif self.kind == "states":
-            self._estimator = StateCounter(make_embedder(memory.embedder), algorithm.novelty_threshold)
+            self._estimator = StateCounter(make(), algorithm.novelty_threshold)
         elif self.kind == "counts":
             self._estimator = VisitCounter()
         elif self.kind == "rnd":
             from trailnotes.credit.distillation import RandomNetworkDistillation
 
-            self._estimator = RandomNetworkDistillation(make_embedder(memory.embedder), seed)
+            self._estimator = RandomNetworkDistillation(make(), seed)
 
     def rate(self, groups: Sequence[TrajectoryGroup]) -> list[TrajectoryGroup]:
         """The groups with `reward_intrinsic` of every step filled in, before the coefficient beta."""

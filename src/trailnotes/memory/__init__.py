@@ -2,7 +2,7 @@
 
 from trailnotes.memory.base import Memory
 from trailnotes.memory.exchange import reembed
-from trailnotes.memory.retrieval import Embedder, make_embedder
+from trailnotes.memory.retrieval import Embedder, embedder_of, make_embedder
 from trailnotes.memory.tips import TipMemory, clean_tip, open_memory, tips_of
 
 __all__ = [
@@ -10,6 +10,7 @@ __all__ = [
     "Memory",
     "TipMemory",
     "clean_tip",
+    "embedder_of",
     "make_embedder",
     "open_memory",
     "reembed",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from trailnotes.types import Tip
 
@@ -33,4 +33,13 @@ class Memory(Protocol):
 
     def stats(self) -> dict[str, float]:
         """Counts for logs and people: tips, namespaces, bytes."""
+        ...
+
+
+@runtime_checkable
+class PatientMemory(Memory, Protocol):
+    """A memory whose search may take long, for example with a neural embedder. Episodes call `find` where it is."""
+
+    async def find(self, namespace: str, query: str, top_k: int) -> list[Tip]:
+        """What `search` returns, without holding up the event loop."""
         ...

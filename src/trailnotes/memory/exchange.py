@@ -1,13 +1,15 @@
-"""What a person does with a memory file: look, search, edit, switch on and off, export, import, go back.
+"""What a person does with a memory file: look, search, add, edit, switch on and off, export, import.
 
-Tips are their owner's property: one JSON object a line, readable without this program.
+Tips are their owner's property: one JSON object a line, readable without this program. Every change is recorded with
+the file (`TipStore.record`), so that a run that goes back to a checkpoint makes it again (`owner.go_back`).
 """
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, asdict, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
@@ -15,17 +17,19 @@ from typing import Any, NamedTuple, get_type_hints
 from trailnotes.config.schema import MemoryConfig
 from trailnotes.errors import MemoryStoreError
 from trailnotes.memory.retrieval import Embedder, make_embedder
-from trailnotes.memory.schema import Identity, opened_snapshot, read_sequence
-from trailnotes.memory.store import TipStore
-from trailnotes.memory.tips import TipMemory, clean_tip
+from trailnotes.memory.schema import Identity, opened_snapshot
+from trailnotes.memory.store import COLUMNS, Change, TipStore
+from trailnotes.memory.tips import TipMemory, clean_tip, utc_now
+from trailnotes.storage.checkpoint import META
 from trailnotes.storage.files import write_text_atomic
 from trailnotes.types import StrPath, Tip
 
 FILE_NAME = "memory.db"
 TYPES = {name: kind for name, kind in get_type_hints(Tip).items() if name != "id"}
 REQUIRED = [field.name for field in fields(Tip) if field.default is MISSING]
-NAMED_LINES = 10  # malformed lines that an error spells out
+NAMED_LINES = 10  # malformed lines, or namespaces, that an error spells out
 REEMBED_BATCH = 256
+SQLITE = b"SQLite format 3\0"  # how every memory file begins
 
 
 class Imported(NamedTuple):
@@ -35,21 +39,56 @@ class Imported(NamedTuple):
     known: int  # an earlier import had brought the same text under the same key
 
 
+class Found(NamedTuple):
+    """A tip, and how like the query its key is."""
+
+    tip: Tip
+    similarity: float  # cosine, -1..1
+
+
 def open_store(path: StrPath) -> TipStore:
-    """The existing memory file `path`, or the one of the run directory `path`."""
+    """The existing memory file `path`, or the one of the run directory `path`.
+
+    Raises:
+        MemoryStoreError: there is none, it is damaged, or it is part of a checkpoint, which opening would change.
+    """
+    file = file_of(path)
+    if (file.parent / META).is_file():
+        raise MemoryStoreError(
+            f"{file.parent} is a checkpoint, which stays as it is: name the run directory, or a copy"
+        )
+    return TipStore(file)
+
+
+def file_of(path: StrPath) -> Path:
+    """The memory file of the run directory `path`, or `path` itself."""
     path = Path(path)
-    return TipStore(path / FILE_NAME if path.is_dir() else path)
+    return path / FILE_NAME if path.is_dir() else path
 
 
 def list_tips(store: TipStore, namespace: str | None = None, *, limit: int = 0) -> list[Tip]:
-    """Tips, the newest first; `limit` 0 gives all."""
+    """Tips, the newest first; `limit` 0 gives all.
+
+    Raises:
+        MemoryStoreError: there is no such namespace, or the limit is below 0.
+    """
+    if limit < 0:
+        raise MemoryStoreError(f"a limit of {limit} tips means nothing: give a number, or 0 for all")
+    if namespace is not None:
+        check_namespace(store, namespace)
     return store.tips(namespace)[::-1][: limit or None]
 
 
-def namespaces(store: TipStore) -> dict[str, int]:
-    """Number of tips of each namespace, in the order of the names."""
-    names = sorted(tip.namespace for tip in store.tips())
-    return {name: names.count(name) for name in dict.fromkeys(names)}
+def check_namespace(store: TipStore, namespace: str) -> None:
+    """Raise `MemoryStoreError`, which names those that exist, where `namespace` has no tip."""
+    names = store.namespaces()
+    if namespace in names:
+        return
+    if not names:
+        raise MemoryStoreError(f"{store.path} holds no tip yet")
+    near = difflib.get_close_matches(namespace, names, NAMED_LINES, 0.0)
+    more = f" and {len(names) - len(near)} more (`trailnotes memory stats`)" if len(names) > len(near) else ""
+    raise MemoryStoreError(f"{store.path} has no tip of {namespace!r}: it has tips of {', '.join(near)}{more}")
 
 
 def show_tip(store: TipStore, tip_id: int) -> Tip:
@@ -64,10 +103,56 @@ def show_tip(store: TipStore, tip_id: int) -> Tip:
     return tip
 
 
-def search_tips(store: TipStore, namespace: str, query: str, top_k: int = 10, threshold: float = -1.0) -> list[Tip]:
-    """The tips most similar to `query`, by the embedder that the file was made with."""
-    config = MemoryConfig(embedder=store.identity.name, threshold=threshold, order=("similarity",))
-    return TipMemory(store, make_embedder(config.embedder), config).search(namespace, query, top_k)
+def search_tips(store: TipStore, namespace: str, query: str, top_k: int = 10, threshold: float = -1.0) -> list[Found]:
+    """The enabled tips most similar to `query`, by the embedder that the file was made with.
+
+    Raises:
+        MemoryStoreError: there is no such namespace, or `top_k` is below 1.
+    """
+    if top_k < 1:
+        raise MemoryStoreError(f"a search for {top_k} tips finds nothing: ask for 1 or more")
+    check_namespace(store, namespace)
+    memory = _memory_of(store, threshold=threshold)
+    return [Found(tip, similarity) for tip, similarity in memory.nearest(namespace, query, top_k)]
+
+
+def add_tip(
+    store: TipStore,
+    namespace: str,
+    text: str,
+    *,
+    key: str | None = None,
+    score: float | None = None,
+    enabled: bool = True,
+    capacity: int = 1000,
+) -> Tip:
+    """Store a tip that its owner wrote, and return it as it is stored.
+
+    Args:
+        store: where to.
+        namespace: id of the task that it belongs to.
+        text: what the agent should know.
+        key: what it is found by; by default its own text.
+        score: its worth; by default that of the best tip of the namespace, or 1 where it is the first.
+        enabled: whether it is shown.
+        capacity: enabled tips that a namespace may hold.
+
+    Raises:
+        MemoryStoreError: a text without any letter or digit, a score that is no number, or a text that is known under
+            this key.
+    """
+    if not clean_tip(text):
+        raise MemoryStoreError("a tip needs a letter or digit: write what the agent should know")
+    best = max(store.tips(namespace), key=lambda tip: tip.score, default=None)
+    likely, most = (best.score, best.max_score) if best else (1.0, 1.0)
+    tip = Tip(
+        namespace, text, text if key is None else key, likely if score is None else _finite(score), most,
+        model="by hand", created=utc_now(), enabled=enabled,
+    )  # fmt: skip
+    before = store.sequence
+    if not take_in(_memory_of(store, capacity=capacity), [tip]).added:
+        raise MemoryStoreError(f"{namespace} has this tip already: `trailnotes memory list` shows its id")
+    return store.tips(after=before)[-1]
 
 
 def delete_tips(store: TipStore, ids: Iterable[int]) -> int:
@@ -76,21 +161,29 @@ def delete_tips(store: TipStore, ids: Iterable[int]) -> int:
     with store.transaction():
         for tip_id in wanted:
             show_tip(store, tip_id)
+            store.record(Change(tip_id, None))
         return store.delete(wanted)
 
 
-def edit_tip(store: TipStore, tip_id: int, text: str) -> Tip:
-    """Replace a tip's text; it is found by the same key as before.
+def edit_tip(store: TipStore, tip_id: int, text: str | None = None, *, score: float | None = None) -> Tip:
+    """Replace a tip's text, its score, or both; it is found by the same key as before.
 
     Raises:
-        MemoryStoreError: no such tip, or a text without any letter or digit.
+        MemoryStoreError: no such tip, a text without any letter or digit, a score that is no number, or nothing to do.
     """
-    cleaned = clean_tip(text)
-    if not cleaned:
-        raise MemoryStoreError("a tip needs a letter or digit: use `trailnotes memory delete` to remove it")
+    fields: dict[str, Any] = {}
+    if text is not None:
+        fields["text"] = clean_tip(text)
+        if not fields["text"]:
+            raise MemoryStoreError("a tip needs a letter or digit: use `trailnotes memory delete` to remove it")
+    if score is not None:
+        fields["score"] = _finite(score)
+    if not fields:
+        raise MemoryStoreError("nothing to change: give a text, a score, or both")
     with store.transaction():
-        edited = replace(show_tip(store, tip_id), text=cleaned)
+        edited = replace(show_tip(store, tip_id), **fields)
         store.update(edited)
+        store.record(Change(tip_id, fields))
     return edited
 
 
@@ -102,35 +195,44 @@ def enable_tips(store: TipStore, ids: Iterable[int], *, enabled: bool = True) ->
             tip = show_tip(store, tip_id)
             if tip.enabled != enabled:
                 store.update(replace(tip, enabled=enabled))
+                store.record(Change(tip_id, {"enabled": enabled}))
                 changed += 1
     return changed
 
 
-def export_tips(store: TipStore, path: StrPath, namespace: str | None = None, *, after: int = 0) -> int:
+def export_tips(store: TipStore, path: StrPath, namespace: str | None = None) -> int:
     """Write tips as JSONL, the oldest first, atomically; vectors stay behind. Returns how many.
 
-    Args:
-        store: where from.
-        path: the file to write or replace.
-        namespace: only this one.
-        after: only what was written after the store's `sequence` had this value.
+    Raises:
+        MemoryStoreError: there is no such namespace, or the file cannot be written.
     """
-    tips = store.tips(namespace, after=after)
+    if namespace is not None:
+        check_namespace(store, namespace)
+    tips = store.tips(namespace)
+    write_tips(path, tips)
+    return len(tips)
+
+
+def write_tips(path: StrPath, tips: Sequence[Tip]) -> None:
+    """Write `tips` as JSONL, atomically.
+
+    Raises:
+        MemoryStoreError: the file cannot be written.
+    """
     try:
         write_text_atomic(Path(path), "".join(json.dumps(asdict(tip), ensure_ascii=False) + "\n" for tip in tips))
     except OSError as error:
         raise MemoryStoreError(f"cannot write {path} ({error.strerror}): nothing was exported") from error
-    return len(tips)
 
 
 def import_tips(
     store: TipStore, path: StrPath, *, enable: bool = False, capacity: int = 1000, embedder: Embedder | None = None
 ) -> Imported:
-    """Add the tips of a JSONL file, marked as imported, in one transaction.
+    """Add the tips that `read_tips` finds, marked as imported, in one transaction.
 
     Args:
         store: where to.
-        path: one object a line with the fields of `Tip`; `id`, `imported` and `enabled` are ours to set.
+        path: as for `read_tips`; `id`, `imported` and `enabled` of its tips are ours to set.
         enable: let them be retrieved at once; otherwise they wait for `enable_tips`.
         capacity: enabled tips that a namespace may hold.
         embedder: of the store; None makes it.
@@ -138,30 +240,37 @@ def import_tips(
     Raises:
         MemoryStoreError: the file cannot be read, or has malformed lines, which are named; nothing is added then.
     """
-    tips = [replace(tip, imported=True, enabled=enable) for tip in read_tips(path)]
-    config = MemoryConfig(
-        embedder=store.identity.name, capacity=capacity, duplicates="reject", entries="step", order=()
-    )
-    memory = TipMemory(store, embedder or make_embedder(config.embedder), config, clock=lambda: "")
-    added = memory.add(tips)
+    tips = [replace(tip, enabled=enable) for tip in read_tips(path)]
+    return take_in(_memory_of(store, embedder, capacity=capacity), tips)
+
+
+def take_in(memory: TipMemory, tips: Sequence[Tip]) -> Imported:
+    """Add tips that no policy of this memory wrote, marked as imported; the same text under the same key once only."""
+    config = memory.config.model_copy(update={"duplicates": "reject", "entries": "step"})
+    own = TipMemory(memory.store, memory.embedder, config, clock=lambda: "")
+    added = own.add([replace(tip, id=None, imported=True) for tip in tips], by_owner=True)
     return Imported(added, len(tips) - added)
 
 
 def read_tips(path: StrPath) -> list[Tip]:
-    """The tips of a JSONL file; blank lines are skipped.
+    """The tips of a JSONL file (blank lines are skipped), of a memory file, or of the memory file of a run directory.
 
     Raises:
-        MemoryStoreError: the file cannot be read, or has malformed lines, named by number.
+        MemoryStoreError: it cannot be read, or has malformed lines, named by number.
     """
+    path = file_of(path)
     try:
-        lines = Path(path).read_bytes().split(b"\n")
+        with path.open("rb") as file:
+            if file.read(len(SQLITE)) == SQLITE:
+                return _tips_of_database(path)
+        lines = path.read_bytes().split(b"\n")
     except OSError as error:
         raise MemoryStoreError(f"cannot read {path} ({error.strerror})") from error
     tips, faults = [], []
     for number, line in enumerate(lines, 1):
         if line.strip():
             try:
-                tips.append(_tip_of(line))
+                tips.append(_tip_of(json.loads(line)))
             except (ValueError, RecursionError) as error:
                 faults.append(f"line {number}: {error}")
     if faults:
@@ -171,29 +280,6 @@ def read_tips(path: StrPath) -> list[Tip]:
             f"{'; '.join(faults[:NAMED_LINES])}{more}"
         )
     return tips
-
-
-def rewind(memory: TipMemory, snapshot: Path | None, aside: Path) -> int:
-    """Go back to a snapshot, or to an empty memory, and keep what was written since as JSONL in `aside`.
-
-    Returns:
-        How many tips were set aside; with 0 no file is written.
-    """
-    after = 0
-    if snapshot is not None:
-        with opened_snapshot(snapshot) as source:
-            after = read_sequence(source)
-        if memory.store.sequence == after:
-            return 0  # no tip came since; what its owner edited or switched meanwhile stays
-    late = memory.store.tips(after=after)
-    if late:
-        export_tips(memory.store, aside, after=after)
-    if snapshot is not None:
-        memory.restore(snapshot)
-    else:
-        with memory.store.transaction():
-            memory.store.clear()
-    return len(late)
 
 
 def reembed(path: StrPath, name: str, *, make: Callable[[str], Embedder] = make_embedder) -> int:
@@ -211,9 +297,32 @@ def reembed(path: StrPath, name: str, *, make: Callable[[str], Embedder] = make_
     return len(tips)
 
 
-def _tip_of(line: bytes) -> Tip:
-    """Parse one line; ValueError says what is wrong with it."""
-    record = json.loads(line)
+def _finite(score: float) -> float:
+    if not math.isfinite(score):
+        raise MemoryStoreError(f"a tip's score must be a finite number, got {score}")
+    return score
+
+
+def _memory_of(store: TipStore, embedder: Embedder | None = None, **settings: Any) -> TipMemory:
+    """The tips of a store with the embedder that it was made with."""
+    config = MemoryConfig(embedder=store.identity.name, **settings)
+    return TipMemory(store, embedder or make_embedder(config.embedder), config)
+
+
+def _tips_of_database(path: Path) -> list[Tip]:
+    """All tips of a memory file, the oldest first; it is only read."""
+    with opened_snapshot(path) as source:
+        rows = source.execute(f"SELECT {', '.join(COLUMNS)} FROM tips ORDER BY age").fetchall()  # noqa: S608 (constants)
+    records = [dict(zip(COLUMNS, row, strict=True)) for row in rows]
+    switches = [{name: bool(record[name]) for name in ("imported", "enabled")} for record in records]
+    try:
+        return [_tip_of(record | both) for record, both in zip(records, switches, strict=True)]
+    except ValueError as error:  # a program of its own may have written it
+        raise MemoryStoreError(f"{path} holds a damaged tip ({error}): export it, and mend the line") from error
+
+
+def _tip_of(record: Any) -> Tip:
+    """The tip of a JSON object; ValueError says what is wrong with it."""
     if not isinstance(record, dict):
         raise ValueError("not a JSON object")  # noqa: TRY004 (read_tips names the line)
     record.pop("id", None)

@@ -10,19 +10,24 @@ import re
 import threading
 import zlib
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from trailnotes.errors import ConfigError, MissingExtraError, how_to_install
 
+if TYPE_CHECKING:
+    from trailnotes.config.schema import Config
+
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.intp]
 
 CACHED_TEXTS = 2048
+BATCH_SIZE = 64  # texts in one forward pass of a model
 WORD = re.compile(r"\w+")
 MIX = np.uint32(0x9E3779B1)  # 2^32 / golden ratio: spreads the low bits of a CRC over the whole word
 DECIMALS = 6  # equal vectors must tie, whatever the matrix product does to the last bits
@@ -71,19 +76,23 @@ class HashingEmbedder:
 
 
 class SentenceTransformerEmbedder:
-    """A model of the sentence-transformers library, on the CPU; the library is imported only here.
+    """A model of the sentence-transformers library, which is imported only here.
 
     Args:
         name: identity of the embedder: "minilm", or a directory or hub name.
+        device: where it computes: auto (a GPU where there is one), cpu, cuda, cuda:0, ...
+        batch_size: texts in one forward pass. A text's vector depends in its last bits on those beside it; with 1 it
+            depends on nothing.
 
     Raises:
         MissingExtraError: the library is absent.
         ConfigError: there is no such model.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, device: str = "cpu", batch_size: int = 1) -> None:
         self.name = name
-        self._model = _load_sentence_transformer(name, _minilm_source() if name == "minilm" else name)
+        self._batch_size = batch_size
+        self._model = _load_sentence_transformer(name, _minilm_source() if name == "minilm" else name, device)
         self.dim = len(self._encode(["dim"])[0])
 
     def embed(self, texts: Sequence[str]) -> Floats:
@@ -91,12 +100,57 @@ class SentenceTransformerEmbedder:
         return self._encode(list(texts)) if texts else np.empty((0, self.dim), np.float32)
 
     def _encode(self, texts: list[str]) -> Floats:
-        encoded = self._model.encode(texts, normalize_embeddings=True, show_progress_bar=False)
+        encoded = self._model.encode(
+            texts, batch_size=self._batch_size, normalize_embeddings=True, show_progress_bar=False
+        )
         return np.asarray(encoded, dtype=np.float32)
 
 
+class QueuedEmbedder:
+    """An embedder in a thread of its own, which it never leaves: one call at a time, for all that wait when it begins.
+
+    Whoever asks while a call runs is in the next one. A text asked for twice is embedded once.
+    """
+
+    def __init__(self, embedder: Embedder) -> None:
+        self.name, self.dim = embedder.name, embedder.dim
+        self._embedder = embedder
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="embedder")
+        self._waiting: list[tuple[list[str], Future[Floats]]] = []
+        self._lock = threading.Lock()
+
+    def embed(self, texts: Sequence[str]) -> Floats:
+        """See `Embedder.embed`; waits for it."""
+        return self.submit(texts).result()
+
+    def submit(self, texts: Sequence[str]) -> Future[Floats]:
+        """`embed` as a promise."""
+        promise: Future[Floats] = Future()
+        with self._lock:
+            self._waiting.append((list(texts), promise))
+        self._worker.submit(self._answer)  # finds nothing left where an earlier call took these texts, too
+        return promise
+
+    def _answer(self) -> None:
+        with self._lock:
+            waiting, self._waiting = self._waiting, []
+        waiting = [(texts, promise) for texts, promise in waiting if promise.set_running_or_notify_cancel()]
+        distinct = list(dict.fromkeys(text for texts, _ in waiting for text in texts))
+        try:
+            vectors = dict(zip(distinct, self._embedder.embed(distinct) if distinct else (), strict=True))
+        except BaseException as error:  # noqa: BLE001 (the boundary: those who wait must hear of it)
+            for _, promise in waiting:
+                promise.set_exception(error)
+        else:
+            for texts, promise in waiting:
+                promise.set_result(_stack([vectors[text] for text in texts], self.dim))
+
+
 class CachedEmbedder:
-    """Remembers the vectors of the texts used last: an episode asks for the same states again and again."""
+    """Remembers the vectors of the texts used last: an episode asks for the same states again and again.
+
+    No lock is held while texts are embedded: who asks for known ones never waits for others.
+    """
 
     def __init__(self, embedder: Embedder, size: int = CACHED_TEXTS) -> None:
         self.name, self.dim = embedder.name, embedder.dim
@@ -107,27 +161,73 @@ class CachedEmbedder:
 
     def embed(self, texts: Sequence[str]) -> Floats:
         """See `Embedder.embed`. Texts not seen lately are embedded in one call."""
+        found, missing = self._look_up(texts)
+        return self._rows(texts, found, missing, self._embedder.embed(missing) if missing else ())
+
+    async def embed_soon(self, texts: Sequence[str]) -> Floats:
+        """`embed` for an event loop, which goes on meanwhile if the embedder has a queue."""
+        if not isinstance(self._embedder, QueuedEmbedder):
+            return self.embed(texts)
+        import asyncio
+
+        found, missing = self._look_up(texts)
+        if not missing:
+            return self._rows(texts, found, missing, ())
+        vectors: Floats = await asyncio.wrap_future(self._embedder.submit(missing))
+        return self._rows(texts, found, missing, vectors)
+
+    def _look_up(self, texts: Sequence[str]) -> tuple[dict[str, Floats], list[str]]:
         with self._lock:
-            missing = list(dict.fromkeys(text for text in texts if text not in self._vectors))
             found = {text: self._vectors[text] for text in texts if text in self._vectors}
-            if missing:
-                found.update(zip(missing, self._embedder.embed(missing), strict=True))
+        return found, list(dict.fromkeys(text for text in texts if text not in found))
+
+    def _rows(
+        self, texts: Sequence[str], found: dict[str, Floats], missing: Sequence[str], vectors: Iterable[Floats]
+    ) -> Floats:
+        """The vectors of `texts`, which were `found` or embedded just now; all are remembered."""
+        found |= zip(missing, vectors, strict=True)
+        with self._lock:
             for text in texts:
                 self._vectors[text] = found[text]
                 self._vectors.move_to_end(text)
             while len(self._vectors) > self._size:
                 self._vectors.popitem(last=False)
-        return np.stack([found[text] for text in texts]) if texts else np.empty((0, self.dim), np.float32)
+        return _stack([found[text] for text in texts], self.dim)
 
 
-def make_embedder(name: str) -> Embedder:
-    """The embedder that `memory.embedder` names, with a cache before it.
+async def embed_soon(embedder: Embedder, texts: Sequence[str]) -> Floats:
+    """`embedder.embed(texts)`, off the event loop where the embedder knows how."""
+    return await embedder.embed_soon(texts) if isinstance(embedder, CachedEmbedder) else embedder.embed(texts)
+
+
+def _stack(vectors: Sequence[Floats], dim: int) -> Floats:
+    return np.stack(vectors) if vectors else np.empty((0, dim), np.float32)
+
+
+def make_embedder(name: str, *, device: str = "cpu", batch_size: int = 1) -> Embedder:
+    """The embedder that `memory.embedder` names, with a cache before it, and a queue where it is slow.
+
+    Args:
+        name: hashing, minilm, or a directory or hub name; hashing takes microseconds, and no device.
+        device: as for `SentenceTransformerEmbedder`.
+        batch_size: likewise.
 
     Raises:
         MissingExtraError: it needs an optional package that is not installed.
         ConfigError: there is no model of that name.
     """
-    return CachedEmbedder(HashingEmbedder() if name == "hashing" else SentenceTransformerEmbedder(name))
+    if name == "hashing":
+        return CachedEmbedder(HashingEmbedder())
+    return CachedEmbedder(QueuedEmbedder(SentenceTransformerEmbedder(name, device, batch_size)))
+
+
+def embedder_of(config: Config) -> Embedder:
+    """The embedder of a run: on the device of its model, and in batches unless it is to repeat bit for bit.
+
+    Raises: as `make_embedder`.
+    """
+    batch_size = 1 if config.run.deterministic else BATCH_SIZE
+    return make_embedder(config.memory.embedder, device=config.model.device, batch_size=batch_size)
 
 
 def _minilm_source() -> str:
@@ -139,7 +239,7 @@ def _minilm_source() -> str:
     return "sentence-transformers/all-MiniLM-L6-v2"
 
 
-def _load_sentence_transformer(name: str, source: str) -> Any:
+def _load_sentence_transformer(name: str, source: str, device: str) -> Any:
     try:
         from sentence_transformers import SentenceTransformer
     except ImportError as error:
@@ -148,7 +248,7 @@ def _load_sentence_transformer(name: str, source: str) -> Any:
             'or set memory.embedder = "hashing"'
         ) from error
     try:
-        return SentenceTransformer(source, device="cpu")
+        return SentenceTransformer(source, device=None if device == "auto" else device)
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"memory.embedder = {name!r} cannot be loaded from {source} ({type(error).__name__}): name a directory "

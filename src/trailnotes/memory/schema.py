@@ -83,6 +83,12 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         ) WITHOUT ROWID
         """,
     ),
+    (
+        # What the owner did by hand: the fields set, as JSON; all of them where the tip is new; NULL where it went.
+        "CREATE TABLE owner_changes (number INTEGER PRIMARY KEY, tip INTEGER NOT NULL, fields TEXT)",
+        # Copies of a file share its lineage, so that a file that somebody put in its place is known.
+        "INSERT INTO meta VALUES ('lineage', lower(hex(randomblob(8))))",
+    ),
 )
 
 
@@ -147,6 +153,36 @@ def read_identity(connection: sqlite3.Connection) -> Identity:
 def read_sequence(connection: sqlite3.Connection) -> int:
     """Number of writes that the file has seen."""
     return int(connection.execute("SELECT value FROM meta WHERE name = 'sequence'").fetchone()[0])
+
+
+def read_lineage(connection: sqlite3.Connection) -> str:
+    """What a file and all copies of it have in common; "" where an earlier version wrote them."""
+    row = connection.execute("SELECT value FROM meta WHERE name = 'lineage'").fetchone()
+    return str(row[0]) if row else ""
+
+
+def read_last_change(connection: sqlite3.Connection) -> int:
+    """Number of the owner's last change; 0 if there is none."""
+    if not _columns(connection, "owner_changes"):
+        return 0  # an earlier version wrote the file
+    return int(connection.execute("SELECT COALESCE(MAX(number), 0) FROM owner_changes").fetchone()[0])
+
+
+def copy_rows(source: sqlite3.Connection, target: sqlite3.Connection) -> None:
+    """Replace all rows of `target` by those of `source`, within the transaction under way; its lineage stays.
+
+    `source` may be of an earlier version: what it has no table for is empty afterwards.
+    """
+    assert target.in_transaction, "old rows and new ones change places at once"
+    lineage = read_lineage(target)
+    names = [row[0] for row in target.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+    for name in sorted(names, key="sqlite_sequence".__eq__):  # the last ids given, which inserting moves
+        target.execute(f"DELETE FROM {name}")  # noqa: S608 (names of our own tables)
+        if columns := _columns(source, name):
+            words, marks = ", ".join(columns), ", ".join("?" * len(columns))
+            rows = source.execute(f"SELECT {words} FROM {name}")  # noqa: S608
+            target.executemany(f"INSERT INTO {name} ({words}) VALUES ({marks})", rows)  # noqa: S608
+    target.execute("INSERT OR REPLACE INTO meta VALUES ('lineage', ?)", (lineage,))
 
 
 def write_identity(connection: sqlite3.Connection, identity: Identity) -> None:
@@ -248,6 +284,11 @@ def _check(connection: sqlite3.Connection, path: Path) -> None:
     (answer,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
     if answer != "ok":
         raise MemoryStoreError(f"{path} is damaged ({' '.join(answer.split())}): {REPAIR}")
+
+
+def _columns(connection: sqlite3.Connection, table: str) -> list[str]:
+    """The names of a table's columns; none if there is no such table."""
+    return [row[1] for row in connection.execute(f"PRAGMA table_info({table})")]
 
 
 def _version(connection: sqlite3.Connection) -> int:

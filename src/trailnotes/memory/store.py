@@ -6,12 +6,13 @@ flight. What the rows mean (duplicates, capacity, order) is `tips.py`; here they
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -40,6 +41,18 @@ class Page:
     fetched: dict[int, Tip] = field(default_factory=dict)  # by id: rows that were shown before
 
 
+class Change(NamedTuple):
+    """What the owner of a file did to one tip by hand."""
+
+    tip_id: int
+    fields: dict[str, Any] | None  # those set; None: deleted
+
+    @property
+    def adds(self) -> bool:
+        """Whether the tip was new: all fields were set."""
+        return self.fields is not None and self.fields.keys() >= set(COLUMNS)
+
+
 class TipStore(OpenFile):
     """Rows of tips with their vectors, in a file that `OpenFile` opens."""
 
@@ -61,6 +74,12 @@ class TipStore(OpenFile):
         with self._lock, named_errors(self.path):
             return schema.read_sequence(self._connection)
 
+    @property
+    def lineage(self) -> str:
+        """What this file and all copies of it have in common."""
+        with self._lock, named_errors(self.path):
+            return schema.read_lineage(self._connection)
+
     # reading
 
     def tips(self, namespace: str | None = None, *, after: int = 0) -> list[Tip]:
@@ -71,6 +90,15 @@ class TipStore(OpenFile):
     def tip(self, tip_id: int) -> Tip | None:
         """One tip by its id."""
         return next((_tip_of(row) for row in self._rows(f"{SELECT} WHERE id = ?", (tip_id,))), None)
+
+    def namespaces(self) -> dict[str, int]:
+        """Number of tips of each namespace, in the order of the names."""
+        return dict(self._rows("SELECT namespace, COUNT(*) FROM tips GROUP BY namespace ORDER BY namespace"))
+
+    def changes(self, *, after: int) -> list[Change]:
+        """What the owner changed by hand since the change of that number, the oldest first."""
+        rows = self._rows("SELECT tip, fields FROM owner_changes WHERE number > ? ORDER BY number", (after,))
+        return [Change(tip_id, fields if fields is None else json.loads(fields)) for tip_id, fields in rows]
 
     def find(self, tip: Tip, *, same_key: bool) -> int | None:
         """Id of the row that says the same in the same namespace; imported and own tips do not count as the same."""
@@ -121,12 +149,12 @@ class TipStore(OpenFile):
 
     # writing, inside `with store.transaction():`
 
-    def insert(self, tip: Tip, vector: Floats) -> int:
-        """Add a row; returns its id."""
+    def insert(self, tip: Tip, vector: Floats, tip_id: int | None = None) -> int:
+        """Add a row, under an id of its own or one that was its before; returns the id."""
         values = [getattr(tip, name) for name in COLUMNS]
         cursor = self._write(
-            f"INSERT INTO tips ({', '.join(COLUMNS)}, vector, age) VALUES ({_marks(COLUMNS)}, ?, ?)",  # noqa: S608
-            (*values, _blob(vector), self._next_age()),
+            f"INSERT INTO tips (id, {', '.join(COLUMNS)}, vector, age) VALUES (?, {_marks(COLUMNS)}, ?, ?)",  # noqa: S608
+            (tip_id, *values, _blob(vector), self._next_age()),
         )
         self._touched.add(tip.namespace)
         return int(cursor.lastrowid or 0)
@@ -166,12 +194,15 @@ class TipStore(OpenFile):
         """
         return schema.mark_once(self._connection, name)
 
-    def clear(self) -> None:
-        """Remove all rows and marks, and count ids and writes from the start again, as in a new file."""
-        self._touched.update(row[0] for row in self._rows("DELETE FROM tips RETURNING namespace"))
-        self._write("UPDATE meta SET value = 0 WHERE name = 'sequence'", ())
-        self._write("DELETE FROM meta WHERE name LIKE 'once/%'", ())
-        self._write("DELETE FROM sqlite_sequence", ())
+    def record(self, change: Change) -> None:
+        """Keep what the owner did, for a run that goes back to a snapshot from before (`owner.go_back`)."""
+        fields = None if change.fields is None else json.dumps(change.fields, ensure_ascii=False)
+        self._write("INSERT INTO owner_changes (tip, fields) VALUES (?, ?)", (change.tip_id, fields))
+
+    def replace_rows(self, source: sqlite3.Connection) -> None:
+        """All rows become those of another memory file, marks and counters among them."""
+        schema.copy_rows(source, self._connection)
+        self._touched.update(namespace for namespace, _ in self._pages)
 
     def set_vectors(self, identity: Identity, tips: Sequence[Tip], vectors: Sequence[Floats]) -> None:
         """Replace the vectors of `tips`, and the embedder of the file."""
@@ -250,6 +281,12 @@ class Kept(Closes):
     def close(self) -> None:
         """Close the store. Twice is fine."""
         self.store.close()
+
+
+def added(tip: Tip) -> Change:
+    """The owner added a tip, which has its id."""
+    assert tip.id is not None, "stored tips have an id"
+    return Change(tip.id, {name: getattr(tip, name) for name in COLUMNS})
 
 
 def _tip_of(row: Sequence[Any]) -> Tip:

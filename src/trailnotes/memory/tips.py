@@ -17,9 +17,9 @@ import numpy as np
 
 from trailnotes.config.schema import MemoryConfig
 from trailnotes.errors import MemoryStoreError
-from trailnotes.memory.retrieval import Embedder, Floats, Ints, make_embedder
+from trailnotes.memory.retrieval import Embedder, Floats, Ints, embed_soon, make_embedder
 from trailnotes.memory.schema import Identity
-from trailnotes.memory.store import Kept, Page, TipStore
+from trailnotes.memory.store import Kept, Page, TipStore, added
 from trailnotes.types import StrPath, Tip, Trajectory, answer_of
 
 MAX_TIP_WORDS = 100
@@ -64,21 +64,31 @@ class TipMemory(Kept):
 
         Best is by `config.order`, then the newest. With threshold -1 every tip is a candidate.
         """
-        order = self.config.order
-        page = self.store.page(encodable(namespace), [name for name in order if name != "similarity"])
-        if top_k <= 0 or not page.ids:
-            return []
-        if self.config.threshold <= -1 and "similarity" not in order:
-            return self.store.fetch(page, range(min(top_k, len(page.ids))))
-        rows, similarities = page.index.within(self._embed([query])[0], self.config.threshold)
-        if "similarity" in order:
-            rows = _ranked(page, rows, similarities, order)
-        return self.store.fetch(page, rows[:top_k].tolist())
+        page = self._page(namespace)
+        if self._takes_all(page, top_k):
+            return self.store.fetch(page, range(max(0, min(top_k, len(page.ids)))))
+        return self._similar(page, self._embed([query])[0], top_k)
 
-    def add(self, tips: Sequence[Tip], *, once: str = "") -> int:
+    async def find(self, namespace: str, query: str, top_k: int) -> list[Tip]:
+        """`search` for an event loop: it waits for a slow embedder instead of holding up the loop."""
+        if self._takes_all(self._page(namespace), top_k):
+            return self.search(namespace, query, top_k)
+        (vector,) = await embed_soon(self.embedder, [_embeddable(query)])
+        return self._similar(self._page(namespace), vector, top_k)
+
+    def nearest(self, namespace: str, query: str, top_k: int) -> list[tuple[Tip, float]]:
+        """The same candidates with their cosine similarity, the most similar first, whatever `config.order` says."""
+        page = self._page(namespace)
+        rows, similarities = page.index.within(self._embed([query])[0], self.config.threshold)
+        chosen = _ranked(page, rows, similarities, ("similarity",))[:top_k].tolist()
+        by_row = dict(zip(rows.tolist(), similarities.tolist(), strict=True))
+        return [(tip, by_row[row]) for row in chosen for tip in self.store.fetch(page, [row])]
+
+    def add(self, tips: Sequence[Tip], *, once: str = "", by_owner: bool = False) -> int:
         """Store `tips` in the order given, in one transaction; returns how many rows are new or changed.
 
         `once` names the batch: one of that name that was stored before, perhaps before a restart, is not stored again.
+        What a person adds is marked as such (`by_owner`), and survives when a run goes back to a checkpoint.
 
         Texts are cleaned (`clean_tip`) and tips of which nothing is left are skipped. The same text again in a
         namespace (with entries = "step": under the same key) is a duplicate: it is rejected, or counted as support,
@@ -86,13 +96,16 @@ class TipMemory(Kept):
         author. Beyond `config.capacity` enabled tips the oldest go.
         """
         usable = [clean for tip in tips if (clean := storable(tip, self._clock))]
-        vectors = self._embed([tip.key for tip in usable])
+        vectors = self.vectors(usable)
         with self.store.transaction():
             if once and not self.store.once(once):
                 return 0
+            before = self.store.sequence
             changed = sum(self._add(tip, vector) for tip, vector in zip(usable, vectors, strict=True))
             for namespace in dict.fromkeys(tip.namespace for tip in usable):
                 self.store.evict(namespace, self.config.capacity)
+            for tip in self.store.tips(after=before) if by_owner else ():
+                self.store.record(added(tip))
         return changed
 
     def _add(self, tip: Tip, vector: Floats) -> int:
@@ -112,8 +125,29 @@ class TipMemory(Kept):
         self.store.update(merged, vector, refresh=True)
         return 1
 
+    def vectors(self, tips: Sequence[Tip]) -> Floats:
+        """What finds each of `tips`: float32 (len(tips), dim)."""
+        return self._embed([tip.key for tip in tips])
+
+    def _page(self, namespace: str) -> Page:
+        return self.store.page(encodable(namespace), [name for name in self.config.order if name != "similarity"])
+
+    def _takes_all(self, page: Page, top_k: int) -> bool:
+        """Whether the answer does not depend on the query, so that nothing need be embedded."""
+        return top_k <= 0 or not page.ids or (self.config.threshold <= -1 and "similarity" not in self.config.order)
+
+    def _similar(self, page: Page, vector: Floats, top_k: int) -> list[Tip]:
+        rows, similarities = page.index.within(vector, self.config.threshold)
+        if "similarity" in self.config.order:
+            rows = _ranked(page, rows, similarities, self.config.order)
+        return self.store.fetch(page, rows[:top_k].tolist())
+
     def _embed(self, texts: Sequence[str]) -> Floats:
-        return self.embedder.embed([encodable(text[:MAX_KEY_CHARS]) for text in texts])
+        return self.embedder.embed([_embeddable(text) for text in texts])
+
+
+def _embeddable(text: str) -> str:
+    return encodable(text[:MAX_KEY_CHARS])
 
 
 def _ranked(page: Page, rows: Ints, similarities: Floats, order: Sequence[str]) -> Ints:
@@ -122,14 +156,22 @@ def _ranked(page: Page, rows: Ints, similarities: Floats, order: Sequence[str]) 
     return rows[np.lexsort([-key for key in reversed(keys)])]
 
 
-def open_memory(path: StrPath | None, config: MemoryConfig, *, clock: Callable[[], str] | None = None) -> TipMemory:
+def open_memory(
+    path: StrPath | None,
+    config: MemoryConfig,
+    *,
+    clock: Callable[[], str] | None = None,
+    embedder: Embedder | None = None,
+) -> TipMemory:
     """The memory in the file `path`, made if it is missing; None keeps it in this process only.
+
+    Without an `embedder` it is that of `config.embedder`, on the CPU.
 
     Raises:
         MemoryStoreError: the file is damaged, of a newer version, or belongs to another embedder.
         MissingExtraError: the embedder needs a package that is not installed.
     """
-    embedder = make_embedder(config.embedder)
+    embedder = embedder or make_embedder(config.embedder)
     store = TipStore(path, Identity(embedder.name, embedder.dim))
     try:
         return TipMemory(store, embedder, config, clock=clock)

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from trailnotes.config.schema import Config
 from trailnotes.errors import EnvError
-from trailnotes.memory.base import Memory
+from trailnotes.memory.base import Memory, PatientMemory
 from trailnotes.policies.base import Policy
 from trailnotes.prompts import Conversation, memory_query, parse_action
 from trailnotes.seeds import derive_seed
@@ -188,12 +188,12 @@ class TipsActor:
         self.conversation.start(observation.instruction or "")
         self.first_seen = self.seating.policy.count_tokens(self.conversation.capped(observation.text))
 
-    def find(self, observation: Observation) -> list[Tip]:
+    async def find(self, observation: Observation) -> list[Tip]:
         """The tips for this turn."""
         seating = self.seating
         if seating.mode == "plain":
             return []
-        return find_tips(self.memory, seating.task, self.conversation, observation, seating.config)
+        return await find_tips(self.memory, seating.task, self.conversation, observation, seating.config)
 
     def affordable(self, limit: int, observation: Observation, found: Sequence[Tip]) -> Sequence[Tip]:
         """The first of the tips that leave room for the turns that are left (`memory.leave_room`).
@@ -219,7 +219,7 @@ class TipsActor:
         seating, conversation = self.seating, self.conversation
         policy, config = seating.policy, seating.config
         limit = context_limit(policy, config)
-        found = self.affordable(limit, observation, self.find(observation))
+        found = self.affordable(limit, observation, await self.find(observation))
         tips = observe_within(limit, policy, conversation, observation, found)
         if tips is None:
             return None
@@ -232,13 +232,15 @@ class TipsActor:
         return Decision(action, completion, plain_ids, tips)
 
 
-def find_tips(
+async def find_tips(
     memory: Memory | None, task: Task, conversation: Conversation, observation: Observation, config: Config
 ) -> list[Tip]:
     """Tips of the task for the state that `observation` makes, by the tip-free conversation."""
     if memory is None or not config.memory.top_k:
         return []
     query = memory_query(conversation, config.memory.query, observation)
+    if isinstance(memory, PatientMemory):
+        return await memory.find(task.id, query, config.memory.top_k)
     return memory.search(task.id, query, config.memory.top_k)
 
 

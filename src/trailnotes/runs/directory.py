@@ -7,6 +7,7 @@
     metrics.jsonl        one line an iteration
     trajectories.jsonl   whole episodes
     memory.db            the tips
+    memory.start.db      those that training began with
     checkpoints/         step-000010/ ... as `checkpoint` writes them
     tensorboard/         drawn from metrics.jsonl, if run.tensorboard is set
     lock                 held by the process that trains
@@ -90,12 +91,6 @@ class RunDir:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    @property
-    def has_history(self) -> bool:
-        """Whether an earlier start left lines or tips here."""
-        files = (self.metrics_path, self.trajectories_path, self.memory_path)
-        return any(file.exists() and file.stat().st_size for file in files)
 
     def append_metrics(self, line: Mapping[str, Any]) -> None:
         """Add the line of one iteration; it has "iteration" (from 0), which is written first."""

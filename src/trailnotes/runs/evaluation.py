@@ -17,7 +17,7 @@ from trailnotes.config.schema import Config
 from trailnotes.config.toml import SURROUNDINGS, flatten
 from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.errors import ConfigError, RunError
-from trailnotes.memory import TipMemory, open_memory
+from trailnotes.memory import TipMemory, embedder_of, open_memory
 from trailnotes.runs.console import Bar
 from trailnotes.runs.loop import run_to_end
 from trailnotes.runs.needs import refuse_missing
@@ -84,7 +84,7 @@ def play_subject(
     with journal.opened(_played_with(config, subject, use_memory)):
         if not use_memory or subject.memory is None:
             return Played(run_to_end(play(None)))
-        with closing(open_memory(None, config.memory)) as memory:
+        with closing(open_memory(None, config.memory, embedder=embedder_of(config))) as memory:
             memory.restore(subject.memory)
             episodes = run_to_end(play(memory))
             return Played(episodes, tips_remark(episodes, tasks, memory, config))

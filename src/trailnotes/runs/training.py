@@ -10,6 +10,7 @@ import contextlib
 import random
 import time
 from dataclasses import asdict
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,8 +22,8 @@ from trailnotes.envs.tasks import batch_of, panel, tasks_of
 from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.errors import RunError
 from trailnotes.learner.learner import Learner
-from trailnotes.memory import open_memory
-from trailnotes.memory.exchange import rewind
+from trailnotes.memory import embedder_of, open_memory
+from trailnotes.memory.owner import settle
 from trailnotes.policies.hf.policy import load_model
 from trailnotes.rollout import WrittenTip, rollout_metrics, run_groups, tip_metrics, write_tips
 from trailnotes.rollout.archive import Archive, from_start
@@ -42,40 +43,52 @@ if TYPE_CHECKING:
     from trailnotes.config.schema import Config
     from trailnotes.credit import Scores
     from trailnotes.runs.directory import RunDir
-    from trailnotes.types import Mode, Sample, Task, Trajectory, TrajectoryGroup
+    from trailnotes.types import Mode, Sample, Task, Tip, Trajectory, TrajectoryGroup
 
 EMPTY_ITERATIONS = 3  # without any episode, after which the environment counts as broken
 
 
 @contextlib.contextmanager
-def opened_run(config: Config, directory: RunDir) -> Iterator[TrainingRun]:
-    """A run where `directory` left it, with environments and a bar of its own. Needs the event loop that trains."""
+def opened_run(config: Config, directory: RunDir, tips: Sequence[Tip] = ()) -> Iterator[TrainingRun]:
+    """A run where `directory` left it, with environments and a bar of its own. Needs the event loop that trains.
+
+    `tips` are those that a run begins with; one that has begun keeps its own.
+    """
     with (
         EnvPool(config.env) as pool,
         Progress(config, directory) as progress,
-        contextlib.closing(open_run(config, directory, pool, progress)) as run,
+        contextlib.closing(open_run(config, directory, pool, progress, tips)) as run,
     ):
         yield run
 
 
-def open_run(config: Config, directory: RunDir, pool: EnvPool, progress: Progress) -> TrainingRun:
+def open_run(
+    config: Config, directory: RunDir, pool: EnvPool, progress: Progress, tips: Sequence[Tip] = ()
+) -> TrainingRun:
     """A run at its last whole checkpoint, or at its start.
 
-    Lines and tips that came after it are set aside in files of their own: not lost, and not counted.
+    Lines that came after it, and tips that the run wrote after it, are set aside in files of their own: not lost, and
+    not counted. What the owner of the memory changed stays.
     """
     saved = checkpoint.latest(directory.checkpoints)
     done = int(checkpoint.load_meta(saved)["iteration"]) if saved else 0
-    resumed = directory.has_history
     run = TrainingRun(config, directory, pool, progress)
     if saved is not None:
         load(run, saved)
-    kept = directory.set_aside_after(done) if resumed else []
-    if resumed and run.memory is not None:
+    kept = directory.set_aside_after(done)
+    begins = saved is None
+    if run.memory is not None:
         aside = free_name(directory.path / f"tips.after-{done:06d}.jsonl")
-        if rewind(run.memory, saved / "memory.db" if saved else None, aside):
-            kept.append(aside)
-    if resumed:
+        snapshot, start = saved / "memory.db" if saved else None, directory.path / "memory.start.db"
+        begins = settle(run.memory, snapshot, start, aside, tips)
+        kept += [aside] if aside.exists() else []
+    if saved is not None or kept:
         progress.note(f"resuming after iteration {done}" + "".join(f"; set aside {path.name}" for path in kept))
+    if tips:
+        progress.note(
+            f"began with {len(tips)} tips" if begins else "this run has begun, and keeps its own tips: "
+            f"`trailnotes memory import {directory.path} FILE` adds others"
+        )  # fmt: skip
     return run
 
 
@@ -88,7 +101,9 @@ class TrainingRun:
     def __init__(self, config: Config, directory: RunDir, pool: EnvPool, progress: Progress) -> None:
         self.config, self.directory, self.pool, self.progress = config, directory, pool, progress
         self.archive = Archive(config.archive) if config.archive.share else None
-        self.novelty = Novelty(config.algorithm, config.memory, derive_seed(config.run.seed, "novelty"))
+        make_embedder = cache(partial(embedder_of, config))  # one model for novelty and memory
+        novelty_seed = derive_seed(config.run.seed, "novelty")
+        self.novelty = Novelty(config.algorithm, config.memory, novelty_seed, make=make_embedder)
         self.tasks = tasks_of(config, config.train.split)
         torch.manual_seed(derive_seed(config.run.seed, "weights"))  # adapters start at random
         self.policy = model_policy(config)
@@ -101,7 +116,9 @@ class TrainingRun:
             dump_dir=directory.path / "dumps",
         )
         uses_memory = method_of(config.algorithm.name).memory
-        self.memory = open_memory(directory.memory_path, config.memory) if uses_memory else None
+        self.memory = (
+            open_memory(directory.memory_path, config.memory, embedder=make_embedder()) if uses_memory else None
+        )
         self.count = Counters()
         self.stop_requested = False
         self.saved: Path | None = None  # the newest checkpoint of this run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -410,3 +411,13 @@ def test_an_empty_table_has_nothing_to_say() -> None:
     assert list(empty.nearest("g", "s")) == []
     assert empty.find("g", "s") is None
     assert empty.stats() == {"records": 0, "actions": 0, "updates": 0, "q_max": 0, "q_min": 0}
+
+
+def test_what_is_prepared_is_not_embedded_again() -> None:
+    counting = CountingEmbedder()
+    config = Config(rememberer=RemembererConfig())
+    with ExperienceTable(None, CachedEmbedder(counting), config.rememberer) as experience:
+        asyncio.run(experience.prepare("goal", "a hall"))
+        prepared = list(counting.texts)
+        list(experience.nearest("goal", "a hall"))
+        assert counting.texts == prepared != []

@@ -75,7 +75,7 @@ class PlansActor(TipsActor):
         """All of them: a window of plans is shown whole or not at all."""
         return found
 
-    def find(self, observation: Observation) -> list[Tip]:  # noqa: ARG002 (a task has one window)
+    async def find(self, observation: Observation) -> list[Tip]:  # noqa: ARG002 (a task has one window)
         """The plans for this turn."""
         seating = self.seating
         if seating.mode == "plain" or self.num_turns:

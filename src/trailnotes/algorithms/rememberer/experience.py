@@ -26,7 +26,7 @@ from trailnotes.algorithms.rememberer.values import (
 )
 from trailnotes.errors import MemoryStoreError
 from trailnotes.memory import schema
-from trailnotes.memory.retrieval import Embedder, Floats, make_embedder
+from trailnotes.memory.retrieval import Embedder, Floats, embed_soon, embedder_of
 from trailnotes.memory.schema import Identity, OpenFile, named_errors
 from trailnotes.memory.tips import MAX_KEY_CHARS, encodable
 
@@ -73,6 +73,12 @@ class ExperienceTable(OpenFile):
         """All records, the most similar first, of equally similar ones the most visited, then the latest updated."""
         situations, texts = self._current(), _situation(task, observation)
         return situations.nearest(texts, self._embed(texts, situations.similarity.needs))
+
+    async def prepare(self, task: str, observation: str) -> None:
+        """Embed what `nearest` will ask for, off the event loop."""
+        needs = self._current().similarity.needs
+        texts = zip(_situation(task, observation), needs, strict=True)
+        await embed_soon(self.embedder, [text[:MAX_KEY_CHARS] for text, need in texts if need])
 
     def stats(self) -> dict[str, float]:
         """Counts and range: records, actions, updates, q_max, q_min (0 in an empty table)."""
@@ -227,7 +233,7 @@ def open_experience(path: Path | None, config: Config) -> ExperienceTable:
         MemoryStoreError: see `ExperienceTable`.
         MissingExtraError: the embedder needs a package that is not installed.
     """
-    return ExperienceTable(path, make_embedder(config.memory.embedder), config.rememberer)
+    return ExperienceTable(path, embedder_of(config), config.rememberer)
 
 
 def _situation(task: str, observation: str) -> Situation:

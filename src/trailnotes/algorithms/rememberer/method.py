@@ -136,6 +136,8 @@ class AdvisedActor:
         """Recall, ask, read."""
         seat, policy, config = self.seating, self.seating.policy, self.seating.config.rememberer
         self.earned += observation.reward
+        if config.examples:
+            await self.table.prepare(self.task, observation.text)
         messages, spelled = self._prompt(observation)
         if num_tokens(policy, messages) > self._limit():
             return None

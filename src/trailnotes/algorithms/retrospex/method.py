@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from trailnotes.algorithms.retrospex.rescoring import best_candidate, by_heuristics, policy_weight, to_admissible
 from trailnotes.errors import ConfigError
-from trailnotes.memory.retrieval import make_embedder
+from trailnotes.memory.retrieval import embedder_of
 from trailnotes.prompts import Conversation, parse_action
 from trailnotes.rollout import Decision, TipsActor, context_limit, observe_within
 from trailnotes.seeds import derive_seed
@@ -39,7 +39,7 @@ async def retrospex(run: AdaptationRun) -> None:
             f"retrospex weighs actions by their log-probabilities, and {run.policy.name} gives none (no "
             "OpenAI-compatible server does): set model.path to a model directory or hub name"
         )
-    critic, embedder = obtain_critic(run), make_embedder(config.memory.embedder)
+    critic, embedder = obtain_critic(run), embedder_of(config)
     decisions = run.directory.path / "decisions.jsonl"
     set_aside(decisions)
 

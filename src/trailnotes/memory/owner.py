@@ -1,0 +1,102 @@
+"""What the owner of a memory file did by hand, and a run that goes back to a checkpoint.
+
+A run that is resumed plays again what it played after its checkpoint, so the tips it wrote since must go. What a person
+added, edited, switched or deleted meanwhile must not: each such change is a row of `owner_changes`, written in the same
+transaction as the change, and is made again on the tips of the checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from trailnotes.errors import MemoryStoreError
+from trailnotes.memory.exchange import take_in, write_tips
+from trailnotes.memory.schema import opened_snapshot, read_identity, read_last_change, read_lineage, read_sequence
+from trailnotes.memory.store import Change, added
+from trailnotes.memory.tips import TipMemory
+from trailnotes.types import Tip
+
+
+def settle(memory: TipMemory, saved: Path | None, start: Path, aside: Path, tips: Sequence[Tip] = ()) -> bool:
+    """Bring a run's memory to where the run goes on; returns whether it begins with this file, and so took `tips` in.
+
+    What this run wrote after its last checkpoint goes to `aside`. A file that the run has not seen before, because it
+    is the first start or because somebody put another one in its place, is its owner's and stays as it is.
+
+    Args:
+        memory: the live one.
+        saved: the snapshot in the last checkpoint, if there is one.
+        start: where the memory is kept as the run first found it, for going back before the first checkpoint.
+        aside: JSONL of the tips that were set aside; written only if there are any.
+        tips: to begin with, as well as those that the file holds.
+    """
+    store = memory.store
+    for snapshot in (saved, start):
+        if snapshot is not None and snapshot.is_file() and _is_copy(snapshot, store.lineage):
+            go_back(memory, snapshot, aside)
+            return False
+    if saved is not None and saved.is_file() and not store.sequence:
+        memory.restore(saved)  # the file was lost, and made anew a moment ago
+        return False
+    take_in(memory, tips)
+    memory.snapshot(start)
+    return True
+
+
+def go_back(memory: TipMemory, snapshot: Path, aside: Path) -> int:
+    """Go back to a snapshot, but for the owner's changes since; keep what was written since as JSONL in `aside`.
+
+    Returns:
+        How many tips were set aside; with 0 no file is written.
+
+    Raises:
+        MemoryStoreError: the snapshot is missing, damaged, or of another embedder; nothing has changed then.
+    """
+    store = memory.store
+    with opened_snapshot(snapshot) as source, store.transaction():
+        after, changes = read_sequence(source), store.changes(after=read_last_change(source))
+        by_hand = {change.tip_id for change in changes if change.adds}
+        if store.sequence == after + len(by_hand):
+            return 0  # the run wrote nothing since
+        if (identity := read_identity(source)) != store.identity:
+            raise MemoryStoreError(
+                f"{snapshot} holds vectors of {identity.name} ({identity.dim} dimensions), the memory those of "
+                f"{store.identity.name} ({store.identity.dim}): set memory.embedder to the former"
+            )
+        touched = {change.tip_id for change in changes}
+        written = store.tips(after=after)
+        late = [tip for tip in written if tip.id not in touched]
+        if late:
+            write_tips(aside, late)
+        kept = {tip.id: tip for tip in written if tip.id in touched}
+        store.replace_rows(source)
+        for change in changes:
+            _again(memory, change, kept.get(change.tip_id))
+    return len(late)
+
+
+def _again(memory: TipMemory, change: Change, late: Tip | None) -> None:
+    """Make one change again. `late`: the tip as it was, where the run wrote it after the snapshot."""
+    store, fields = memory.store, change.fields
+    tip = store.tip(change.tip_id)
+    if fields is None:
+        if store.delete([change.tip_id]):
+            store.record(change)
+        return
+    if tip is not None:
+        store.update(replace(tip, **fields))
+        store.record(change)
+        return
+    tip = Tip(id=change.tip_id, **fields) if change.adds else late
+    if tip is not None:  # else it was deleted afterwards
+        store.insert(tip, memory.vectors([tip])[0], change.tip_id)
+        store.evict(tip.namespace, memory.config.capacity)
+        store.record(added(tip))
+
+
+def _is_copy(snapshot: Path, lineage: str) -> bool:
+    """Whether a snapshot was taken of the file of that lineage; those of earlier versions do not say, and count."""
+    with opened_snapshot(snapshot) as source:
+        return read_lineage(source) in {"", lineage}

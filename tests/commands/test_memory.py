@@ -1,0 +1,254 @@
+"""Tips are their owner's: what is done to them by command stays done, whatever happens to the run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tinyrun import SAME, differences, episodes, tiny_config, tip_rows
+from trailnotes.commands import main
+from trailnotes.commands.train import train
+from trailnotes.config.schema import Config, MemoryConfig
+from trailnotes.config.toml import to_toml
+from trailnotes.envs.tasks import tasks_of
+from trailnotes.errors import ConfigError, MemoryStoreError
+from trailnotes.learner.learner import Learner
+from trailnotes.memory import open_memory
+from trailnotes.memory.exchange import list_tips, open_store
+from trailnotes.types import Tip
+
+
+def config_of(start_model: Path, **sections: dict[str, Any]) -> Config:
+    """Four iterations with a checkpoint after every other one."""
+    return tiny_config(start_model, train={"iterations": 4, "save_every": 2}, **sections)
+
+
+@pytest.fixture
+def cut(monkeypatch: pytest.MonkeyPatch) -> Callable[[Config, Path, int], None]:
+    """Train until the power fails in the learner's `number`-th update."""
+
+    def train_until(config: Config, path: Path, number: int, **options: Any) -> None:
+        update = Learner.update
+        calls: list[int] = []
+
+        def interrupted(self: Learner, *args: Any, **more: Any) -> dict[str, float]:
+            calls.append(1)
+            if len(calls) == number:
+                raise RuntimeError("power cut")
+            return update(self, *args, **more)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Learner, "update", interrupted)
+            with pytest.raises(RuntimeError, match="power cut"):
+                train(config, path, **options)
+
+    return train_until
+
+
+def tips_in(path: Path) -> list[Tip]:
+    with closing(open_store(path)) as store:
+        return list_tips(store)[::-1]
+
+
+def first_task(config: Config) -> str:
+    return tasks_of(config, "train")[0].id
+
+
+def given(config: Config, text: str = "follow the river") -> Tip:
+    return Tip(first_task(config), text, "whatever", 9.0, 9.0)
+
+
+def write_jsonl(path: Path, *tips: Tip) -> Path:
+    path.write_text("".join(json.dumps(asdict(tip)) + "\n" for tip in tips))
+    return path
+
+
+def is_shown(path: Path, text: str, after: int) -> bool:
+    """Whether an episode of the iterations from `after` on was shown the tip."""
+    return any(
+        tip["text"] == text
+        for episode in episodes(path)
+        if episode["iteration"] >= after
+        for step in episode["steps"]
+        for tip in step["tips"]
+    )
+
+
+# --- training goes on
+
+
+def test_what_the_owner_did_to_a_killed_run_survives(start_model: Path, tmp_path: Path, cut: Any) -> None:
+    config, run = config_of(start_model), tmp_path / "run"
+    cut(config, run, 4)  # the last checkpoint is that of two iterations; tips of four are there
+    edited, off, deleted = tips_in(run)[:3]
+    late_edited, late_off = tips_in(run)[-2:]
+    saved_ids = {row[0] for row in tip_rows(run / "checkpoints" / "step-000002")}
+    assert {edited.id, off.id, deleted.id} <= saved_ids
+    assert not {late_edited.id, late_off.id} & saved_ids
+    place, file = str(run), write_jsonl(tmp_path / "in.jsonl", given(config))
+    for words in (
+        ["import", place, str(file), "--enable"],
+        ["add", place, "mind the bridge", "--task", first_task(config)],
+        ["edit", place, str(edited.id), "corrected", "--score", "7"],
+        ["edit", place, str(late_edited.id), "corrected, too"],
+        ["enable", place, str(off.id), str(late_off.id), "--off"],
+        ["delete", place, str(deleted.id)],
+    ):
+        assert main(["memory", *words]) == 0
+    cut(config, run, 2)  # killed once more, before the next checkpoint
+    train(config, run)
+    after = {tip.id: tip for tip in tips_in(run)}
+    assert {tip.text for tip in after.values() if tip.imported} == {"follow the river", "mind the bridge"}
+    assert (after[edited.id].text, after[edited.id].score) == ("corrected", 7.0)
+    assert after[late_edited.id].text == "corrected, too"
+    assert (after[off.id].enabled, after[late_off.id].enabled) == (False, False)
+    assert deleted.id not in after
+    assert is_shown(run, "follow the river", after=2)
+    assert is_shown(run, "mind the bridge", after=2)
+    late = [json.loads(line) for path in run.glob("tips.after-*") for line in path.read_text().splitlines()]
+    assert late
+    assert all(tip["run"] and not tip["imported"] for tip in late), "only what the run wrote is set aside"
+
+
+def test_a_checkpoint_is_not_opened_for_writing(
+    start_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Opening alone would change the file, and the run could not be resumed."""
+    config, run = config_of(start_model), tmp_path / "run"
+    train(config, run)
+    assert main(["memory", "list", str(run / "checkpoints" / "step-000004")]) == 2
+    assert f"{run / 'checkpoints' / 'step-000004'} is a checkpoint" in capsys.readouterr().err
+    train(config, run)
+
+
+def test_an_import_into_a_run_that_ended_is_there_when_it_goes_on(start_model: Path, tmp_path: Path) -> None:
+    config, run = config_of(start_model), tmp_path / "run"
+    train(config, run)
+    file = write_jsonl(tmp_path / "in.jsonl", given(config))
+    assert main(["memory", "import", str(run), str(file), "--enable"]) == 0
+    longer = config.model_copy(update={"train": config.train.model_copy(update={"iterations": 5})})
+    train(longer, run, allow_change=["train.iterations"])
+    assert is_shown(run, "follow the river", after=4)
+    assert not list(run.glob("tips.after-*"))
+
+
+# --- training begins
+
+
+def sources(config: Config, tmp_path: Path) -> dict[str, Path]:
+    """The same tip as a file, as a memory and as a run directory."""
+    directory = tmp_path / "other"
+    directory.mkdir()
+    with open_memory(directory / "memory.db", MemoryConfig()) as memory:
+        memory.add([given(config)])
+        memory.snapshot(tmp_path / "tips.db")
+    write_jsonl(tmp_path / "tips.jsonl", given(config))
+    return {"jsonl": tmp_path / "tips.jsonl", "db": tmp_path / "tips.db", "directory": directory}
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "db", "directory", "placed"])
+def test_a_run_begins_with_tips(
+    start_model: Path, tmp_path: Path, cut: Any, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, run = config_of(start_model), tmp_path / "run"
+    found = sources(config, tmp_path)
+    if kind == "placed":
+        run.mkdir()
+        (run / "memory.db").write_bytes(found["db"].read_bytes())
+    options: dict[str, Any] = {} if kind == "placed" else {"memory": found[kind]}
+    cut(config, run, 2, **options)  # before the first checkpoint
+    assert is_shown(run, "follow the river", after=0)
+    train(config, run, **options)  # the same command again
+    assert [tip.text for tip in tips_in(run) if tip.score == 9.0] == ["follow the river"], "once"
+    assert ("began with 1 tips" in capsys.readouterr().err) == (kind != "placed")
+    alone = tmp_path / "alone"
+    train(config, alone, memory=found["jsonl"])
+    if kind != "placed":
+        assert differences(alone, run) == SAME
+    assert len(tip_rows(alone)) == len(tip_rows(run))
+
+
+def test_tips_that_no_run_could_use_are_refused_before_anything_is_made(start_model: Path, tmp_path: Path) -> None:
+    config, run = config_of(start_model), tmp_path / "run"
+    foreign = write_jsonl(tmp_path / "foreign.jsonl", Tip("elsewhere", "go up", "k", 1.0))
+    with pytest.raises(ConfigError, match=r"none of its 1 tips is of elsewhere|is of elsewhere, for example.*this run"):
+        train(config, run, memory=foreign)
+    with pytest.raises(MemoryStoreError, match="cannot read"):
+        train(config, run, memory=tmp_path / "nowhere.jsonl")
+    grpo = config_of(start_model, algorithm={"name": "grpo"})
+    with pytest.raises(ConfigError, match="grpo trains without a memory: leave out --memory"):
+        train(grpo, run, memory=foreign)
+    assert not run.exists()
+
+
+def test_the_command_line_begins_with_tips(
+    start_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tiny_config(start_model, train={"iterations": 1})
+    (tmp_path / "config.toml").write_text(to_toml(config))
+    file = write_jsonl(tmp_path / "tips.jsonl", given(config))
+    words = ["train", str(tmp_path / "config.toml"), "--memory", str(file)]
+    assert main([*words, "--run-dir", str(tmp_path / "run")]) == 0
+    assert is_shown(tmp_path / "run", "follow the river", after=0)
+    assert main([*words, "--run-dir", str(tmp_path / "run")]) == 0
+    assert "keeps its own tips" in capsys.readouterr().err
+
+
+# --- looking and changing
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> str:
+    with open_memory(tmp_path / "memory.db", MemoryConfig()) as memory:
+        memory.add([Tip("maze/1", "go left twice", "a hall with two doors", 1.0), Tip("maze/2", "jump", "a pit", 0.5)])
+    return str(tmp_path)
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
+    assert main(["memory", *words]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def test_search_prints_similarity_and_worth(place: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (line,) = said(capsys, "search", place, "maze/1", "a hall with two doors")
+    assert line.split() == ["1", "similarity", "1.000", "1/1", "maze/1", "go", "left", "twice"]
+    said(capsys, "enable", place, "1", "--off")
+    assert "switched off" in said(capsys, "search", place, "maze/1", "a hall")[0]
+
+
+def test_add_and_edit(place: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (line,) = said(capsys, "add", place, "turn back", "--task", "maze/1", "--score", "0.25", "--key", "a dead end")
+    assert line.split() == ["3", "0.25/1", "maze/1", "imported", "turn", "back"]
+    _, warning = said(capsys, "add", place, "turn back", "--namespace", "maze/11", "--off")
+    assert "first tip of maze/11" in warning
+    assert "0.9/1  maze/2  climb" in said(capsys, "edit", place, "2", "climb", "--score", "0.9")[0]
+    assert "0.1/1  maze/2  climb" in said(capsys, "edit", place, "2", "--score", "0.1")[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["list", "--limit", "-1"], "limit of -1"),
+        (["list", "--namespace", "maze/3"], "no tip of 'maze/3': it has tips of maze/2, maze/1"),
+        (["export", "tips.jsonl", "--namespace", "maze"], "it has tips of maze/"),
+        (["search", "maze/3", "a hall"], "no tip of 'maze/3'"),
+        (["search", "maze/1", "a hall", "--top-k", "0"], "1 or more"),
+        (["edit", "1"], "nothing to change"),
+        (["edit", "1", "--score", "nan"], "finite number"),
+        (["add", "", "--task", "maze/1"], "needs a letter"),
+        (["add", "go left twice", "--task", "maze/1", "--score", "inf"], "finite number"),
+    ],
+)
+def test_what_means_nothing_is_refused_in_one_line(
+    place: str, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["memory", words[0], place, *words[1:]]) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.out == ""

@@ -1,0 +1,232 @@
+"""A run goes back to a checkpoint; what a person did to its tips meanwhile stays."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trailnotes.config.schema import MemoryConfig
+from trailnotes.errors import MemoryStoreError
+from trailnotes.memory import exchange as p
+from trailnotes.memory import open_memory
+from trailnotes.memory.owner import go_back, settle
+from trailnotes.memory.tips import TipMemory
+from trailnotes.types import Tip
+
+ANY = MemoryConfig(threshold=-1, capacity=8)
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Iterator[TipMemory]:
+    """Three tips, of which a checkpoint was made."""
+    with open_memory(tmp_path / "memory.db", ANY, clock=lambda: "") as memory:
+        memory.add(own("one", "two", "three"))
+        memory.snapshot(tmp_path / "snapshot.db")
+        yield memory
+
+
+def own(*texts: str) -> list[Tip]:
+    """Tips as the run writes them."""
+    return [Tip("cellar", text, f"key of {text}", 1.0) for text in texts]
+
+
+def back(memory: TipMemory, tmp_path: Path) -> list[str]:
+    """Texts that are set aside."""
+    aside = tmp_path / "late.jsonl"
+    aside.unlink(missing_ok=True)
+    num = go_back(memory, tmp_path / "snapshot.db", aside)
+    late = [tip.text for tip in p.read_tips(aside)] if aside.exists() else []
+    assert len(late) == num
+    return late
+
+
+def texts(memory: TipMemory) -> list[str]:
+    return [tip.text for tip in memory.store.tips()]
+
+
+def rows(path: Path) -> list[tuple[Any, ...]]:
+    """Everything in the file that a run depends on: tips with ids, ages and vectors, counters, ids given."""
+    with closing(sqlite3.connect(path)) as connection:
+        tables = ("tips", "meta", "owner_changes", "sqlite_sequence")
+        return [tuple(connection.execute(f"SELECT * FROM {table} ORDER BY 1")) for table in tables]
+
+
+# --- the run's own tips -------------------------------------------------------------------------------------------
+
+
+def test_later_tips_are_set_aside(memory: TipMemory, tmp_path: Path) -> None:
+    before = rows(tmp_path / "memory.db")
+    assert back(memory, tmp_path) == []
+    memory.add(own("late", "one"), once="batch")
+    memory.search("cellar", "q", 1)  # a page is cached
+    assert back(memory, tmp_path) == ["late", "one"]
+    assert rows(tmp_path / "memory.db") == before, "to the last bit, counters and marks among them"
+    assert [tip.text for tip in memory.search("cellar", "q", 9)] == ["three", "two", "one"]
+
+
+def test_tips_that_were_pushed_out_come_back(memory: TipMemory, tmp_path: Path) -> None:
+    memory.add(own(*map(str, range(8))))
+    assert "one" not in texts(memory)
+    assert len(back(memory, tmp_path)) == 8
+    assert texts(memory) == ["one", "two", "three"]
+
+
+# --- the owner's --------------------------------------------------------------------------------------------------
+
+Do = Callable[[TipMemory, Path], object]
+
+
+def imports(memory: TipMemory, tmp_path: Path) -> None:
+    file = tmp_path / "in.jsonl"
+    file.write_text(json.dumps({"namespace": "cellar", "text": "from afar", "key": "k", "score": 0.5}))
+    p.import_tips(memory.store, file, enable=True)
+
+
+CHANGES: dict[str, tuple[Do, list[str]]] = {
+    "import": (imports, ["one", "two", "three", "from afar"]),
+    "add": (lambda m, _: p.add_tip(m.store, "cellar", "mine"), ["one", "two", "three", "mine"]),
+    "edit": (lambda m, _: p.edit_tip(m.store, 2, "zwei", score=5), ["one", "zwei", "three"]),
+    "delete": (lambda m, _: p.delete_tips(m.store, [1, 3]), ["two"]),
+    "off": (lambda m, _: p.enable_tips(m.store, [3], enabled=False), ["one", "two", "three"]),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("written", [(), ("late",), ("one", "late")])
+def test_what_the_owner_did_survives(memory: TipMemory, tmp_path: Path, name: str, written: tuple[str, ...]) -> None:
+    """Whether or not the run wrote tips since its checkpoint, and however often it is killed and goes back."""
+    do, expected = CHANGES[name]
+    do(memory, tmp_path)
+    shown = {(tip.id, tip.text, tip.score, tip.enabled) for tip in memory.store.tips()}
+    for _ in range(2):
+        memory.add(own(*written))
+        assert set(back(memory, tmp_path)) <= {*written}
+        assert texts(memory) == expected
+        assert {(tip.id, tip.text, tip.score, tip.enabled) for tip in memory.store.tips()} == shown
+        enabled = {text for _, text, _, on in shown if on}
+        assert {tip.text for tip in memory.search("cellar", "q", 9)} == enabled
+    memory.snapshot(tmp_path / "snapshot.db")
+    assert back(memory, tmp_path) == []
+    assert texts(memory) == expected
+
+
+def test_changes_come_in_their_order(memory: TipMemory, tmp_path: Path) -> None:
+    memory.add(own("late"))
+    mine = p.add_tip(memory.store, "cellar", "mine")
+    p.edit_tip(memory.store, mine.id or 0, "mine, better", score=3)
+    gone = p.add_tip(memory.store, "cellar", "gone")
+    p.delete_tips(memory.store, [gone.id or 0])
+    p.enable_tips(memory.store, [1], enabled=False)
+    p.enable_tips(memory.store, [1], enabled=True)
+    memory.add(own("later"))
+    assert back(memory, tmp_path) == ["late", "later"]
+    assert texts(memory) == ["one", "two", "three", "mine, better"]
+    assert p.show_tip(memory.store, 1).enabled
+    assert p.show_tip(memory.store, mine.id or 0).score == 3, "it keeps its id"
+
+
+def test_a_late_tip_that_the_owner_touched_is_kept(memory: TipMemory, tmp_path: Path) -> None:
+    memory.add(own("right", "wrong", "useless", "late"))
+    p.edit_tip(memory.store, 4, "right after all")
+    p.enable_tips(memory.store, [5], enabled=False)
+    p.delete_tips(memory.store, [6])
+    assert back(memory, tmp_path) == ["late"]
+    assert texts(memory) == ["one", "two", "three", "right after all", "wrong"]
+    memory.add(own("wrong"))  # written again by the run that goes on
+    assert "wrong" not in {tip.text for tip in memory.search("cellar", "q", 9)}, "off stays off"
+
+
+def test_only_what_was_set_is_set_again(memory: TipMemory, tmp_path: Path) -> None:
+    """The support that a tip got from episodes that are played again is not counted twice."""
+    memory.add(own("one"))
+    p.edit_tip(memory.store, 1, score=4)
+    assert p.show_tip(memory.store, 1).support == 2
+    back(memory, tmp_path)
+    assert (p.show_tip(memory.store, 1).support, p.show_tip(memory.store, 1).score) == (1, 4)
+
+
+def test_added_tips_are_found_by_their_key_again_and_keep_to_the_capacity(memory: TipMemory, tmp_path: Path) -> None:
+    for number in range(7):
+        p.add_tip(memory.store, "cellar", f"mine {number}", key=f"room {number}", capacity=8)
+    memory.add(own("late"))
+    back(memory, tmp_path)
+    assert texts(memory) == ["three", *(f"mine {number}" for number in range(7))]
+    assert [(f.tip.text, f.similarity) for f in p.search_tips(memory.store, "cellar", "room 4", 1)] == [("mine 4", 1.0)]
+
+
+def test_a_snapshot_of_another_embedder_changes_nothing(memory: TipMemory, tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "snapshot.db")) as connection, connection:
+        connection.execute("UPDATE meta SET value = 'minilm' WHERE name = 'embedder'")
+    memory.add(own("late"))
+    with pytest.raises(MemoryStoreError, match=r"vectors of minilm.*set memory\.embedder"):
+        back(memory, tmp_path)
+    assert texts(memory) == ["one", "two", "three", "late"]
+
+
+def test_a_snapshot_of_an_earlier_version(memory: TipMemory, tmp_path: Path) -> None:
+    """It has no changes of the owner; those of today are made again all the same."""
+    with closing(sqlite3.connect(tmp_path / "snapshot.db")) as connection, connection:
+        connection.execute("DROP TABLE owner_changes")
+        connection.execute("DELETE FROM meta WHERE name = 'lineage'")
+        connection.execute("PRAGMA user_version = 2")
+    lineage = memory.store.lineage
+    p.add_tip(memory.store, "cellar", "mine")
+    memory.add(own("late"))
+    assert settle(memory, tmp_path / "snapshot.db", tmp_path / "start.db", tmp_path / "late.jsonl") is False
+    assert texts(memory) == ["one", "two", "three", "mine"]
+    assert memory.store.lineage == lineage
+
+
+# --- starts -------------------------------------------------------------------------------------------------------
+
+
+def start(memory: TipMemory, tmp_path: Path, tips: list[Tip] | None = None) -> bool:
+    return settle(memory, None, tmp_path / "start.db", tmp_path / "late.jsonl", tips or [])
+
+
+def test_what_lay_there_before_the_first_start_stays(memory: TipMemory, tmp_path: Path) -> None:
+    assert start(memory, tmp_path)
+    for _ in range(2):
+        memory.add(own("late"))
+        assert not start(memory, tmp_path)
+        assert texts(memory) == ["one", "two", "three"]
+    assert [tip.text for tip in p.read_tips(tmp_path / "late.jsonl")] == ["late"]
+
+
+def test_a_run_begins_with_tips_once(memory: TipMemory, tmp_path: Path) -> None:
+    given = own("given")
+    assert start(memory, tmp_path, given)
+    memory.add(own("late"))
+    assert not start(memory, tmp_path, given)
+    assert texts(memory) == ["one", "two", "three", "given"]
+    assert p.list_tips(memory.store, limit=1)[0].imported
+
+
+def test_a_file_put_in_the_place_of_the_old_one_is_the_owners(memory: TipMemory, tmp_path: Path) -> None:
+    snapshot, late = tmp_path / "snapshot.db", tmp_path / "late.jsonl"
+    with open_memory(tmp_path / "other.db", ANY) as other:
+        other.add(own("something", "else"))
+        other.snapshot(tmp_path / "copy.db")
+    memory.close()
+    shutil.copy(tmp_path / "copy.db", tmp_path / "memory.db")
+    with open_memory(tmp_path / "memory.db", ANY) as placed:
+        assert settle(placed, snapshot, tmp_path / "start.db", late)
+        assert texts(placed) == ["something", "else"]
+        placed.add(own("late"))
+        assert not settle(placed, snapshot, tmp_path / "start.db", late)
+        assert texts(placed) == ["something", "else"]
+
+
+def test_a_lost_file_is_that_of_the_checkpoint_again(memory: TipMemory, tmp_path: Path) -> None:
+    memory.close()
+    (tmp_path / "memory.db").unlink()
+    with open_memory(tmp_path / "memory.db", ANY) as anew:
+        assert not settle(anew, tmp_path / "snapshot.db", tmp_path / "start.db", tmp_path / "late.jsonl")
+        assert texts(anew) == ["one", "two", "three"]

@@ -1,0 +1,110 @@
+"""Episodes wait for a slow embedder together, off the event loop, and get what each would get alone."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+
+from small import small_config
+from trailnotes.config.schema import Config
+from trailnotes.envs.workers.pool import EnvPool
+from trailnotes.memory.base import PatientMemory
+from trailnotes.memory.retrieval import CachedEmbedder, Embedder, HashingEmbedder, QueuedEmbedder
+from trailnotes.memory.schema import Identity
+from trailnotes.memory.store import TipStore
+from trailnotes.memory.tips import TipMemory
+from trailnotes.policies.scripted import ScriptedPolicy
+from trailnotes.rollout import run_groups
+from trailnotes.types import Task, Tip, TrajectoryGroup
+
+TASKS = [Task(f"task {number}", "parrot:Parrot") for number in range(12)]
+
+
+class Recording(HashingEmbedder):
+    """Notes who calls it with what; its first call ends when all other episodes wait, or after a minute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queue: QueuedEmbedder | None = None
+        self.batches: list[list[str]] = []
+        self.threads: set[int] = set()
+
+    def embed(self, texts: list[str]) -> np.ndarray:
+        self.batches.append(list(texts))
+        self.threads.add(threading.get_ident())
+        deadline = time.monotonic() + 60
+        while len(self.batches) == 1 and self.queue is not None and time.monotonic() < deadline:
+            if len(self.queue._waiting) == len(TASKS) - 1:
+                break
+            time.sleep(0.001)
+        return super().embed(texts)
+
+
+def config_of(threshold: float = 0.2) -> Config:
+    memory = {"threshold": threshold, "top_k": 2, "order": ("similarity", "score")}
+    return small_config(env={"name": "parrot:Parrot", "options": {}}, memory=memory, rollout={"max_steps": 3})
+
+
+def played(embedder: Embedder, config: Config) -> list[TrajectoryGroup]:
+    words = ("red", "green", "blue", "yellow")
+    tips = [
+        Tip(task.id, f"{word} {index}", f"{task.id} {word} is what the parrot said", index % 3)
+        for task in TASKS
+        for index, word in enumerate(words)
+    ]
+    policy = ScriptedPolicy(lambda messages: words[len(messages[-1].content) % 4])
+
+    async def play(memory: TipMemory) -> list[TrajectoryGroup]:
+        with EnvPool(config.env) as pool:
+            return await run_groups(policy, pool, TASKS, [["on_policy_tips"]] * len(TASKS), memory, config, seed=0)
+
+    with TipMemory(TipStore(None, Identity("hashing", 256)), HashingEmbedder(), config.memory) as memory:
+        memory.add(tips)
+        memory.embedder = embedder
+        return asyncio.run(play(memory))
+
+
+def turns(groups: list[TrajectoryGroup]) -> list[list[tuple[str, tuple[str, ...]]]]:
+    """Action and shown tips of each step of each episode."""
+    return [
+        [(step.action, tuple(f"{tip.id} {tip.text}" for tip in step.tips)) for step in group.trajectories[0].steps]
+        for group in groups
+    ]
+
+
+def test_all_that_wait_are_embedded_in_one_call_in_one_thread_of_its_own() -> None:
+    recording = Recording()
+    recording.queue = QueuedEmbedder(recording)
+    together = played(CachedEmbedder(recording.queue), config_of())
+    assert [len(batch) for batch in recording.batches[:2]] == [1, len(TASKS) - 1]
+    assert len(recording.threads) == 1
+    assert threading.get_ident() not in recording.threads
+    alone = Recording()
+    assert turns(together) == turns(played(alone, config_of())), "whatever was embedded beside it"
+    assert len({shown for episode in turns(together) for _, shown in episode}) > len(TASKS)
+    assert {len(batch) for batch in alone.batches} == {1}
+
+
+def test_nothing_is_embedded_where_every_tip_is_a_candidate() -> None:
+    recording = Recording()
+    config = config_of(threshold=-1.0)
+    by_score = config.model_copy(update={"memory": config.memory.model_copy(update={"order": ("score",)})})
+    groups = played(CachedEmbedder(QueuedEmbedder(recording)), by_score)
+    assert recording.batches == []
+    assert all(len(group.trajectories[0].steps[0].tips) == 2 for group in groups)
+
+
+def test_who_waits_and_who_does_not(tmp_path: Path) -> None:
+    """`find` is `search`, for every kind of question."""
+    config = config_of(threshold=0.3)
+    slow = CachedEmbedder(QueuedEmbedder(HashingEmbedder()))
+    with TipMemory(TipStore(tmp_path / "memory.db", Identity("hashing", 256)), slow, config.memory) as memory:
+        assert isinstance(memory, PatientMemory)
+        memory.add([Tip("cellar", f"tip {n}", f"room {n} is damp", float(n)) for n in range(9)])
+        asked = [("cellar", "room 3", 2), ("cellar", "room 3", 0), ("attic", "room 3", 2), ("cellar", "\ud800", 5)]
+        for namespace, query, top_k in asked:
+            assert asyncio.run(memory.find(namespace, query, top_k)) == memory.search(namespace, query, top_k)
