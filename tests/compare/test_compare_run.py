@@ -595,7 +595,8 @@ def a_difference(on_panel: tuple[float, float] | None, beyond: tuple[float, floa
         ((-0.3, -0.1), None, "lower on this panel"),
         ((-0.1, 0.3), (-0.05, 0.4), ""),
         ((0.0, 0.3), (0.0, 0.4), ""),
-        (None, (0.05, 0.4), "higher"),
+        (None, (0.05, 0.4), "higher in this run"),
+        (None, (-0.4, -0.05), "lower in this run"),
         (None, None, ""),
     ],
 )

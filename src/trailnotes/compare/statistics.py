@@ -19,7 +19,9 @@ from trailnotes.reporting.intervals import RATE, Bounds, Estimate
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-Call = Literal["higher", "lower", "higher on this panel", "lower on this panel", ""]
+Call = Literal[
+    "higher", "lower", "higher on this panel", "lower on this panel", "higher in this run", "lower in this run", ""
+]
 
 ON_PANEL = "on this panel"
 BEYOND = "beyond this panel"
@@ -35,8 +37,8 @@ IQM_METHOD = (
 )
 DIFFERENCE_METHOD = (
     "Differences are paired by seed and game. One is called higher or lower only where its interval beyond this panel "
-    "excludes 0; where it does not, or there is none, higher or lower on this panel where that interval does. No "
-    "correction is made for the number of differences."
+    "excludes 0 (in this run, where only one seed is behind it); where it does not, or there is none, higher or lower "
+    "on this panel where that interval does. No correction is made for the number of differences."
 )
 
 
@@ -79,12 +81,15 @@ class Difference:
 
     @property
     def call(self) -> Call:
-        """What the intervals allow to say: what holds beyond the panel, else what holds on it, else nothing."""
+        """What the intervals allow to say: what holds beyond the panel, else what holds on it, else nothing.
+
+        Without an interval on the panel there are no two seeds that differ, and the one beyond is of one run.
+        """
         if beyond := self.estimate.beyond:
             if beyond.low > 0:
-                return "higher"
+                return "higher" if self.estimate.on_panel else "higher in this run"
             if beyond.high < 0:
-                return "lower"
+                return "lower" if self.estimate.on_panel else "lower in this run"
         if on_panel := self.estimate.on_panel:
             if on_panel.low > 0:
                 return "higher on this panel"
