@@ -11,7 +11,7 @@ from trailnotes.compare.cost import EXAMINING, last_line
 from trailnotes.compare.plan import PlannedRun
 from trailnotes.compare.processes import LOG, last_words
 from trailnotes.compare.running import Stage
-from trailnotes.runs.console import clock
+from trailnotes.runs.console import clock, forgiving
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -35,7 +35,7 @@ class Board:
         stream: IO[str] | None = None,
         interval: float = 60.0,
     ) -> None:
-        self.stream = sys.stderr if stream is None else stream
+        self.stream = forgiving(sys.stderr if stream is None else stream)
         self.interval = interval
         left_over = {stage.run.name for stage in left}
         self._runs = {run.name: run for run in runs}

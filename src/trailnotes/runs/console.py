@@ -26,7 +26,7 @@ class Bar:
 
     def __init__(self, total: float, title: str, *, stream: IO[str] | None = None, interval: float = 10.0) -> None:
         self.total, self.title, self.interval = total, title, interval
-        self.stream: IO[str] = cast("IO[str]", _Forgiving(sys.stderr if stream is None else stream))
+        self.stream = forgiving(sys.stderr if stream is None else stream)
         self._first: tuple[float, float] | None = None  # (time, completed) at the first update, for the time left
         self._printed = float("-inf")
         self._pending = ""
@@ -146,6 +146,11 @@ class _Forgiving:
     def flush(self) -> None:
         with contextlib.suppress(OSError):
             self._stream.flush()
+
+
+def forgiving(stream: IO[str]) -> IO[str]:
+    """`stream`, but a write that fails is lost in silence."""
+    return cast("IO[str]", _Forgiving(stream))
 
 
 def clock(seconds: float) -> str:
