@@ -208,7 +208,7 @@ def test_adapters_are_tuned_and_their_base_is_not(start_model: Path, tmp_path: P
     config = in_model(sft_config(start_model, tmp_path / "sft.jsonl"), lora=lora)
     seen: list[dict[str, float]] = []
     out = warmstart(config, tmp_path / "tuned", progress=seen.append)
-    assert seen[-1]["loss"] < seen[0]["loss"] - 0.5
+    assert seen[-1]["loss"] < seen[0]["loss"] - 0.1
     assert (out / "adapter_model.safetensors").is_file()
     assert not (out / "model.safetensors").exists()
     further = load_model(config.model.model_copy(update={"path": str(out)}))[0]
