@@ -96,14 +96,18 @@ def test_runs_are_methods_times_seeds_that_differ_in_what_is_said(tmp_path: Path
 
 
 def test_tables_and_dotted_keys_say_the_same(tmp_path: Path) -> None:
-    text = PLAN.replace('"algorithm.p_memory" = 0.5', 'loss.kl = 0.25\n[methods."half of them".env.options]\nx = [1]')
+    text = PLAN.replace(
+        '"algorithm.p_memory" = 0.5', 'loss.kl = 0.25\n[methods."half of them".env.options]\nfamilies = ["keys/hazel"]'
+    )
     runs = planned(
-        write_plan(tmp_path / "plan.toml", text + '[settings.optim]\nlr = 0.5\n[settings."env.options"]\ny = 2')
+        write_plan(
+            tmp_path / "plan.toml", text + '[settings.optim]\nlr = 0.5\n[settings."env.options"]\ndataset_seed = 2'
+        )
     )
     half, grpo = runs["half-of-them-0"], runs["grpo-0"]
     assert (half.loss.kl, half.optim.lr, grpo.optim.lr) == (0.25, 0.5, 0.5)
-    assert half.env.options == {**grpo.env.options, "x": [1]}
-    assert grpo.env.options["y"] == 2
+    assert half.env.options == {**grpo.env.options, "families": ["keys/hazel"]}
+    assert grpo.env.options["dataset_seed"] == 2
 
 
 def test_a_budget_of_tokens_is_one_for_all_that_train(tmp_path: Path) -> None:
@@ -123,6 +127,22 @@ def test_retrospex_learns_from_the_run_of_the_same_seed_wherever_out_is_said_to_
     (stage,) = stages_of(run)
     assert stage.job.needs == ("grpo-1 train",)
     assert stage.job.command[4] == "model", "it plays with the model of the settings"
+
+
+def test_no_method_learns_from_the_panel(tmp_path: Path) -> None:
+    """What reflexion plays is the panel: a critic that learned from it would be examined on its own data."""
+    after = PLAN + '[methods.reflexion]\n[methods.retrospex]\nafter = "reflexion"\n'
+    with pytest.raises(
+        ConfigError, match=r"methods\.retrospex: the episodes of reflexion: 4 of the 4 games"
+    ):
+        planned(write_plan(tmp_path / "after.toml", after))
+    with pytest.raises(ConfigError, match=r"methods\.half of them: train\.split = 'test': 4 of the 4 games"):
+        planned(write_plan(tmp_path / "own.toml", PLAN + 'train.split = "test"\n'))
+    filled = PLAN + '[methods.rememberer]\n"train.split" = "test"\n'
+    with pytest.raises(ConfigError, match=r"methods\.rememberer: what REMEMBERER learns from: 4 of the 4"):
+        planned(write_plan(tmp_path / "filled.toml", filled))
+    adapting = write_plan(tmp_path / "fine.toml", PLAN + "[methods.reflexion]\n[methods.empo2-tips]\n")
+    assert len(planned(adapting)) == 10, "trial after trial on the panel is what these do"
 
 
 def test_other_methods_without_training_play_the_last_model_of_the_run_they_follow(

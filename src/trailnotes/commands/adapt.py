@@ -64,11 +64,15 @@ def adapt(
     import asyncio
 
     from trailnotes.config.toml import SURROUNDINGS
+    from trailnotes.envs.tasks import refuse_examined, seen_in_training
     from trailnotes.runs.directory import RunDir
     from trailnotes.runs.players import resolve
 
     subject = resolve(model_or_run)
     config = settled(config, subject, method, trials)
+    refuse_examined(config)
+    if said := seen_in_training(subject.trained, config):
+        logger.warning("%s", said)
     with RunDir.open(out, config, allow_change=[*SURROUNDINGS, *FREE, *allow_change]) as directory:
         figures = asyncio.run(_adapt(config, directory, subject, progress))
         _write(figures, out)

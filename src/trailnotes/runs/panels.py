@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -12,7 +13,7 @@ from typing import Any
 
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import to_toml
-from trailnotes.envs.tasks import panel, tasks_of
+from trailnotes.envs.tasks import panel_of, seen_by_authors, seen_in_training
 from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.errors import ConfigError
 from trailnotes.memory import TipMemory, open_memory
@@ -24,6 +25,8 @@ from trailnotes.seeds import derive_seed
 from trailnotes.storage.files import encode_line, write_bytes_atomic, write_text_atomic
 from trailnotes.storage.records import trajectory_to_json
 from trailnotes.types import Mode, Task, Trajectory
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +138,8 @@ def play_subject(
         raise ConfigError(
             f"{model_or_run} has no memory to act with: give the run of a method with a memory, or drop --memory"
         )
+    if said := seen_in_training(subject.trained, config):
+        logger.warning("%s", said)
     policy = load_policy(config, subject, directory)
 
     async def play(memory: TipMemory | None) -> list[Trajectory]:
@@ -145,12 +150,9 @@ def play_subject(
         return subject, asyncio.run(play(None))
     with closing(open_memory(None, config.memory)) as memory:
         memory.restore(subject.memory)
+        if said := seen_by_authors({tip.namespace for tip in memory.store.tips()}, config):
+            logger.warning("%s", said)
         return subject, asyncio.run(play(memory))
-
-
-def panel_of(config: Config) -> list[Task]:
-    """The tasks of the panel: always the same."""
-    return panel(tasks_of(config, config.eval.split), config.eval.num_tasks)
 
 
 def panel_record(config: Config, model: str) -> dict[str, Any]:

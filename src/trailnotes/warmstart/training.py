@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from trailnotes.envs.tasks import refuse_learning
 from trailnotes.errors import ConfigError
 from trailnotes.learner.learner import export_model
 from trailnotes.learner.logprobs import TokenScorer
@@ -37,12 +38,15 @@ def warmstart(config: Config, out: Path, *, progress: Callable[[dict[str, float]
     `warmstart.demonstrations` names.
 
     Raises:
-        ConfigError: `out` is taken, the environment has no scripted episodes, the file holds none, or none fits
-            `rollout.max_context_tokens`.
+        ConfigError: `out` is taken, the environment has no scripted episodes, the file holds none or one of a game of
+            the panel, or none fits `rollout.max_context_tokens`.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} already exists; choose another --out, or remove it")
     next(_demonstrations(config, _count_words, config.run.seed))  # what is wrong with them shows before any work
+    if named := config.warmstart.demonstrations:  # scripted ones are of no panel, whatever it is
+        games = [demonstration.task for demonstration in from_jsonl(Path(named)) if demonstration.task]
+        refuse_learning(games, f"warmstart.demonstrations = {named!r}", config)
     torch.manual_seed(config.run.seed)
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
