@@ -132,9 +132,7 @@ def test_retrospex_learns_from_the_run_of_the_same_seed_wherever_out_is_said_to_
 def test_no_method_learns_from_the_panel(tmp_path: Path) -> None:
     """What reflexion plays is the panel: a critic that learned from it would be examined on its own data."""
     after = PLAN + '[methods.reflexion]\n[methods.retrospex]\nafter = "reflexion"\n'
-    with pytest.raises(
-        ConfigError, match=r"methods\.retrospex: the episodes of reflexion: 4 of the 4 games"
-    ):
+    with pytest.raises(ConfigError, match=r"methods\.retrospex: the episodes of reflexion: 4 of the 4 games"):
         planned(write_plan(tmp_path / "after.toml", after))
     with pytest.raises(ConfigError, match=r"methods\.half of them: train\.split = 'test': 4 of the 4 games"):
         planned(write_plan(tmp_path / "own.toml", PLAN + 'train.split = "test"\n'))
@@ -494,13 +492,28 @@ def test_a_run_that_fails_leaves_the_others_and_is_named(
 def test_the_time_is_estimated_from_a_part_of_each_method(tmp_path: Path) -> None:
     path = tmp_path / "plan.toml"
     path.write_text(RANDOM)
-    naive, broken, whole = estimate(path, out=tmp_path / "out").splitlines()
+    found = estimate(path, out=tmp_path / "out")
+    naive, broken, whole = found.text.splitlines()
     assert naive.startswith("naive")
     assert naive.endswith("a run, 1 left to run")
     assert "broken" in broken
     assert "cannot be run: ended with status 2" in broken
-    assert whole.startswith("all")
+    assert whole.startswith("all others  ")
+    assert list(found.missing) == ["broken"]
     assert not (tmp_path / "out").exists()
+
+
+def test_a_dry_run_in_which_no_method_can_be_run_fails_and_says_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trailnotes.compare.processes.POLL", 0.02)
+    path = tmp_path / "plan.toml"
+    path.write_text(RANDOM.replace("show_actions = true", "show_actions = false"))
+    assert main(["compare", "run", str(path), "--out", str(tmp_path / "out"), "--dry-run"]) == 2
+    said = capsys.readouterr()
+    assert "side by side\n" not in said.out, "no time for what cannot be run"
+    assert "2 methods cannot be run; naive: ended with status 2" in said.err
+    assert "broken: ended with status 2" in said.err
 
 
 def test_without_any_result_there_is_no_table() -> None:
