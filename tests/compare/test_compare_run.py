@@ -26,7 +26,7 @@ from trailnotes.commands import main
 from trailnotes.commands.adapt import adapt
 from trailnotes.commands.eval import evaluate
 from trailnotes.compare import compare_own, compare_run
-from trailnotes.compare.comparison import beside_published, describe
+from trailnotes.compare.comparison import _conclude, beside_published, describe
 from trailnotes.compare.cost import cost_of, last_line, note_process
 from trailnotes.compare.estimate import estimate, small_copy
 from trailnotes.compare.evaluations import read
@@ -430,6 +430,25 @@ def test_several_attempts_never_stand_in_the_column_of_one(tmp_path: Path) -> No
     text = summary_markdown(summary)
     assert "| success | one attempt at a game | last of several | best of several | IQM | less naive |" in text
     assert "] (of 3) | 0.750 [" in text
+
+
+def test_a_comparison_that_is_too_short_to_rank_says_so_first(tmp_path: Path) -> None:
+    """The first one that anybody runs showed GRPO at .88 above EMPO2 at .69."""
+    plan = load_plan(ROOT / "configs/compare/small.toml")
+    assert plan.compare.remark == "Too short to rank methods"
+    assert plan.compare.baseline == "", "no difference, so nothing is called higher"
+    path, out = tmp_path / "plan.toml", tmp_path / "out"
+    path.write_text(
+        RANDOM.partition("[methods.broken]")[0].replace('baseline = "naive"', f'remark = "{plan.compare.remark}"')
+    )
+    (run,) = runs_of(load_plan(path), path, out)
+    adapt_by(Guesser(), "naive", run.directory)  # as if it had been played
+    (out / "table.md").write_text("")
+    summary = _conclude(load_plan(path), [run], {}, out)
+    assert summary.title.startswith("Too short to rank methods: success on 4 games")
+    assert (out / "table.md").read_text().startswith("# Too short to rank methods: success on")
+    assert "- Too short to rank methods: read no order of the methods from this table." in summary_markdown(summary)
+    assert json.loads((out / "table.json").read_text())["title"] == summary.title
 
 
 def test_where_solved_games_are_left_out_there_is_no_last_attempt(tmp_path: Path) -> None:
