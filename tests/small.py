@@ -57,7 +57,7 @@ def demonstration_texts(num: int, seed: int = 0) -> list[str]:
     return [message.content for demo in islice(demonstrator, num) for message in demo.messages]
 
 
-def save_start_model(path: Path) -> Path:
+def save_start_model(path: Path, max_tokens: int = SETTINGS["rollout"]["max_context_tokens"]) -> Path:
     """A tiny Qwen2 of random weights that prefers whole words, and its tokenizer."""
     import torch
 
@@ -70,5 +70,5 @@ def save_start_model(path: Path) -> Path:
     texts = demonstration_texts(300)
     random.Random(0).shuffle(texts)
     tokenizer = train_tokenizer(texts, config.warmstart.vocab_size)
-    export_model(build_model(tokenizer, config.warmstart, config.rollout.max_context_tokens), path, tokenizer)
+    export_model(build_model(tokenizer, config.warmstart, max_tokens), path, tokenizer)
     return path

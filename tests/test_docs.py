@@ -229,7 +229,8 @@ class Verbosity:
 
     @staticmethod
     def tasks(split: str) -> list[Task]:
-        return [Task(f"{split}-{i}", "test_docs:Verbosity", i, split) for i in range(2)]
+        first = ("train", "validation", "test").index(split) * 2
+        return [Task(f"{split}-{i}", "test_docs:Verbosity", i, split) for i in range(first, first + 2)]
 
     def reset(self, task: Task) -> Observation:
         return Observation("say something.", instruction=task.id)

@@ -8,11 +8,14 @@ from pathlib import Path
 import pytest
 from transformers import Qwen2Config
 
-from tinyrun import tiny_config
+from small import save_start_model, small_config
+from tinyrun import episodes, tiny_config
 from trailnotes.commands import main
-from trailnotes.commands.train import dry_run
-from trailnotes.config.toml import to_toml
+from trailnotes.commands.train import dry_run, train
+from trailnotes.config.toml import load_config, to_toml
 from trailnotes.errors import ConfigError
+
+OWN_MODEL = Path(__file__).parents[2] / "configs" / "own-model.toml"
 
 
 @pytest.fixture
@@ -106,3 +109,33 @@ def test_a_model_that_is_here_is_estimated_and_played(start_model: Path, elsewhe
     assert "by its config.json" in shown[0]
     assert "peak, with 10% for kernels and fragments" in shown[0]
     assert report.startswith("everything could be built")
+
+
+# -- the settings for a model of one's own
+
+
+def test_the_settings_for_an_own_model_hold_no_limit_of_the_toy() -> None:
+    config = load_config(OWN_MODEL, ["--model.path", "its-owner-names-it"]).refuse_training()
+    rollout, memory, toy = config.rollout, config.memory, small_config()
+    assert rollout.style == "full"
+    assert rollout.max_action_tokens >= 32
+    assert memory.max_tip_tokens >= 150, "100 words, as a tip is asked for, are 130 to 150 tokens"
+    assert memory.max_write_tokens > memory.max_tip_tokens
+    assert rollout.max_context_tokens >= 8 * toy.rollout.max_context_tokens
+    assert config.model.lora.enabled
+    assert config.model.dtype == "bfloat16"
+    commented = [line for line in OWN_MODEL.read_text().splitlines() if " = " in line and not line.startswith("#")]
+    plain = {"name", "num_workers", "iterations", "save_every"}  # that explain themselves
+    assert [line for line in commented if "#" not in line and line.split()[0] not in plain] == [], "each value says why"
+
+
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated:FutureWarning")
+def test_they_train_adapters_in_whole_sentences(tmp_path: Path) -> None:
+    start = save_start_model(tmp_path / "start", max_tokens=4500)
+    small = "--model.device cpu --env.name waymarks-simulator --env.num_workers 0 --run.threads 1 --rollout.num_tasks 2"
+    small += " --rollout.group_size 4 --env.options.max_steps 2 --memory.max_write_tokens 8 --train.iterations 1"
+    config = load_config(OWN_MODEL, ["--model.path", str(start), *small.split()])
+    train(config, tmp_path / "run")
+    played = episodes(tmp_path / "run")
+    assert len(played) == 8
+    assert not any(episode["context_full"] or episode["error"] for episode in played)

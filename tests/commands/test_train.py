@@ -474,6 +474,7 @@ def test_adapters_are_not_taken_for_a_whole_model(start_model: Path, tmp_path: P
         ("--env.options.familys []", "env.options.familys"),
         ("--train.split dev", "unknown split 'dev'"),
         ("--train.eval_every 2 --train.validation_split dev", "unknown split 'dev'"),
+        ("--train.split test", "train.split = 'test': 4 of the 4 games of the panel"),
         ("--rollout.group_size 1", "rollout.group_size"),
         ("--rollout.group_size 1 --algorithm.normalize_std false", "rollout.group_size"),
         ("--rollout.group_size -1", "rollout.group_size"),

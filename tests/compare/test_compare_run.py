@@ -27,7 +27,7 @@ from trailnotes.commands import main
 from trailnotes.commands.adapt import adapt
 from trailnotes.commands.eval import evaluate
 from trailnotes.compare import compare_own, compare_run
-from trailnotes.compare.comparison import beside_published, describe
+from trailnotes.compare.comparison import _conclude, beside_published, describe
 from trailnotes.compare.cost import cost_of, last_line, note_process
 from trailnotes.compare.estimate import estimate, small_copy
 from trailnotes.compare.evaluations import read
@@ -107,14 +107,18 @@ def test_runs_are_methods_times_seeds_that_differ_in_what_is_said(tmp_path: Path
 
 
 def test_tables_and_dotted_keys_say_the_same(tmp_path: Path) -> None:
-    text = PLAN.replace('"algorithm.p_memory" = 0.5', 'loss.kl = 0.25\n[methods."half of them".env.options]\nx = [1]')
+    text = PLAN.replace(
+        '"algorithm.p_memory" = 0.5', 'loss.kl = 0.25\n[methods."half of them".env.options]\nfamilies = ["keys/hazel"]'
+    )
     runs = planned(
-        write_plan(tmp_path / "plan.toml", text + '[settings.optim]\nlr = 0.5\n[settings."env.options"]\ny = 2')
+        write_plan(
+            tmp_path / "plan.toml", text + '[settings.optim]\nlr = 0.5\n[settings."env.options"]\ndataset_seed = 2'
+        )
     )
     half, grpo = runs["half-of-them-0"], runs["grpo-0"]
     assert (half.loss.kl, half.optim.lr, grpo.optim.lr) == (0.25, 0.5, 0.5)
-    assert half.env.options == {**grpo.env.options, "x": [1]}
-    assert grpo.env.options["y"] == 2
+    assert half.env.options == {**grpo.env.options, "families": ["keys/hazel"]}
+    assert grpo.env.options["dataset_seed"] == 2
 
 
 def test_a_budget_of_tokens_is_one_for_all_that_train(tmp_path: Path) -> None:
@@ -134,6 +138,20 @@ def test_retrospex_learns_from_the_run_of_the_same_seed_wherever_out_is_said_to_
     (stage,) = stages_of(run)
     assert stage.job.needs == ("grpo-1 train",)
     assert stage.job.command[4] == "model", "it plays with the model of the settings"
+
+
+def test_no_method_learns_from_the_panel(tmp_path: Path) -> None:
+    """What reflexion plays is the panel: a critic that learned from it would be examined on its own data."""
+    after = PLAN + '[methods.reflexion]\n[methods.retrospex]\nafter = "reflexion"\n'
+    with pytest.raises(ConfigError, match=r"methods\.retrospex: the episodes of reflexion: 4 of the 4 games"):
+        planned(write_plan(tmp_path / "after.toml", after))
+    with pytest.raises(ConfigError, match=r"methods\.half of them: train\.split = 'test': 4 of the 4 games"):
+        planned(write_plan(tmp_path / "own.toml", PLAN + 'train.split = "test"\n'))
+    filled = PLAN + '[methods.rememberer]\n"train.split" = "test"\n'
+    with pytest.raises(ConfigError, match=r"methods\.rememberer: what REMEMBERER learns from: 4 of the 4"):
+        planned(write_plan(tmp_path / "filled.toml", filled))
+    adapting = write_plan(tmp_path / "fine.toml", PLAN + "[methods.reflexion]\n[methods.empo2-tips]\n")
+    assert len(planned(adapting)) == 10, "trial after trial on the panel is what these do"
 
 
 def test_other_methods_without_training_play_the_last_model_of_the_run_they_follow(
@@ -434,6 +452,25 @@ def test_several_attempts_never_stand_in_the_column_of_one(tmp_path: Path) -> No
     assert "| naive | 0.250 | one seed |" in text
 
 
+def test_a_comparison_that_is_too_short_to_rank_says_so_first(tmp_path: Path) -> None:
+    """The first one that anybody runs showed GRPO at .88 above EMPO2 at .69."""
+    plan = load_plan(ROOT / "configs/compare/small.toml")
+    assert plan.compare.remark == "Too short to rank methods"
+    assert plan.compare.baseline == "", "no difference, so nothing is called higher"
+    path, out = tmp_path / "plan.toml", tmp_path / "out"
+    path.write_text(
+        RANDOM.partition("[methods.broken]")[0].replace('baseline = "naive"', f'remark = "{plan.compare.remark}"')
+    )
+    (run,) = runs_of(load_plan(path), path, out)
+    adapt_by(Guesser(), "naive", run.directory)  # as if it had been played
+    (out / "table.md").write_text("")
+    summary = _conclude(load_plan(path), [run], {}, out)
+    assert summary.title.startswith("Too short to rank methods: success on 4 games")
+    assert (out / "table.md").read_text().startswith("# Too short to rank methods: success on")
+    assert "- Too short to rank methods: read no order of the methods from this table." in summary_markdown(summary)
+    assert json.loads((out / "table.json").read_text())["title"] == summary.title
+
+
 def test_where_solved_games_are_left_out_there_is_no_last_attempt(tmp_path: Path) -> None:
     adapt_by(Guesser(), "reflexion", tmp_path / "r", eval={"trials": 2})
     summary = summarise([read_result(tmp_path / "r", "Reflexion")], Question())
@@ -494,13 +531,28 @@ def test_a_run_that_fails_leaves_the_others_and_is_named(
 def test_the_time_is_estimated_from_a_part_of_each_method(tmp_path: Path) -> None:
     path = tmp_path / "plan.toml"
     path.write_text(RANDOM)
-    naive, broken, whole = estimate(path, out=tmp_path / "out").splitlines()
+    found = estimate(path, out=tmp_path / "out")
+    naive, broken, whole = found.text.splitlines()
     assert naive.startswith("naive")
     assert naive.endswith("a run, 1 left to run")
     assert "broken" in broken
     assert "cannot be run: ended with status 2" in broken
-    assert whole.startswith("all")
+    assert whole.startswith("all others  ")
+    assert list(found.missing) == ["broken"]
     assert not (tmp_path / "out").exists()
+
+
+def test_a_dry_run_in_which_no_method_can_be_run_fails_and_says_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trailnotes.compare.processes.POLL", 0.02)
+    path = tmp_path / "plan.toml"
+    path.write_text(RANDOM.replace("show_actions = true", "show_actions = false"))
+    assert main(["compare", "run", str(path), "--out", str(tmp_path / "out"), "--dry-run"]) == 2
+    said = capsys.readouterr()
+    assert "side by side\n" not in said.out, "no time for what cannot be run"
+    assert "2 methods cannot be run; naive: ended with status 2" in said.err
+    assert "broken: ended with status 2" in said.err
 
 
 def test_without_any_result_there_is_no_table() -> None:

@@ -7,13 +7,25 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trailnotes.config.schema import Config, EnvConfig
-from trailnotes.envs.tasks import batch_of, panel, tasks_of
+from trailnotes.config.methods_schema import AlgorithmConfig
+from trailnotes.config.schema import Config, EnvConfig, TrainConfig
+from trailnotes.envs.tasks import (
+    batch_of,
+    panel,
+    panel_of,
+    refuse_examined,
+    refuse_learning,
+    seen_by_authors,
+    seen_in_training,
+    shared,
+    tasks_of,
+)
 from trailnotes.errors import ConfigError
 from trailnotes.types import Task
 
@@ -108,3 +120,87 @@ def test_a_panel_never_repeats_a_task(num: int) -> None:
 def test_a_negative_panel_is_refused() -> None:
     with pytest.raises(ValueError, match="num >= 0"):
         panel(TASKS, -1)
+
+
+# -- what is learned from is never examined
+
+DISJOINT = "[Task(f'{split}-{i}', 'x', i + 9 * len(split), split) for i in range(num)]"
+
+
+def test_one_game_under_two_names_is_one_game() -> None:
+    mine = [Task("train-1", "x", 1, "train"), Task("train-2", "x", 2, "train", {"level": 3})]
+    others = [
+        Task("test-1", "x", 1, "test"),  # train-1 under the name of another split
+        Task("test-2", "x", 2, "test", {"level": 4}),
+        Task("test-3", "y", 1, "test"),
+        Task("train-2", "x", 5, "test"),  # an id is a game, too
+    ]
+    assert ids(shared(mine, others)) == ["test-1", "train-2"]
+    one, other = Task("a", "x", options={"b": 1, "c": 2}), Task("d", "x", split="test", options={"c": 2, "b": 1})
+    assert shared([one], [other]) == [other]
+
+
+def test_games_that_only_their_ids_tell_apart_are_told_apart_by_them() -> None:
+    cities = [Task(name, "x") for name in ("paris", "rome")]
+    assert shared(cities[:1], cities[1:]) == []
+    assert shared(cities[:1], cities) == cities[:1]
+    hard = [Task(name, "x", 7, options={"hard": True}) for name in ("paris", "rome", "oslo")]
+    assert shared(hard[:2], hard[2:]) == []
+    assert shared(hard[:1], hard[1:]) == []
+
+
+def learning(folder: Path, patch: pytest.MonkeyPatch, expression: str, **train: Any) -> Config:
+    """`config`, of a method that trains."""
+    return Config(
+        env=config(folder, patch, expression).env, algorithm=AlgorithmConfig(name="grpo"), train=TrainConfig(**train)
+    )
+
+
+def test_training_on_the_panel_is_refused_in_whichever_split_it_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    same = learning(tmp_path, monkeypatch, "[Task(f'{split}-{i}', 'x', 5 + i, split) for i in range(num)]")
+    with pytest.raises(ConfigError, match=r"train\.split = 'train': 3 of the 3 games of the panel .*test-0 for one"):
+        refuse_examined(same)
+    refuse_examined(learning(tmp_path, monkeypatch, DISJOINT))
+    both = learning(tmp_path, monkeypatch, DISJOINT, split="test")
+    with pytest.raises(ConfigError, match=r"train\.split = 'test'"):
+        refuse_examined(both)
+    unexamined = both.model_copy(update={"eval": both.eval.model_copy(update={"split": ""})})
+    refuse_examined(unexamined)
+    with pytest.raises(ConfigError, match="no panel to play: name the split"):
+        panel_of(unexamined)
+
+
+def test_validation_may_neither_be_trained_on_nor_examined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"validation_split = 'test'.*of the panel"):
+        refuse_examined(learning(tmp_path, monkeypatch, DISJOINT, eval_every=1, validation_split="test"))
+    held = "[Task(f'{split}-{i}', 'x', i + 9 * (split == 'test') + 1, split) for i in range(num)]"
+    with pytest.raises(ConfigError, match=r"train\.split = 'train': 3 of the 3 games of the validation"):
+        refuse_examined(learning(tmp_path, monkeypatch, held, eval_every=1))
+    refuse_examined(learning(tmp_path, monkeypatch, held))
+
+
+def test_an_environment_without_a_test_split_may_be_trained_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse_examined(learning(tmp_path, monkeypatch, "[Task('a', 'x')] if split == 'train' else []"))
+
+
+def test_only_the_games_that_are_examined_are_kept_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = config(tmp_path, monkeypatch, "[Task(f't-{i}', 'x', i, split) for i in range(num)]")
+    few = listed.model_copy(update={"eval": listed.eval.model_copy(update={"num_tasks": 1})})
+    refuse_learning(tasks_of(few, "train")[1:], "these", few)
+    with pytest.raises(ConfigError, match="these: 1 of the 1 games"):
+        refuse_learning(tasks_of(few, "train"), "these", few)
+
+
+def test_who_examines_on_known_games_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained = learning(tmp_path, monkeypatch, DISJOINT)
+    known = trained.model_copy(update={"eval": trained.eval.model_copy(update={"split": "train"})})
+    assert seen_in_training(trained, trained) == ""
+    said = "3 of the 3 games of this panel, train-0 for one: they are not unseen"
+    assert seen_in_training(trained, known) == f"the model was trained on {said}"
+    assert seen_in_training(None, known) == ""
+    assert seen_by_authors(["train-1", "elsewhere"], trained) == ""
+    assert "1 of the 3 games of this panel, train-1" in seen_by_authors(["train-1", "elsewhere"], known)
+    gone = trained.model_copy(update={"env": trained.env.model_copy(update={"name": "nowhere:Env"})})
+    assert seen_in_training(gone, known) == ""

@@ -17,9 +17,11 @@ from transformers import AutoTokenizer
 from small import demonstration_texts, small_config
 from trailnotes.commands import main
 from trailnotes.config.toml import to_toml
+from trailnotes.envs.tasks import tasks_of
 from trailnotes.errors import ConfigError, Interrupted, NonFiniteError, RunError
 from trailnotes.policies.chat import ChatFormat
 from trailnotes.policies.hf.policy import load_model
+from trailnotes.storage.records import task_to_json
 from trailnotes.types import Message
 from trailnotes.warmstart import training as module
 from trailnotes.warmstart.demonstrations import Demonstration
@@ -121,6 +123,21 @@ def test_a_given_model_learns_a_file_and_keeps_its_tokenizer(start_model: Path, 
     assert not equal(start_model, out)
     loaded, own = (AutoTokenizer.from_pretrained(path, local_files_only=True) for path in (out, start_model))
     assert loaded.get_vocab() == own.get_vocab()
+
+
+def test_demonstrations_of_a_game_of_the_panel_are_refused(start_model: Path, tmp_path: Path) -> None:
+    config = sft_config(start_model, tmp_path / "sft.jsonl", steps=1)
+    line, _ = (tmp_path / "sft.jsonl").read_text().splitlines()
+    train, test = (tasks_of(config, split)[0] for split in ("train", "test"))
+    for named in (test.id, {**task_to_json(test), "id": "by another name", "split": "train"}):
+        (tmp_path / "sft.jsonl").write_text(json.dumps(json.loads(line) | {"task": named}))
+        with pytest.raises(ConfigError, match=r"warmstart\.demonstrations = .*1 of the 4 games of the panel .*test-0"):
+            warmstart(config, tmp_path / "out")
+    (tmp_path / "sft.jsonl").write_text(json.dumps(json.loads(line) | {"task": {"name": "x"}}))
+    with pytest.raises(ConfigError, match=r"sft\.jsonl:1 is not a demonstration"):
+        warmstart(config, tmp_path / "out")
+    (tmp_path / "sft.jsonl").write_text(json.dumps(json.loads(line) | {"task": train.id}))
+    warmstart(config, tmp_path / "out")
 
 
 def test_demonstrations_that_never_fit_are_an_error_not_an_endless_search(start_model: Path, tmp_path: Path) -> None:

@@ -64,6 +64,7 @@ def adapt(
         RunError: `out` is in use, damaged, or belongs to another config.
     """
     from trailnotes.config.toml import SURROUNDINGS
+    from trailnotes.envs.tasks import refuse_examined, seen_in_training
     from trailnotes.runs.directory import RunDir
     from trailnotes.runs.loop import run_to_end
     from trailnotes.runs.needs import refuse_missing
@@ -72,6 +73,9 @@ def adapt(
     with examined(model_or_run) as subject:
         config = settled(config, subject, method, trials)
         refuse_missing(config)
+        refuse_examined(config)
+        if said := seen_in_training(subject.trained, config):
+            logger.warning("%s", said)
         with RunDir.open(out, config, allow_change=[*SURROUNDINGS, *FREE, *allow_change]) as directory:
             figures = run_to_end(_adapt(config, directory, subject, progress))
             _write(figures, directory.path)

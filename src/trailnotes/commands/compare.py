@@ -20,7 +20,9 @@ def _run(args: Namespace) -> None:
         from trailnotes.compare.estimate import estimate
 
         print(comparison.describe(args.plan, args.out), flush=True)
-        print(estimate(args.plan, out=args.out, at_once=args.jobs))
+        estimated = estimate(args.plan, out=args.out, at_once=args.jobs)
+        print(estimated.text)
+        estimated.refuse_missing()
         return
     summary = comparison.compare_run(args.plan, out=args.out, at_once=args.jobs)
     print_summary(summary)
@@ -54,7 +56,11 @@ RUN = Command(
         argument("plan", type=Path, metavar="COMPARISON", help="panel, methods, budget and seeds, a TOML file"),
         argument("--out", type=Path, metavar="DIR", help="where it all goes; by default runs/compare/NAME"),
         argument("--jobs", type=int, metavar="N", help="runs side by side; compare.jobs by default"),
-        argument("--dry-run", action="store_true", help="print the runs, their commands and the time they will take"),
+        argument(
+            "--dry-run",
+            action="store_true",
+            help="print the runs, their commands and the time they will take, and try each",
+        ),
     ),
 )
 

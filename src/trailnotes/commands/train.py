@@ -95,7 +95,7 @@ def _ask_to_stop(run: TrainingRun) -> None:
 
 def _refuse_early(config: Config) -> None:
     """Refuse all that can be refused without loading weights, so that a bad setting leaves no directory behind."""
-    from trailnotes.envs.tasks import tasks_of
+    from trailnotes.envs.tasks import refuse_examined
     from trailnotes.runs.needs import refuse_missing
 
     config.refuse_training()
@@ -103,9 +103,7 @@ def _refuse_early(config: Config) -> None:
     from trailnotes.policies.hf.policy import context_length_of, refuse_frozen
 
     refuse_frozen(config.model)
-    tasks_of(config, config.train.split)
-    if config.train.eval_every:
-        tasks_of(config, config.train.validation_split)
+    refuse_examined(config)
     room, wanted = context_length_of(config.model), config.rollout.max_context_tokens
     if wanted > room:
         raise ConfigError(

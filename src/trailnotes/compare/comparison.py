@@ -111,14 +111,20 @@ def _conclude(plan: Plan, runs: Sequence[PlannedRun], missing: dict[str, str], o
     question = Question(
         labels=list(labels.values()),
         title=plan.compare.title,
+        remark=plan.compare.remark,
         threshold=plan.compare.threshold,
         baseline=labels.get(plan.compare.baseline, ""),
         missing={(labels[run.method], run.seed): missing[run.name] for run in runs if run.name in missing},
-        notes=_after(plan),
+        notes=[*_remarked(plan), *_after(plan)],
     )
     summary = summarise(results, question)
     write_summary(summary, results, out)
     return summary
+
+
+def _remarked(plan: Plan) -> list[str]:
+    """The remark again, below the table, with what follows from it."""
+    return [f"{plan.compare.remark}: read no order of the methods from this table."] if plan.compare.remark else []
 
 
 def _after(plan: Plan) -> list[str]:

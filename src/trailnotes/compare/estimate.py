@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from trailnotes.compare.comparison import place_of
@@ -11,16 +12,32 @@ from trailnotes.compare.cost import EXAMINING, cost_of, last_line
 from trailnotes.compare.plan import PlannedRun, load_plan, runs_of
 from trailnotes.compare.running import compile_games, go_through, left_of
 from trailnotes.config.methods import method_of
+from trailnotes.errors import RunError
 from trailnotes.runs.console import clock
 from trailnotes.runs.forecast import small, times
 from trailnotes.runs.signals import ended_by_signals
 
 
-def estimate(path: Path, *, out: Path | None = None, at_once: int | None = None) -> str:
-    """Play a small copy of each method in a temporary directory, and extrapolate (see `runs.forecast`).
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What a comparison will take, and what of it cannot be run."""
 
-    Returns:
-        A line for each method, and one for the whole: what is left of it.
+    text: str  # a line for each method, and one for the whole: what is left of it
+    missing: Mapping[str, str] = field(default_factory=dict)  # method -> why it cannot be run
+
+    def refuse_missing(self) -> None:
+        """Have a command fail where a method cannot be run, as the comparison itself would.
+
+        Raises:
+            RunError: names each of them and why.
+        """
+        if self.missing:
+            whys = "; ".join(f"{method}: {why}" for method, why in self.missing.items())
+            raise RunError(f"{len(self.missing)} method{'s' * (len(self.missing) > 1)} cannot be run; {whys}")
+
+
+def estimate(path: Path, *, out: Path | None = None, at_once: int | None = None) -> Estimate:
+    """Play a small copy of each method in a temporary directory, and extrapolate (see `runs.forecast`).
 
     Raises:
         ConfigError: a comparison that cannot work.
@@ -39,14 +56,18 @@ def estimate(path: Path, *, out: Path | None = None, at_once: int | None = None)
             played = [stage for stage in left_of(copies) if stage.name != EXAMINING]
             missing = go_through(played, jobs, lambda _: None)
         for run, copy in zip(first, copies, strict=True):
-            if why := missing.get(copy.name):
-                lines.append(f"{run.method:<24} cannot be run: {why}")
+            if copy.name in missing:
+                lines.append(f"{run.method:<24} cannot be run: {missing[copy.name]}")
                 continue
             seconds[run.method] = time_of(run, copy)
             waiting = sum(other.method == run.method and other.name in left for other in runs)
             lines.append(f"{run.method:<24} about {clock(seconds[run.method])} a run, {waiting} left to run")
-    total = sum(seconds.get(run.method, 0.0) for run in runs if run.name in left) / jobs
-    return "\n".join([*lines, f"{'all':<24} about {clock(total)} with {jobs} side by side", ""])
+    refused = {run.method: missing[run.name] for run in first if run.name in missing}
+    if seconds:
+        total = sum(seconds.get(run.method, 0.0) for run in runs if run.name in left) / jobs
+        which = "all others" if refused else "all"
+        lines.append(f"{which:<24} about {clock(total)} with {jobs} side by side")
+    return Estimate("\n".join([*lines, ""]), refused)
 
 
 def small_copy(run: PlannedRun, out: Path) -> PlannedRun:

@@ -40,7 +40,9 @@ from trailnotes.config.methods import method_of
 from trailnotes.config.schema import Config
 from trailnotes.config.section import Section, key
 from trailnotes.config.toml import config_fields, flatten, load_config
+from trailnotes.envs.tasks import panel_of, refuse_examined, refuse_learning, tasks_of
 from trailnotes.errors import ConfigError
+from trailnotes.types import Task
 
 _OURS = ("run.name", "run.seed", "algorithm.name")  # what the comparison itself sets in each run
 _PANEL = ("env.name", "eval.split", "eval.num_tasks", "eval.metric")  # must be the same in all of them
@@ -51,6 +53,7 @@ class CompareSection(Section):
 
     name: str = key("comparison", "name of the comparison; also of its directory by default", min_length=1)
     title: str = key("", "over the table and the picture; by default made of panel and metric")
+    remark: str = key("", "why its table ranks no method, such as 'Too short to rank'; stands before the title")
     config: str = key("", "settings that all runs share: a TOML file, beside this one")
     seeds: tuple[int, ...] = key((0, 1, 2), "one run of each method for each", min_length=1)
     jobs: int = key(2, "runs side by side", ge=1)
@@ -209,7 +212,26 @@ def runs_of(plan: Plan, path: Path, out: Path) -> list[PlannedRun]:
             if own[name] != value:
                 raise ConfigError(f"{path}: methods.{method} has another {name} than {runs[0].method}: all methods "
                                   "play one panel, so set it in [settings]")  # fmt: skip
+    _refuse_examined({run.method: run for run in reversed(runs)}, plan, path)
     return runs
+
+
+def _refuse_examined(runs: Mapping[str, PlannedRun], plan: Plan, path: Path) -> None:
+    """Refuse methods that would learn from the panel; `runs` has one run of each."""
+    for name, run in runs.items():
+        after = plan.methods[name].after
+        try:
+            if after and not run.follows:  # its data is not there yet, but which games it will be of is known
+                refuse_learning(_played(runs[after].config), f"the episodes of {after}", run.config)
+            else:
+                refuse_examined(run.config)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: methods.{name}: {error}") from None
+
+
+def _played(config: Config) -> list[Task]:
+    """The games whose episodes a run will leave: one that trains never plays its panel, any other does."""
+    return tasks_of(config, config.train.split) if method_of(config.algorithm.name).trains else panel_of(config)
 
 
 def _run(plan: Plan, name: str, seed: int, base: Path | None, path: Path, out: Path) -> PlannedRun:

@@ -72,6 +72,7 @@ class Question:
 
     labels: Sequence[str] = ()  # lines in their order, also those without any result; () = as the results come
     title: str = ""
+    remark: str = ""  # before the title
     threshold: float = 0.5
     baseline: str = ""  # label
     missing: Mapping[tuple[str, int], str] = field(default_factory=dict)  # (label, seed) -> why
@@ -97,7 +98,7 @@ def summarise(results: Sequence[Result], question: Question) -> Summary:
     lines = tuple(line_of(label, groups[label]) for label in labels)
     games = f"{len(first.planned)} games ({first.settings.env.name}, {first.settings.eval.split})"
     return Summary(
-        title=question.title or f"{first.metric} on {games}",
+        title=(f"{question.remark}: " if question.remark else "") + (question.title or f"{first.metric} on {games}"),
         metric=first.metric,
         env=first.settings.env.name,
         threshold=question.threshold,

@@ -10,7 +10,7 @@ import difflib
 import importlib
 import re
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ from trailnotes.errors import ConfigError
 
 Drive = Callable[[Any], Awaitable[None]]
 """Drives a `TrainingRun`, or an `AdaptationRun` where it changes no weights."""
+LearnedFrom = Callable[[Any], Iterable[Any]]
+"""From the `Config` of a run to the `Task`s that it learns from, which no panel may hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +37,19 @@ class Method:
         ""  # the setting that takes other runs, whose episodes it learns from; "" plays the model of another run
     )
     colour: str = ""  # in pictures; "" takes one that is left
+    learned_from: str | LearnedFrom = ""  # "module:function", or the function: games beside train.split of `trains`
 
     def load(self) -> Drive:
         """The method itself."""
         drive: Drive = _named(self.home) if isinstance(self.home, str) else self.home
         return drive
+
+    def load_learned_from(self) -> LearnedFrom | None:
+        """What tells the games that the method learns from before it is examined; None for no others."""
+        if not self.learned_from:
+            return None
+        told: LearnedFrom = _named(self.learned_from) if isinstance(self.learned_from, str) else self.learned_from
+        return told
 
 
 # Colours are those of Okabe and Ito, which readers of every colour vision tell apart.
@@ -51,11 +61,12 @@ _BUILT_IN = (
     ),
     Method(
         "rememberer", "REMEMBERER", "trailnotes.algorithms.rememberer.method:rememberer",
-        trains=False, colour="#e69f00",
+        trains=False, colour="#e69f00", learned_from="trailnotes.algorithms.rememberer.method:training_tasks",
     ),
     Method(
         "retrospex", "Retrospex", "trailnotes.algorithms.retrospex.method:retrospex",
         trains=False, data="retrospex.data", colour="#a08a00",
+        learned_from="trailnotes.algorithms.retrospex.transitions:games_learned_from",
     ),
     Method(
         "empo2-tips", "EMPO², tips only", "trailnotes.algorithms.empo2_tips:empo2_tips",

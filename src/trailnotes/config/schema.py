@@ -237,7 +237,7 @@ class TrainConfig(Section):
 class EvalConfig(Section):
     """A fixed panel of tasks."""
 
-    split: str = key("test", "split of the panel")
+    split: str = key("test", "split of the panel; '' = none, where no game is held back from training")
     num_tasks: int = key(0, "tasks of the panel; 0 = all of the split", ge=0)
     num_samples: int = key(1, "episodes for each task, each with its own sampling seed", ge=1)
     temperature: float = key(0.4, "sampling temperature", PAPER, ge=0)

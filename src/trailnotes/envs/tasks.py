@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from trailnotes.config.methods import method_of
 from trailnotes.envs import env_tasks
-from trailnotes.errors import ConfigError
+from trailnotes.errors import ConfigError, EnvError, MissingExtraError
 from trailnotes.seeds import derive_seed
 from trailnotes.types import Task
 
@@ -55,6 +57,107 @@ def panel(tasks: Sequence[Task], num: int) -> list[Task]:
     if num == 0 or num >= len(tasks):
         return list(tasks)
     return [tasks[index * len(tasks) // num] for index in range(num)]
+
+
+def panel_of(config: Config) -> list[Task]:
+    """The tasks of the panel that `config.eval` examines: always the same."""
+    if not config.eval.split:
+        raise ConfigError("eval.split is empty, so there is no panel to play: name the split, as in --eval.split test")
+    return panel(tasks_of(config, config.eval.split), config.eval.num_tasks)
+
+
+# -- what is learned from is never examined
+
+
+def refuse_examined(config: Config) -> None:
+    """Refuse a method that learns from a game of the panel, or whose validation plays one. Plays and loads nothing.
+
+    Raises:
+        ConfigError: names both lists, a game that they share, and the fix; or a list cannot be made.
+    """
+    method, train = method_of(config.algorithm.name), config.train
+    if method.trains:
+        games, source = tasks_of(config, train.split), f"train.split = {train.split!r}"
+        if train.eval_every:
+            validation = panel(tasks_of(config, train.validation_split), config.eval.num_tasks)
+            chosen_by = f"train.validation_split = {train.validation_split!r}"
+            _refuse_shared(games, source, validation, f"the validation ({chosen_by})")
+            refuse_learning(validation, chosen_by, config)
+        refuse_learning(games, source, config)
+    if learned_from := method.load_learned_from():
+        refuse_learning(learned_from(config), f"what {method.label} learns from", config)
+
+
+def refuse_learning(games: Iterable[Task], source: str, config: Config) -> None:
+    """Refuse to learn from `games` where the panel of `config` holds one of them; `source` says what they are.
+
+    An environment without the split `eval.split` has nothing to examine, and nothing is refused.
+
+    Raises:
+        ConfigError: as `refuse_examined`.
+    """
+    if not config.eval.split:
+        return
+    try:
+        examined = panel_of(config)
+    except (ConfigError, EnvError):  # no such split; whoever asks for the panel itself is told why
+        return
+    _refuse_shared(games, source, examined, f"the panel (eval.split = {config.eval.split!r})")
+
+
+def seen_in_training(trained: Config | None, config: Config) -> str:
+    """A sentence if the panel of `config` holds games that a run of settings `trained` learned from; else ""."""
+    if trained is None or not method_of(trained.algorithm.name).trains:
+        return ""
+    try:
+        games, examined = tasks_of(trained, trained.train.split), panel_of(config)
+    except (ConfigError, EnvError, MissingExtraError):  # an environment that is not here has nothing to compare
+        return ""
+    return _told(shared(games, examined), examined, "the model was trained on")
+
+
+def seen_by_authors(namespaces: Iterable[str], config: Config) -> str:
+    """A sentence if tips of these namespaces were written about games of the panel; else ""."""
+    examined, known = panel_of(config), set(namespaces)
+    return _told([task for task in examined if task.id in known], examined, "the tips are about")
+
+
+def _told(both: Sequence[Task], examined: Sequence[Task], how: str) -> str:
+    if not both:
+        return ""
+    return f"{how} {len(both)} of the {len(examined)} games of this panel, {both[0].id} for one: they are not unseen"
+
+
+def _refuse_shared(games: Iterable[Task], source: str, kept: Sequence[Task], name: str) -> None:
+    if both := shared(games, kept):
+        raise ConfigError(
+            f"{source}: {len(both)} of the {len(kept)} games of {name} are among them, {both[0].id} for one, and what "
+            "is learned from cannot be examined: give each split games of its own (another id, and another seed or "
+            'other options), name another split, or set eval.split = "" to hold no games back'
+        )
+
+
+def shared(games: Iterable[Task], others: Sequence[Task]) -> list[Task]:
+    """Those of `others` that are among `games`, under whatever name and in whichever split.
+
+    Two tasks are one game if they have the same id, or the same environment, seed and options. The latter does not
+    count where tasks of one list have them in common, or where there is nothing but seed 0: then the id is the game.
+    """
+    known = {task.id: task for task in games}
+    mine, theirs = _games(known.values()), _games(others)
+    unclear = {game for counts in (mine, theirs) for game, count in counts.items() if count > 1}
+    return [task for task in others if task.id in known or (mine[_game(task)] and _game(task) not in unclear)]
+
+
+def _games(tasks: Iterable[Task]) -> Counter[str]:
+    return Counter(_game(task) for task in tasks)
+
+
+def _game(task: Task) -> str:
+    """What is played, whatever it is called."""
+    if not task.seed and not task.options:
+        return task.id
+    return json.dumps([task.env, task.seed, dict(task.options)], sort_keys=True, default=str)
 
 
 def _order(num: int, seed: int, epoch: int) -> list[int]:

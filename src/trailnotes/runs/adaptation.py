@@ -17,9 +17,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from trailnotes.envs.tasks import panel_of
 from trailnotes.errors import ConfigError
 from trailnotes.rollout import rollout_metrics, run_groups, write_all
-from trailnotes.runs.panels import PanelResult, acting_config, panel_of, panel_result, write_evaluation
+from trailnotes.runs.panels import PanelResult, acting_config, panel_result, write_evaluation
 from trailnotes.runs.spent import ENDPOINT_COST, SPENT, Spent
 from trailnotes.seeds import derive_seed
 from trailnotes.storage.files import append_jsonl, free_name, read_jsonl, set_aside

@@ -15,13 +15,14 @@ from typing import Any
 
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import SURROUNDINGS, flatten
+from trailnotes.envs.tasks import panel_of, seen_by_authors, seen_in_training
 from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.errors import ConfigError, RunError
 from trailnotes.memory import TipMemory, embedder_of, open_memory
 from trailnotes.runs.console import Bar
 from trailnotes.runs.loop import run_to_end
 from trailnotes.runs.needs import refuse_missing
-from trailnotes.runs.panels import PART, panel_of, play_panel
+from trailnotes.runs.panels import PART, play_panel
 from trailnotes.runs.players import Subject, load_policy
 from trailnotes.storage import checkpoint
 from trailnotes.storage.files import append_jsonl, encode_line, free_name, read_jsonl, set_aside
@@ -71,6 +72,8 @@ def play_subject(
             f"{subject.model} has no memory to act with: give the run of a method with a memory, or drop --memory"
         )
     refuse_missing(config, subject.model)
+    if said := seen_in_training(subject.trained, config):
+        logger.warning("%s", said)
     policy, tasks = load_policy(config, subject, directory), panel_of(config)
 
     async def play(memory: TipMemory | None) -> list[Trajectory]:
@@ -86,6 +89,8 @@ def play_subject(
             return Played(run_to_end(play(None)))
         with closing(open_memory(None, config.memory, embedder=embedder_of(config))) as memory:
             memory.restore(subject.memory)
+            if said := seen_by_authors({tip.namespace for tip in memory.store.tips()}, config):
+                logger.warning("%s", said)
             episodes = run_to_end(play(memory))
             return Played(episodes, tips_remark(episodes, tasks, memory, config))
 

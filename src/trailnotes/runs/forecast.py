@@ -12,8 +12,7 @@ from typing import Any
 
 from trailnotes.config.methods import method_of
 from trailnotes.config.schema import Config
-from trailnotes.envs.tasks import panel, tasks_of
-from trailnotes.runs.panels import panel_of
+from trailnotes.envs.tasks import panel, panel_of, tasks_of
 
 GAMES = 4  # of the panel that are played for it
 

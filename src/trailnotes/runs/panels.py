@@ -14,7 +14,7 @@ import numpy as np
 
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import to_toml
-from trailnotes.envs.tasks import panel, tasks_of
+from trailnotes.envs.tasks import panel_of
 from trailnotes.errors import ConfigError
 from trailnotes.reporting.crossed import MIN_FAMILIES, estimate
 from trailnotes.reporting.intervals import RATE, Interval, of_one_sample
@@ -158,11 +158,6 @@ async def play_panel(  # noqa: PLR0913 (see `run_episode`)
         done=done,
     )
     return [trajectory for group in groups for trajectory in group.trajectories]
-
-
-def panel_of(config: Config) -> list[Task]:
-    """The tasks of the panel: always the same."""
-    return panel(tasks_of(config, config.eval.split), config.eval.num_tasks)
 
 
 def panel_record(config: Config, model: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from trailnotes.types import Completion, Observation, Step, Task, Tip, Trajector
 def trajectory_to_json(trajectory: Trajectory) -> dict[str, Any]:
     """The episode as plain JSON values; every reward in its own unit, the intrinsic one before its coefficient."""
     return {
-        "task": _set_fields(trajectory.task),
+        "task": task_to_json(trajectory.task),
         "mode": trajectory.mode,
         "member": trajectory.member,
         "outcome": trajectory.outcome,
@@ -40,6 +40,11 @@ def trajectory_from_json(record: Mapping[str, Any]) -> Trajectory:
         final_observation=_observation(record["final_observation"]),
         **{name: record[name] for name in plain},
     )
+
+
+def task_to_json(task: Task) -> dict[str, Any]:
+    """The task as ``Task(**record)`` takes it."""
+    return _set_fields(task)
 
 
 def completion_to_json(completion: Completion) -> dict[str, Any]:

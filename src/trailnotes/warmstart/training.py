@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from trailnotes.config.toml import SURROUNDINGS
+from trailnotes.envs.tasks import refuse_learning
 from trailnotes.errors import ConfigError, Interrupted, NonFiniteError, RunError
 from trailnotes.learner.learner import export_model
 from trailnotes.learner.logprobs import TokenScorer
@@ -76,8 +77,9 @@ def warmstart(
         note: is given a line to show.
 
     Raises:
-        ConfigError: `out` is taken, the environment has no scripted episodes, the file holds none, or none fits
-            `rollout.max_context_tokens`; or adapters are wanted of a model that does not exist yet.
+        ConfigError: `out` is taken, the environment has no scripted episodes, the file holds none or one of a game of
+            the panel, or none fits `rollout.max_context_tokens`; or adapters are wanted of a model that does not exist
+            yet.
         RunError: `out` is in use, or holds an unfinished model of other settings; or it cannot be written.
         NonFiniteError: a loss or gradient is not finite.
         Interrupted: asked to stop before the end.
@@ -88,6 +90,9 @@ def warmstart(
     if config.model.lora.enabled and not config.model.path:
         raise ConfigError("model.lora.enabled trains adapters of a model that exists: set model.path, or set it false")
     next(_demonstrations(config, _count_words, config.run.seed))  # what is wrong with them shows before any work
+    if named := config.warmstart.demonstrations:  # scripted ones are of no panel, whatever it is
+        games = [demonstration.task for demonstration in from_jsonl(Path(named)) if demonstration.task]
+        refuse_learning(games, f"warmstart.demonstrations = {named!r}", config)
     with _unfinished(config, out, allow_change) as directory:
         torch.manual_seed(config.run.seed)
         if config.run.threads:

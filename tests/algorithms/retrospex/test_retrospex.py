@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from small import FAMILIES, small_config
+from trailnotes.algorithms.retrospex.critic import train_critic
 from trailnotes.algorithms.retrospex.method import Rescorer, decision_metrics, proposing
 from trailnotes.algorithms.retrospex.rescoring import (
     best_candidate,
@@ -289,13 +290,14 @@ def test_decisions_that_count_are_those_of_the_episodes_that_do() -> None:
 # -- whole runs
 
 
-def config_of(start: Path, **retrospex: Any) -> Config:
+def config_of(start: Path, split: str = "test", **retrospex: Any) -> Config:
     torch.set_num_threads(1)
     tiny = {"epochs": 1, "embed_size": 4, "hidden_size": 4, "batch_size": 8, "candidates": 3}
     return small_config(
         model={"path": str(start)},
         env={"options": {"families": FAMILIES, "max_steps": 2, "actions": True}},
         retrospex=tiny | retrospex,
+        eval={"split": split},
     )
 
 
@@ -303,7 +305,7 @@ def config_of(start: Path, **retrospex: Any) -> Config:
 def played(start_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run whose episodes a critic can learn from."""
     out = tmp_path_factory.mktemp("played")
-    adapt(config_of(start_model), start_model, method="naive", out=out)
+    adapt(config_of(start_model, split="train"), start_model, method="naive", out=out)
     return out
 
 
@@ -346,7 +348,7 @@ def test_all_the_weight_on_the_policy_changes_no_decision(start_model: Path, pla
 
 @pytest.mark.parametrize("model", ["openai:tiny", "random"])
 def test_a_policy_without_log_probabilities_is_refused_before_anything_is_played(model: str, tmp_path: Path) -> None:
-    config = config_of(Path("none"), data=["nowhere"])
+    config = config_of(Path("none"))
     local = config.endpoint.model_copy(update={"base_url": "http://localhost:1/v1"})
     config = config.model_copy(update={"model": config.model.model_copy(update={"path": model}), "endpoint": local})
     with pytest.raises(ConfigError, match=r"retrospex weighs actions by their log-probabilities, and .* gives none"):
@@ -357,3 +359,24 @@ def test_a_policy_without_log_probabilities_is_refused_before_anything_is_played
 def test_without_data_or_critic_the_keys_are_named(start_model: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"retrospex\.data.*retrospex\.critic"):
         adapt(config_of(start_model), start_model, method="retrospex", out=tmp_path)
+
+
+def test_a_critic_that_learned_from_the_panel_is_refused_before_a_model_is_loaded(
+    start_model: Path, played: Path, tmp_path: Path
+) -> None:
+    seen = tmp_path / "seen"
+    adapt(config_of(start_model), start_model, method="naive", out=seen)  # the panel itself
+    missing, out = tmp_path / "no model", tmp_path / "run"
+    with pytest.raises(ConfigError, match=r"what Retrospex learns from: 4 of the 4 games of the panel .*test-0"):
+        adapt(config_of(missing, data=[str(played), str(seen)]), missing, method="retrospex", out=out)
+    critic = train_critic(config_of(start_model), [seen], tmp_path / "critic")
+    assert critic.about["episodes"] == 4
+    with pytest.raises(ConfigError, match="what Retrospex learns from: 4 of the 4 games of the panel"):
+        adapt(config_of(missing, critic=str(tmp_path / "critic")), missing, method="retrospex", out=out)
+    file = tmp_path / "critic" / "critic.json"
+    file.write_text(json.dumps({k: v for k, v in json.loads(file.read_text()).items() if k != "games"}))
+    with pytest.raises(ConfigError, match=r"critic\.json does not say which games the critic learned from: train it"):
+        adapt(config_of(missing, critic=str(file.parent)), missing, method="retrospex", out=out)
+    with pytest.raises(ConfigError, match="nowhere holds no critic"):
+        adapt(config_of(missing, critic="nowhere"), missing, method="retrospex", out=out)
+    assert not out.exists()

@@ -34,9 +34,10 @@ if TYPE_CHECKING:
     from trailnotes.algorithms.rememberer.experience import ExperienceTable
     from trailnotes.algorithms.rememberer.values import Record
     from trailnotes.config.methods_schema import RemembererConfig
+    from trailnotes.config.schema import Config
     from trailnotes.rollout import Seating
     from trailnotes.runs.adaptation import AdaptationRun
-    from trailnotes.types import Message, Observation, Trajectory, TrajectoryGroup
+    from trailnotes.types import Message, Observation, Task, Trajectory, TrajectoryGroup
 
 TRIED_EXAMPLES = 20  # records looked at in one step, at most, for some that fit the context
 
@@ -44,7 +45,7 @@ TRIED_EXAMPLES = 20  # records looked at in one step, at most, for some that fit
 async def rememberer(run: AdaptationRun) -> None:
     """Fill the table on the training tasks, epoch by epoch, then play the panel with it and without updates."""
     config = run.config.rememberer
-    tasks = panel(tasks_of(run.config, run.config.train.split), config.num_tasks)
+    tasks = training_tasks(run.config)
     with open_experience(run.directory.path / "experience.db", run.config) as table:
 
         def advised(seating: Seating) -> AdvisedActor:
@@ -69,6 +70,13 @@ async def rememberer(run: AdaptationRun) -> None:
         run.log("panel", groups, **table_metrics(table, groups))
         run.report(f"after {config.epochs} epochs of experience", groups, memory=True)
         run.examine(groups, memory=True)
+
+
+def training_tasks(config: Config) -> list[Task]:
+    """The games whose experience fills the table."""
+    if not config.rememberer.epochs:
+        return []
+    return panel(tasks_of(config, config.train.split), config.rememberer.num_tasks)
 
 
 def experiences_of(trajectory: Trajectory) -> list[Experience]:

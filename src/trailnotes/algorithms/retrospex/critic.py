@@ -27,7 +27,13 @@ from safetensors.torch import load_file, save_file
 from trailnotes.algorithms.retrospex.measure import ranking
 from trailnotes.algorithms.retrospex.network import CriticNetworks, GruReader, VectorReader
 from trailnotes.algorithms.retrospex.training import IQL
-from trailnotes.algorithms.retrospex.transitions import Transition, fingerprint, held_out_tasks, read_transitions
+from trailnotes.algorithms.retrospex.transitions import (
+    Transition,
+    fingerprint,
+    held_out_tasks,
+    read_games,
+    read_transitions,
+)
 from trailnotes.algorithms.retrospex.vocabulary import Vocabulary
 from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError, RunError
@@ -35,6 +41,7 @@ from trailnotes.memory.retrieval import make_embedder
 from trailnotes.runs.console import Bar
 from trailnotes.seeds import derive_seed
 from trailnotes.storage import checkpoint
+from trailnotes.storage.records import task_to_json
 
 LEARNED = (
     "reward", "failure", "embed_size", "hidden_size", "encoder", "expectile", "gamma", "target_rate", "lr",
@@ -97,7 +104,7 @@ def train_critic(config: Config, places: Sequence[str | Path], out: Path) -> Cri
     out.mkdir(parents=True, exist_ok=True)
     save_file(networks.state_dict(), out / "critic.safetensors")
     checkpoint.write_json(out / "vocabulary.json", list(vocabulary.known))
-    sources = {"data": [str(place) for place in places]}
+    sources = {"data": [str(place) for place in places], "games": [task_to_json(game) for game in read_games(places)]}
     checkpoint.write_json(out / "critic.json", {"about": about, **sources, "figures": figures})
     shutil.rmtree(out / "checkpoints", ignore_errors=True)
     return Critic(networks, about, figures)

@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from trailnotes.errors import ConfigError
 from trailnotes.seeds import derive_seed
 from trailnotes.storage.files import read_jsonl
 from trailnotes.storage.records import trajectory_from_json
-from trailnotes.types import Trajectory
+from trailnotes.types import Task, Trajectory
+
+if TYPE_CHECKING:
+    from trailnotes.config.schema import Config
 
 Reward = Literal["raw", "spread"]
 Failure = Literal["raw", "floor0", "last_positive"]
@@ -54,6 +58,32 @@ def read_episodes(places: Iterable[str | Path]) -> Iterator[Trajectory]:
                 trajectory = trajectory_from_json(record)
                 if trajectory.outcome != "error":
                     yield trajectory
+
+
+def read_games(places: Iterable[str | Path]) -> list[Task]:
+    """The games of all episodes in `places`, each once. Raises as `read_episodes` does."""
+    records = (record["task"] for place in places for file in episode_files(Path(place)) for record in read_jsonl(file))
+    return list({task.id: task for task in (Task(**record) for record in records)}.values())
+
+
+def games_learned_from(config: Config) -> list[Task]:
+    """The games that the critic of a run has learned from, or will.
+
+    Raises:
+        ConfigError: `retrospex.data` holds no episodes, or `retrospex.critic` does not say what it learned from.
+    """
+    settings = config.retrospex
+    if not settings.critic:
+        return read_games(settings.data)
+    file = Path(settings.critic) / "critic.json"
+    try:
+        games = json.loads(file.read_text(encoding="utf-8"))["games"]
+    except OSError as error:
+        raise ConfigError(f"{settings.critic} holds no critic ({error.strerror}): train one with "
+                          "`trailnotes critic`") from error  # fmt: skip
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{file} does not say which games the critic learned from: train it again") from error
+    return [Task(**game) for game in games]
 
 
 def episode_files(place: Path) -> list[Path]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trailnotes.errors import ConfigError
-from trailnotes.types import Message
+from trailnotes.types import Message, Task
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,10 +19,14 @@ class Demonstration:
 
     messages: tuple[Message, ...]
     taught: frozenset[int]
+    task: Task | None = None  # the game it is of, where that is known
 
 
 def from_jsonl(path: Path) -> list[Demonstration]:
     """Conversations of a JSONL file, ``{"messages": [{"role", "content"}, ...]}`` a line; all assistant turns teach.
+
+    A line may also name its game, which must not be examined: ``"task"`` is a task's id, or a task as in the
+    trajectories.jsonl of a run.
 
     Raises:
         ConfigError: there is no such file, or a line is not a conversation; the text has its number.
@@ -38,7 +42,8 @@ def from_jsonl(path: Path) -> list[Demonstration]:
         if not line.strip():
             continue
         try:
-            messages = _conversation(json.loads(line)["messages"])
+            record = json.loads(line)
+            messages, task = _conversation(record["messages"]), _task(record.get("task"))
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(
                 f"{path}:{number} is not a demonstration ({error}); "
@@ -47,10 +52,16 @@ def from_jsonl(path: Path) -> list[Demonstration]:
         taught = frozenset(i for i, message in enumerate(messages) if message.role == "assistant")
         if not taught:
             raise ConfigError(f"{path}:{number} has no assistant turn to imitate")
-        demonstrations.append(Demonstration(messages, taught))
+        demonstrations.append(Demonstration(messages, taught, task))
     if not demonstrations:
         raise ConfigError(f"{path} holds no demonstrations")
     return demonstrations
+
+
+def _task(named: Any) -> Task | None:
+    if named is None:
+        return None
+    return Task(**named) if isinstance(named, dict) else Task(str(named), "unknown")  # an id tells games apart alone
 
 
 def _conversation(rows: Any) -> tuple[Message, ...]:
