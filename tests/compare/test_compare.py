@@ -353,7 +353,7 @@ def test_limits_of_the_pooling_are_noted(tmp_path: Path) -> None:
     ]
     assert any("of variations alone" in note for note in notes), "find-plant has one seed"
     assert table(tmp_path / "a", f"{tmp_path}/a=twin").notes == (f"{tmp_path}/a was given twice and is counted once.",
-        *[note for note in notes if "over variations alone" in note])  # fmt: skip
+        *[note for note in notes if "of variations alone" in note])  # fmt: skip
 
 
 def test_columns_of_other_tasks_are_not_to_be_compared_by_their_means(tmp_path: Path) -> None:

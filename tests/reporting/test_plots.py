@@ -61,7 +61,7 @@ def test_without_matplotlib_the_extra_is_named(tmp_path: Path, monkeypatch: pyte
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", missing)
-    with pytest.raises(MissingExtraError, match=r"trailnotes\[plot\]"):
+    with pytest.raises(MissingExtraError, match=r"matplotlib: .*\[plot\]"):
         trial_curve([0.0], [None], tmp_path / "t.png", colour="k", ylabel="y", title="t")
     assert not (tmp_path / "t.png").exists()
 
