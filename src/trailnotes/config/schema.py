@@ -25,7 +25,7 @@ from trailnotes.config.section import PAPER, RELEASE, Section, key
 from trailnotes.errors import ConfigError
 
 MAX_ASKED_WORDS = 100  # of a tip, by the paper's request
-TOKENS_PER_WORD = 1.5  # English tips take 1.2 to 1.4 (cl100k, of which Qwen's vocabulary is made); names take more
+TOKENS_PER_WORD = 1.5  # English prose takes 1.2 to 1.4 in a vocabulary of a hundred thousand; names take more
 OPENAI = "openai:"  # before a model's name, as `model.path`: the model of that name at the endpoint
 OURS = (  # arguments of transformers' `apply_chat_template` that are no option of a template
     "add_generation_prompt", "continue_final_message", "conversation", "max_length", "messages", "padding",
