@@ -22,7 +22,9 @@ class Caves:
 
     @staticmethod
     def tasks(split: str) -> list[Task]:
-        return [Task(f"{split}/{metal}", "caves:Caves", split=split, options={"metal": metal}) for metal in METALS]
+        """Every split holds the same galleries, as games of other seeds."""
+        seed = ("train", "validation", "test").index(split)
+        return [Task(f"{split}/{metal}", "caves:Caves", seed, split, {"metal": metal}) for metal in METALS]
 
     def reset(self, task: Task) -> Observation:
         self.metal, self.path, self.lost = str(task.options["metal"]), [], False

@@ -187,5 +187,5 @@ def test_the_plan_is_that_of_the_repository() -> None:
     assert plan.labels() == {
         "start": "start model", "grpo": "GRPO", "empo2": "EMPO²", "empo2 with tips": "EMPO² with tips, 3 trials",
     }  # fmt: skip
-    assert (plan.compare.seeds, plan.budget.env_steps, plan.settings) == ((0, 1), 38400, {"optim": {"lr": 0.5}})
+    assert (plan.compare.seeds, plan.budget.env_steps, plan.settings) == ((0, 1), 64000, {"optim": {"lr": 0.5}})
     assert plan.methods["empo2 with tips"].settings == {"eval.trials": 3}

@@ -152,9 +152,9 @@ def test_a_run_that_is_trained_on_keeps_the_checkpoint_under_examination(
     for name in ("load_policy", "open_memory"):  # after the choice, and once more before the memory is read
         loads = getattr(evaluation, name)
 
-        def late(*args: Any, loads: Any = loads) -> Any:
+        def late(*args: Any, loads: Any = loads, **options: Any) -> Any:
             deleted.extend(train_on(growing))
-            return loads(*args)
+            return loads(*args, **options)
 
         monkeypatch.setattr(evaluation, name, late)
     result = evaluate(a_config(growing), growing, memory=True)
@@ -324,7 +324,7 @@ def test_an_empty_memory_and_one_that_is_switched_off_are_told_apart(growing: Pa
     sign(memory)
     assert "they are switched off (`trailnotes memory enable`)" in evaluate(config, growing, memory=True).remark
     with TipStore(memory) as store, store.transaction():
-        store.clear()
+        store.delete([tip.id for tip in store.tips()])
     sign(memory)
     assert evaluate(config, growing, memory=True).remark.endswith("since the memory holds no tip")
 

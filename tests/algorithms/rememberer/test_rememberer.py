@@ -39,7 +39,7 @@ def cave_config(**keys: Any) -> Config:
     return small_config(
         env={"name": "caves:Caves", "options": {}},
         rollout={"max_steps": 6, "max_context_tokens": 4000, "show_actions": True, "max_observation_tokens": 400},
-        eval={"num_tasks": 0, "split": "train"},
+        eval={"num_tasks": 0, "split": "test"},
         rememberer={"epochs": 3, "temperature": 0.0} | keys,
     )
 
