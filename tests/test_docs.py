@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import pkgutil
 import re
-import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,6 @@ import torch
 
 import trailnotes
 from test_layers import LAYERS
-from trailnotes.commands import TABLE
-from trailnotes.commands.command import parse
 from trailnotes.config.methods import METHODS
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import config_fields, load_config, show
@@ -75,17 +72,6 @@ def test_keys_named_in_pages_exist(page: Path) -> None:
     for name in re.findall(rf"`((?:{SECTIONS})(?:\.[a-z_]+)+)(?: = [^`]*)?`", words(page)):
         if not name.startswith(OPTIONS_OF_ENV) and not name.endswith(".db"):
             assert name in config_fields() or name in sections, f"{named(page)} names {name}"
-
-
-@pytest.mark.parametrize("page", PAGES, ids=named)
-def test_commands_in_pages_can_be_read(page: Path) -> None:
-    for block in blocks(page, ""):
-        for line in block.replace("\\\n", " ").splitlines():
-            if not line.startswith("trailnotes ") or "CONFIG" in line or "[" in line or "DIR" in line or "RUN" in line:
-                continue
-            args = parse(TABLE, shlex.split(line, comments=True)[1:])
-            config = getattr(args, "config", None)
-            load_config(ROOT / config if config and (ROOT / config).is_file() else None, args.settings)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)

@@ -150,7 +150,7 @@ COMMANDS = (
         name="memory search",
         summary="what would be found for a text",
         about="Print the tips of a task that are most similar to a text, by the embedder of the memory.",
-        example="trailnotes memory search runs/smoke waymarks/route/birch/train-0 'which way from the hall' --top-k 3",
+        example="trailnotes memory search runs/smoke waymarks/route/amber/train-0 'which way from the hall' --top-k 3",
         run=_search,
         arguments=(
             _PLACE,
