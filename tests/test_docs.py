@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pkgutil
 import re
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,11 @@ def test_readme_names_what_a_stranger_needs() -> None:
     assert len([line for line in example.splitlines() if line.strip()]) <= 20
 
 
+def test_the_picture_of_the_method_is_current() -> None:
+    drawn = runpy.run_path(str(ROOT / "docs" / "method.py"))["draw"]()
+    assert words(ROOT / "docs" / "method.svg") == drawn, "draw it anew: python docs/method.py"
+
+
 def test_citation_and_changes_know_the_version() -> None:
     assert f"\nversion: {trailnotes.__version__}\n" in words(ROOT / "CITATION.cff")
     assert f"\n## {trailnotes.__version__} " in words(ROOT / "CHANGELOG.md")
@@ -182,12 +188,15 @@ def test_the_example_of_the_readme_runs(
     monkeypatch.chdir(clone)
     (example,) = blocks(README, "python")
     exec(compile(example, str(README), "exec"), {})
-    said = capsys.readouterr().out.splitlines()
-    assert [line.partition(" [")[0].rpartition(" ")[0] for line in said if line.startswith("trial")] == [
-        f"trial {trial}" for trial in range(3)
-    ]
-    assert any(line.startswith("without tips ") for line in said)
-    assert any("namespace='waymarks/route/amber/test-0'" in line for line in said)
+    printed = next(block for block in blocks(README, "text") if block.startswith("trial 0"))
+    said = capsys.readouterr().out
+
+    def shape(text: str) -> str:
+        return re.sub(r"[\d.]+", "#", text)  # rounding differs from machine to machine, and with it what is sampled
+
+    assert [shape(line)[:8] for line in said.splitlines()] == [shape(line)[:8] for line in printed.splitlines()]
+    assert "trial 0 0.00 [" in said
+    assert "without tips" in said
     assert len(words(clone / "runs/readme/empo2/metrics.jsonl").splitlines()) == 2
 
 
