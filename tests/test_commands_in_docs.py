@@ -254,8 +254,9 @@ def test_runs_that_a_page_takes_for_granted_are_made_by_one() -> None:
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with what the examples need of a clone."""
     folder = tmp_path_factory.mktemp("clone")
-    for name in ("configs", "models"):
-        (folder / name).symlink_to(ROOT / name)
+    (folder / "configs").symlink_to(ROOT / "configs")
+    (folder / "models").mkdir()  # commands may write beside the start model
+    (folder / "models/waymarks-start").symlink_to(ROOT / "models/waymarks-start")
     return folder
 
 
