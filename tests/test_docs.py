@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pkgutil
 import re
-import shlex
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,6 @@ import torch
 
 import trailnotes
 from test_layers import LAYERS
-from trailnotes.commands import TABLE
-from trailnotes.commands.command import parse
 from trailnotes.config.methods import METHODS
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import config_fields, load_config, show
@@ -78,17 +76,6 @@ def test_keys_named_in_pages_exist(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
-def test_commands_in_pages_can_be_read(page: Path) -> None:
-    for block in blocks(page, ""):
-        for line in block.replace("\\\n", " ").splitlines():
-            if not line.startswith("trailnotes ") or "CONFIG" in line or "[" in line or "DIR" in line or "RUN" in line:
-                continue
-            args = parse(TABLE, shlex.split(line, comments=True)[1:])
-            config = getattr(args, "config", None)
-            load_config(ROOT / config if config and (ROOT / config).is_file() else None, args.settings)
-
-
-@pytest.mark.parametrize("page", PAGES, ids=named)
 def test_files_named_in_pages_exist(page: Path) -> None:
     text = re.sub(r"[\w/]*NAME[\w/]*\.\w+|commands/x\.py|own_method\.py", "", words(page))  # any, and the reader's own
     files = set(re.findall(r"(?<![\w/.>-])(?:\.\./)*(?:[\w-]+/)*[\w-]+\.py\b", text))
@@ -114,6 +101,11 @@ def test_readme_names_what_a_stranger_needs() -> None:
     )
     (example,) = blocks(README, "python")
     assert len([line for line in example.splitlines() if line.strip()]) <= 20
+
+
+def test_the_picture_of_the_method_is_current() -> None:
+    drawn = runpy.run_path(str(ROOT / "docs" / "method.py"))["draw"]()
+    assert words(ROOT / "docs" / "method.svg") == drawn, "draw it anew: python docs/method.py"
 
 
 def test_citation_and_changes_know_the_version() -> None:
@@ -196,12 +188,15 @@ def test_the_example_of_the_readme_runs(
     monkeypatch.chdir(clone)
     (example,) = blocks(README, "python")
     exec(compile(example, str(README), "exec"), {})
-    said = capsys.readouterr().out.splitlines()
-    assert [line.partition(" [")[0].rpartition(" ")[0] for line in said if line.startswith("trial")] == [
-        f"trial {trial}" for trial in range(3)
-    ]
-    assert any(line.startswith("without tips ") for line in said)
-    assert any("namespace='waymarks/route/amber/test-0'" in line for line in said)
+    printed = next(block for block in blocks(README, "text") if block.startswith("trial 0"))
+    said = capsys.readouterr().out
+
+    def shape(text: str) -> str:
+        return re.sub(r"[\d.]+", "#", text)  # rounding differs from machine to machine, and with it what is sampled
+
+    assert [shape(line)[:8] for line in said.splitlines()] == [shape(line)[:8] for line in printed.splitlines()]
+    assert "trial 0 0.00 [" in said
+    assert "without tips" in said
     assert len(words(clone / "runs/readme/empo2/metrics.jsonl").splitlines()) == 2
 
 

@@ -167,7 +167,7 @@ COMMANDS = (
         about="Print the tips of a task that are most similar to a text, by the embedder of the memory: id, cosine "
         "similarity, score of the episode, task, marks, text. A run takes those above its `memory.threshold`, by its "
         "`memory.order`.",
-        example="trailnotes memory search runs/smoke waymarks/route/birch/train-0 'which way from the hall' --top-k 3",
+        example="trailnotes memory search runs/smoke waymarks/route/amber/train-0 'which way from the hall' --top-k 3",
         run=_search,
         arguments=(
             _PLACE,
@@ -219,7 +219,7 @@ COMMANDS = (
         summary="write a tip yourself",
         about="Add a tip of your own. It is marked as imported, like all that the run did not write itself, and shown "
         "from now on.",
-        example="trailnotes memory add runs/smoke 'turn left at the well' --task waymarks/route/birch/train-0",
+        example="trailnotes memory add runs/smoke 'turn left at the well' --task waymarks/route/amber/train-0",
         run=_add,
         arguments=(
             _PLACE,

@@ -1,0 +1,286 @@
+"""Every command line in README and docs is one that works: it runs here, or it is read as the program would read it."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import importlib.util
+import io
+import pkgutil
+import re
+import runpy
+import shlex
+import sys
+import tomllib
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+from unittest.mock import create_autospec
+
+import pytest
+import torch
+
+import trailnotes.commands.demo
+from trailnotes.commands import TABLE, main
+from trailnotes.commands.command import Group, parse
+from trailnotes.compare.plan import load_plan, runs_of
+from trailnotes.config.schema import Config
+from trailnotes.config.toml import load_config
+from trailnotes.envs.tasks import tasks_of
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")),
+         *sorted((ROOT / "models").rglob("*.md"))]  # fmt: skip
+CONFIGS = sorted((ROOT / "configs").rglob("*.toml"))
+COMMANDS = {c.name: c for entry in TABLE for c in (entry.commands if isinstance(entry, Group) else (entry,))}
+EXAMPLES = {command.example for command in COMMANDS.values()}
+
+NOT_CHECKED = {
+    "apt-get": "packages of the system",
+    "git": "a program of its own",
+    "export": "the shell's",
+    "transformers": "a program of its own, see tests/served.py",
+}
+NOT_RUN = {
+    "demo": "two trainings: tests/commands/test_demo.py plays a small one",
+    "compare run": "all of its runs: read here, played in tests/compare/test_compare_run.py",
+    "compare table": "of runs on ScienceWorld: tests/compare/test_compare.py writes such tables",
+}
+PLACES = {"CONFIG": "configs/demo.toml", "RUN": "runs/any", "DIR": "runs/any", "FILE": "runs/any.jsonl",
+          "own_method:OWN": "grpo"}  # fmt: skip
+"""What a page leaves to the reader, and what stands there when the line is read here."""
+SMALL = shlex.split(
+    "--env.name waymarks-simulator --env.num_workers 0 --rollout.num_tasks 10 --rollout.group_size 4 "
+    "--optim.epochs 1 --train.iterations 1 --warmstart.steps 1"
+)
+SHRUNK = ("train", "rollout", "warmstart")  # the others play what GIVEN holds, which is small
+GIVEN = {"runs/smoke": [], "runs/lora": ["--model.lora.enabled", "true"]}
+"""Runs that the examples of `--help` take for granted, and their settings beside configs/smoke.toml and `SMALL`."""
+
+
+# -- finding them
+
+
+def joined(text: str) -> Iterator[str]:
+    """Lines, those that end in a backslash with the next one, and those inside a quotation with its end."""
+    pending = ""
+    for line in text.replace("\\\n", " ").splitlines():
+        pending = f"{pending}\n{line}" if pending else line
+        try:
+            shlex.split(pending, comments=True)
+        except ValueError:
+            continue
+        yield pending.strip()
+        pending = ""
+    assert not pending, f"a quotation without end: {pending}"
+
+
+def first_word(line: str) -> str:
+    """The program, without the folder that make installs it in."""
+    return line.partition(" ")[0].removeprefix(".venv/bin/")
+
+
+def is_command(line: str) -> bool:
+    return first_word(line) in {*READERS, *NOT_CHECKED}
+
+
+@functools.cache
+def lines_of(page: Path) -> list[str]:
+    """All command lines of a page. A block that begins with one holds nothing else, so that none is overlooked."""
+    text = page.read_text(encoding="utf-8")
+    if page.suffix == ".toml":
+        comments = "\n".join(re.findall(r"^#  +(.*?)(?: +\(.*)?$", text, re.MULTILINE))
+        return [line for line in joined(comments) if is_command(line)]
+    found = []
+    for language, block in re.findall(r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+        if language in {"", "sh", "bash", "console"} and is_command(block):
+            found += [line for line in joined(block) if line and not line.startswith("#")]
+    return [line for line in found if line in EXAMPLES] if page.name == "cli.md" else found  # the others are synopses
+
+
+def named(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if {"page", "line"} <= {*metafunc.fixturenames}:
+        found = [(page, line) for page in [*PAGES, *CONFIGS] for line in lines_of(page)]
+        metafunc.parametrize(("page", "line"), found, ids=[f"{named(page)}: {line[:60]}" for page, line in found])
+
+
+# -- reading them
+
+
+def filled(word: str) -> str:
+    """A word of a command line, with something in the places that are the reader's."""
+    head, slash, rest = word.partition("/")
+    return f"{PLACES.get(head, head)}{slash}{rest}"
+
+
+def read_trailnotes(words: list[str]) -> None:
+    args = parse(TABLE, [filled(word) for word in words])
+    settings = load_config(given(args), args.settings)
+    if args.command.name == "compare run":
+        assert runs_of(load_plan(ROOT / args.plan), ROOT / args.plan, Path("runs/any"))
+    elif args.command.name == "train":
+        settings.refuse_training()
+        refuse_without_tasks(settings, settings.train.split)
+    elif args.command.name in {"eval", "adapt"} and args.config:  # without one, the settings are those of a run
+        refuse_without_tasks(settings, settings.eval.split)
+
+
+def given(args: Namespace) -> Path | None:
+    """The config that a command line names."""
+    config = getattr(args, "config", None)
+    return ROOT / config if config else None
+
+
+def refuse_without_tasks(config: Config, split: str) -> None:
+    if not config.env.name.startswith("scienceworld"):  # its tasks are asked of the simulator
+        assert tasks_of(config, split)
+
+
+def read_python(words: list[str]) -> None:
+    match words:
+        case ["-c", code]:
+            read_code(code)
+        case ["-m", module, *_]:
+            assert importlib.util.find_spec(module), f"there is no module {module}"
+        case [script, *rest]:
+            text = help_of(ROOT / script)
+            assert not [word for word in rest if word.startswith("--") and word not in text]
+
+
+def read_code(code: str) -> None:
+    """Imports lead somewhere, and the demo takes what it is given."""
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            for name in node.names:
+                pkgutil.resolve_name(f"{node.module}:{name.name}")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("trailnotes.commands.demo.demo", create_autospec(trailnotes.commands.demo.demo))
+        exec(compile(code, "python -c", "exec"), {})
+
+
+@functools.cache
+def help_of(script: Path) -> str:
+    """What a script says of itself; it has options only if it says so."""
+    text = script.read_text(encoding="utf-8")
+    if "argparse" not in text and "make_parser" not in text:
+        return text
+    said = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(said):
+        patch.setattr(sys, "argv", [str(script), "--help"])
+        patch.syspath_prepend(str(script.parent))
+        with pytest.raises(SystemExit, match="0"):
+            runpy.run_path(str(script), run_name="__main__")
+    return said.getvalue()
+
+
+def read_make(words: list[str]) -> None:
+    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert {*words} <= {*targets}
+
+
+def read_pip(words: list[str]) -> None:
+    """The extras are ours, and what is installed is the clone: Trailnotes is on no index."""
+    assert words[0] == "install"
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    for package, wanted in re.findall(r"([\w.]+)\[([\w,]+)\]", " ".join(words)):
+        assert package in {".", "transformers"}
+        assert package != "." or {*wanted.split(",")} <= {*extras}
+
+
+READERS = {
+    "trailnotes": read_trailnotes,
+    "python": read_python,
+    "make": read_make,
+    "pip": read_pip,
+}
+
+
+def read(line: str) -> None:
+    program = first_word(line)
+    words = shlex.split(line, comments=True)[1:]
+    if ">" in words:
+        words = words[: words.index(">")]
+    if program in READERS:
+        READERS[program](words)
+
+
+def test_a_command_line_can_be_read(page: Path, line: str) -> None:
+    assert is_command(line), f"{named(page)}: {line!r} is no command: end the block before it, or add it to NOT_CHECKED"
+    read(line)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "cli.md"], ids=named)
+def test_commands_named_in_prose_exist(page: Path) -> None:
+    prose = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    groups = {entry.name for entry in TABLE if isinstance(entry, Group)}
+    for code in re.findall(r"`trailnotes ([a-z][^`]*)`", prose):
+        words = code.split()
+        name = " ".join(words[: 2 if words[0] in groups else 1])
+        if name in groups or words[1:2] == ["..."]:
+            continue
+        assert name in COMMANDS, f"{named(page)}: there is no `trailnotes {name}`"
+        known = {name for item in COMMANDS[name].arguments for name in item.names}
+        options = {word.rstrip(",") for word in words if re.fullmatch(r"--[a-z-]+,?", word)}
+        assert options - {"--help", "--debug", "--preset"} <= known, f"{named(page)}: `trailnotes {code}`"
+
+
+def outputs(line: str) -> set[str]:
+    """Directories that a command line makes; a script makes all that it is given."""
+    before = "" if first_word(line) == "python" else "(?:--run-dir|--out) "
+    return {*re.findall(rf"{before}(runs/[\w./-]+)", line)}
+
+
+def test_runs_that_a_page_takes_for_granted_are_made_by_one() -> None:
+    made = {"runs/demo", *GIVEN}
+    for page in [*PAGES, *CONFIGS]:
+        made |= {path for line in lines_of(page) for path in outputs(line)}
+    made |= {f"runs/compare/{load_plan(path).compare.name}" for path in CONFIGS if "[methods" in path.read_text()}
+    for page in (page for page in PAGES if page.name != "cli.md"):
+        for line in lines_of(page):
+            words = {word for word in shlex.split(line, comments=True) if word.startswith("runs/")} - outputs(line)
+            gone = [word for word in words if not any(word == path or word.startswith(f"{path}/") for path in made)]
+            assert not gone, f"{named(page)}: no command line makes {gone}"
+
+
+# -- running them
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what the examples need of a clone."""
+    folder = tmp_path_factory.mktemp("clone")
+    (folder / "configs").symlink_to(ROOT / "configs")
+    (folder / "models").mkdir()  # commands may write beside the start model
+    (folder / "models/waymarks-start").symlink_to(ROOT / "models/waymarks-start")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def test_the_example_of_every_command_runs(
+    clone: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the order of docs/cli.md, in which one may need what those before it made; each has something to say."""
+    monkeypatch.chdir(clone)
+    for command in COMMANDS.values():
+        if command.name in NOT_RUN:
+            continue
+        words = shlex.split(command.example)[1:]
+        for run, more in GIVEN.items():
+            if run in words and "--run-dir" not in words and not (clone / run).exists():
+                assert main(["train", "configs/smoke.toml", "--run-dir", run, *SMALL, *more]) == 0
+        capsys.readouterr()
+        status = main([*words, *(SMALL if command.name in SHRUNK else [])])
+        said = capsys.readouterr()
+        assert status == 0, f"{command.example}: {said.err}"
+        assert said.out.strip(), f"{command.example} prints nothing"
