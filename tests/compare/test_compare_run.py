@@ -618,7 +618,12 @@ def test_the_interquartile_mean_is_over_seeds_and_families() -> None:
     assert iqm(values(s0=(0, 0, 0, 1, 1, 1), s1=(0, 0, 1, 1, 1, 0)), FAMILIES) == pytest.approx(0.5)
 
 
-def test_without_every_family_for_every_seed_there_is_no_interquartile_mean() -> None:
+def test_the_interquartile_mean_is_of_the_games_that_every_seed_has_played() -> None:
+    lost = {0: {"a0": 1.0, "a1": 0.0, "b0": 1.0}, 1: {"a0": 1.0, "b0": 1.0}}
+    assert iqm(lost, FAMILIES) == 1.0
+
+
+def test_without_a_game_that_every_seed_has_played_there_is_no_interquartile_mean() -> None:
     assert iqm({0: {"a0": 1.0}, 1: {"b0": 1.0}}, FAMILIES) is None
 
 
@@ -647,8 +652,8 @@ def a_difference(on_panel: tuple[float, float] | None, beyond: tuple[float, floa
         ((-0.3, -0.1), None, "lower on this panel"),
         ((-0.1, 0.3), (-0.05, 0.4), ""),
         ((0.0, 0.3), (0.0, 0.4), ""),
-        (None, (0.05, 0.4), "higher in this run"),
-        (None, (-0.4, -0.05), "lower in this run"),
+        (None, (0.05, 0.4), "higher in these runs"),
+        (None, (-0.4, -0.05), "lower in these runs"),
         (None, None, ""),
     ],
 )
@@ -656,6 +661,10 @@ def test_higher_is_said_beyond_the_panel_or_with_the_words_on_this_panel(
     on_panel: tuple[float, float] | None, beyond: tuple[float, float] | None, call: str
 ) -> None:
     assert a_difference(on_panel, beyond).call == call
+
+
+def test_of_one_seed_it_is_said_in_this_run() -> None:
+    assert replace(a_difference(None, (0.05, 0.4)), num_seeds=1).call == "higher in this run"
 
 
 @pytest.mark.parametrize("seeds", [1, 3, 100])

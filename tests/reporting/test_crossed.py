@@ -150,6 +150,33 @@ def test_copies_of_a_run_narrow_nothing_where_families_are_enough(copies: int) -
     assert estimate(grpo, families, RATE).beyond == of(half).beyond
 
 
+@pytest.mark.parametrize("copies", [2, 3])
+def test_copies_of_one_methods_run_make_no_further_pairs(copies: int) -> None:
+    """The other method has runs of its own, so the differences of copies are unlike each other, and yet of one run."""
+    rng = np.random.default_rng(1)
+    runs = [(rng.random((16, 5)) < 0.3).astype(float).tolist() for _ in range(copies)]
+    grpo, families = panel(*runs)
+    copied, _ = panel(*[(rng.random((16, 5)) < 0.9).astype(float).tolist()] * copies)
+    for first, second in ((copied, grpo), (grpo, copied)):
+        found = estimate_difference(first, second, families, rates=True)
+        assert found is not None
+        assert (found.on_panel, found.not_on_panel) == (None, ALIKE)
+        assert found.beyond is not None
+
+
+def test_more_runs_that_win_all_but_one_game_do_not_widen() -> None:
+    """So few losses that the number of trials is capped: the degrees of freedom are then not those of one lost game."""
+    lows = []
+    for number in (2, 3, 5, 10):
+        seeds = [[[1.0] * 7 for _ in range(12)] for _ in range(number)]
+        seeds[0][0][0] = 0.0
+        beyond = of(*seeds).beyond
+        assert beyond is not None
+        lows.append(beyond.low)
+    assert lows == sorted(lows)
+    assert lows[0] > 0.7
+
+
 def test_a_copy_beside_two_runs_leaves_two_runs() -> None:
     one, other = [[1.0, 0.0, 0.0, 0.0]], [[1.0, 1.0, 0.0, 0.0]]
     two, three = of(one, other), of(one, other, other)

@@ -9,27 +9,44 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 import numpy as np
 
-from trailnotes.reporting.crossed import CONFIDENCE, MIN_FAMILIES, Values, estimate, estimate_difference, pairs_of
+from trailnotes.reporting.crossed import (
+    CONFIDENCE,
+    MIN_FAMILIES,
+    Values,
+    common_games,
+    estimate,
+    estimate_difference,
+    pairs_of,
+)
 from trailnotes.reporting.intervals import RATE, Bounds, Estimate
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Call = Literal[
-    "higher", "lower", "higher on this panel", "lower on this panel", "higher in this run", "lower in this run", ""
+    "higher",
+    "lower",
+    "higher on this panel",
+    "lower on this panel",
+    "higher in this run",
+    "lower in this run",
+    "higher in these runs",
+    "lower in these runs",
+    "",
 ]
 
 ON_PANEL = "on this panel"
 BEYOND = "beyond this panel"
 INTERVAL_METHOD = (
     f"Intervals, {CONFIDENCE:.0%}. On this panel: the same games after other training runs; the seeds are the sample "
-    "(Student's t over their means). Beyond this panel: other families of games too; families, drawn once for all "
-    f"seeds, and seeds are the samples (Wilson's for rates, else t; from {MIN_FAMILIES} families on). With one seed it "
-    "is of that run alone. Seeds that are equal in every game count once."
+    "(Student's t over their means, whose variance is never below what single games alone give). Beyond this panel: "
+    "other families of games too; families, drawn once for all seeds, and seeds are the samples (Wilson's for rates, "
+    f"of two trials a family at most, else t; from {MIN_FAMILIES} families on). With one seed it is of that run alone. "
+    "Seeds that are equal in every game count as one run, in the mean each."
 )
 IQM_METHOD = (
     "IQM: interquartile mean over seeds and families (the mean of the middle half of their means; Agarwal et al. 2021, "
@@ -37,8 +54,9 @@ IQM_METHOD = (
 )
 DIFFERENCE_METHOD = (
     "Differences are paired by seed and game. One is called higher or lower only where its interval beyond this panel "
-    "excludes 0 (in this run, where only one seed is behind it); where it does not, or there is none, higher or lower "
-    "on this panel where that interval does. No correction is made for the number of differences."
+    "excludes 0 (in this run where one seed is behind it, in these runs where the seeds of a method are alike); where "
+    "it does not, or there is none, higher or lower on this panel where that interval does. No correction is made for "
+    "the number of differences."
 )
 
 
@@ -59,16 +77,12 @@ def interquartile_mean(scores: NDArray[np.float64]) -> float:
 
 
 def iqm(values: Values, families: Mapping[str, str]) -> float | None:
-    """Interquartile mean of the seeds' means in each family; None where not every seed has played every family."""
-    names = list(dict.fromkeys(families[game] for games in values.values() for game in games))
-    means = [_mean_of(games, families, name) for games in values.values() for name in names]
-    known = [mean for mean in means if mean is not None]
-    return interquartile_mean(np.asarray(known)) if len(known) == len(means) else None
-
-
-def _mean_of(games: Mapping[str, float], families: Mapping[str, str], name: str) -> float | None:
-    own = [value for game, value in games.items() if families[game] == name]
-    return float(np.mean(own)) if own else None
+    """Interquartile mean of the seeds' means in each family, over the games that all have played; None without any."""
+    by_family: dict[str, list[str]] = {}
+    for game in common_games(values):
+        by_family.setdefault(families[game], []).append(game)
+    means = [np.mean([own[game] for game in games]) for own in values.values() for games in by_family.values()]
+    return interquartile_mean(np.asarray(means)) if means else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +99,13 @@ class Difference:
 
         Without an interval on the panel there are no two seeds that differ, and the one beyond is of one run.
         """
+        said: Call = ""
         if beyond := self.estimate.beyond:
-            if beyond.low > 0:
-                return "higher" if self.estimate.on_panel else "higher in this run"
-            if beyond.high < 0:
-                return "lower" if self.estimate.on_panel else "lower in this run"
+            said = "higher" if beyond.low > 0 else "lower" if beyond.high < 0 else ""
+        if said and not self.estimate.on_panel:
+            return cast("Call", f"{said} in {'this run' if self.num_seeds == 1 else 'these runs'}")
+        if said:
+            return said
         if on_panel := self.estimate.on_panel:
             if on_panel.low > 0:
                 return "higher on this panel"

@@ -70,19 +70,21 @@ class Crossed:
         return self.seeds + self.families
 
 
-def crossed(values: Floats, shares: Floats) -> Crossed:
+def crossed(values: Floats, shares: Floats, new: NDArray[np.bool_] | None = None) -> Crossed:
     """The moments that both intervals are made of.
 
     Args:
         values: (..., seeds, games).
         shares: (families, games) of each game in the mean of its family; every row sums to 1.
+        new: (..., seeds) which seeds count as runs of their own; by default those of `unlike`.
 
-    Seeds that are equal in every game count once: a copy of a run is no second run. And seeds that differ in single
+    In the seeds' part of the variance, those that are equal in every game count once: a copy of a run is no second run.
+    The mean is that of all. And seeds that differ in single
     games may have equal means by chance; so their variance is never taken for less than those games alone would give.
     """
     by_family = values @ shares.T  # (..., seeds, families)
     num_families = len(shares)
-    new = _unlike(values)
+    new = unlike(values) if new is None else new
     num_seeds = new.sum(axis=-1)
     of_means = _variance(by_family.mean(axis=-1), new)
     of_games = (_variance(values, new) * shares.mean(axis=0) ** 2).sum(axis=-1)
@@ -98,7 +100,7 @@ def crossed(values: Floats, shares: Floats) -> Crossed:
     )
 
 
-def _unlike(values: Floats) -> NDArray[np.bool_]:
+def unlike(values: Floats) -> NDArray[np.bool_]:
     """(..., seeds): whether no earlier seed has the same value in every game."""
     new = np.ones(values.shape[:-1], dtype=bool)
     for later in range(1, values.shape[-2]):
@@ -140,9 +142,12 @@ def beyond_limits(
         return panel_limits(mean, part, bounds, confidence)
     rate = np.clip(mean, 0.0, 1.0)
     with np.errstate(divide="ignore", invalid="ignore"):
-        number = np.minimum(rate * (1 - rate) / part.variance, 2.0 * num_families)
+        number = rate * (1 - rate) / part.variance
     inside = np.abs(rate - 0.5) < 0.5 - ROUNDING
-    return wilson(rate, np.where(inside, number, max(num_families - 1.0, 1.0)), t_quantile(part.df, confidence))
+    estimated = inside & (number < 2.0 * num_families)  # elsewhere number and df are those of families, not of the data
+    df = np.where(estimated, part.df, np.maximum(part.df, num_families - 1.0))
+    number = np.minimum(number, 2.0 * num_families)
+    return wilson(rate, np.where(inside, number, max(num_families - 1.0, 1.0)), t_quantile(df, confidence))
 
 
 def beyond_limits_of_difference(one: Crossed, other: Crossed, difference: Crossed, confidence: float) -> Limits:
@@ -224,7 +229,9 @@ def estimate_difference(
         return None
     shares = _shares(games, families)
     first, second = (matrix_of({seed: own[seed] for seed in seeds}, games) for own in (values, baseline))
-    one, other, found = (crossed(matrix, shares) for matrix in (first, second, first - second))
+    one, other = crossed(first, shares), crossed(second, shares)
+    new = unlike(first) & unlike(second) & unlike(first - second)  # a copy of either run makes no second pair
+    found = crossed(first - second, shares, new)
     on_panel = panel_limits(found.mean, found.seeds, (-1.0, 1.0) if rates else None, confidence)
     if rates:
         beyond = beyond_limits_of_difference(one, other, found, confidence)
