@@ -14,6 +14,7 @@ import pytest
 import trailnotes
 from small import small_config
 from trailnotes.commands.diagnose import diagnose
+from trailnotes.commands.export import export
 from trailnotes.commands.rollout import rollout
 from trailnotes.compare import compare_own, compare_run, compare_table
 from trailnotes.config.toml import to_toml
@@ -26,7 +27,7 @@ from trailnotes.warmstart.training import warmstart
 
 PUBLIC: list[Callable[..., Any]] = [
     *(getattr(trailnotes, name) for name in trailnotes.__all__ if name != "Config"),
-    *(rollout, diagnose, compare_own, compare_run, compare_table, warmstart),
+    *(rollout, diagnose, compare_own, compare_run, compare_table, warmstart, export),
     *(reembed, open_store, export_tips, import_tips, read_tips),
     *(TipMemory.snapshot, TipMemory.restore, TipStore, RunDir.open),
 ]

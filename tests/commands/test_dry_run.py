@@ -103,6 +103,18 @@ def test_a_model_that_is_not_here_is_estimated_and_not_downloaded(
     assert [file.name for file in files(elsewhere)] == ["config.toml"]
 
 
+def test_a_model_that_is_not_here_is_checked_all_the_same(
+    elsewhere: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("socket.socket.connect", lambda *_: pytest.fail("it went to the network"))
+    Path("config.toml").write_text(to_toml(tiny_config(Path("Qwen/Qwen2.5-0.5B-Instruct"), model={"device": "auto"})))
+    words = ["train", "config.toml", "--run-dir", "run", "--dry-run"]
+    assert main([*words, "--train.split", "test", "--eval.split", "test"]) == 2
+    assert "what is learned from cannot be examined" in capsys.readouterr().err
+    assert main([*words, "--memory", "nowhere.jsonl"]) == 2
+    assert "nowhere.jsonl" in capsys.readouterr().err
+
+
 def test_a_model_that_is_here_is_estimated_and_played(start_model: Path, elsewhere: Path) -> None:
     shown: list[str] = []
     report = dry_run(tiny_config(start_model), show=shown.append)

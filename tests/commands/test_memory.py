@@ -21,6 +21,8 @@ from trailnotes.errors import ConfigError, MemoryStoreError
 from trailnotes.learner.learner import Learner
 from trailnotes.memory import open_memory
 from trailnotes.memory.exchange import list_tips, open_store
+from trailnotes.memory.retrieval import HashingEmbedder
+from trailnotes.runs.directory import RunDir
 from trailnotes.types import Tip
 
 
@@ -172,6 +174,22 @@ def test_a_run_begins_with_tips(
     if kind != "placed":
         assert differences(alone, run) == SAME
     assert len(tip_rows(alone)) == len(tip_rows(run))
+
+
+def test_a_start_that_came_to_nothing_binds_no_tips_and_no_embedder(start_model: Path, tmp_path: Path) -> None:
+    config, run = config_of(start_model), tmp_path / "run"
+    with RunDir.open(run, config), closing(open_memory(run / "memory.db", config.memory)) as memory:
+        memory.snapshot(run / "memory.start.db")  # as a start leaves it that fails before its first iteration
+    train(config, run, memory=sources(config, tmp_path)["jsonl"])
+    assert [tip.text for tip in tips_in(run) if tip.score == 9.0] == ["follow the river"]
+    again = tmp_path / "again"
+    with (
+        RunDir.open(again, config),
+        closing(open_memory(again / "memory.db", config.memory, embedder=HashingEmbedder(128))) as memory,
+    ):
+        memory.snapshot(again / "memory.start.db")
+    train(config, again)
+    assert tips_in(again)
 
 
 def test_tips_that_no_run_could_use_are_refused_before_anything_is_made(start_model: Path, tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import gc
+import logging
 import re
 import signal
 from collections.abc import Callable
@@ -115,6 +117,20 @@ def test_handlers_may_be_set_inside(place: Any) -> None:
 
     place(lambda: run_to_end(handle()))
     assert caught == [True]
+
+
+def test_tasks_that_a_signal_met_are_not_told_one_by_one(caplog: pytest.LogCaptureFixture) -> None:
+    async def struck() -> None:
+        raise KeyboardInterrupt
+
+    async def waits() -> None:
+        tasks = [asyncio.ensure_future(struck()) for _ in range(3)]
+        await asyncio.gather(*tasks)
+
+    with pytest.raises(KeyboardInterrupt), caplog.at_level(logging.ERROR):
+        run_to_end(waits())
+    gc.collect()
+    assert not caplog.records
 
 
 def test_nothing_else_starts_a_loop() -> None:

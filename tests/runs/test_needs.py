@@ -57,6 +57,18 @@ def test_what_no_setting_asks_for_may_be_missing(monkeypatch: pytest.MonkeyPatch
     refuse_missing(load_config(None, GRPO), model="random")
 
 
+def test_what_plays_alone_needs_no_package_of_training_or_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    without(monkeypatch, "tensorboard", "sentence_transformers")
+    config = load_config(
+        None, ["--run.tensorboard", "true", "--memory.embedder", "minilm", "--model.path", "some/model"]
+    )
+    refuse_missing(config, plays_only=True, memory=False)
+    with pytest.raises(MissingExtraError, match="sentence"):
+        refuse_missing(config, plays_only=True)
+    with pytest.raises(MissingExtraError, match="tensorboard"):
+        refuse_missing(config, memory=False)
+
+
 def test_two_missing_extras_are_one_line_and_one_command(monkeypatch: pytest.MonkeyPatch) -> None:
     without(monkeypatch, "torch", "textworld")
     with pytest.raises(MissingExtraError, match=r"textworld; .* package torch: .*\[textworld,train\]'"):

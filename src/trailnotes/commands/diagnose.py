@@ -136,14 +136,20 @@ def _advice_to_find(config: Config) -> str:
         return "memory.top_k = 0 asks for none: raise it"
     if memory.threshold > -1:
         return (
-            f"nothing is retrieved: lower memory.threshold = {memory.threshold:g} (it belongs to the embedder), or "
-            "look at `trailnotes memory list`"
+            f"nothing is shown: lower memory.threshold = {memory.threshold:g} (it belongs to the embedder), or look at "
+            f"`trailnotes memory list`{_room(config)}"
         )
     return (
-        "nothing is retrieved, though memory.threshold = -1 lets everything through: there are no tips of the tasks "
-        "that were played. A tip belongs to its task, which must come again: train longer, or on fewer tasks; "
-        "`trailnotes memory list` shows what there is"
+        "nothing is shown, though memory.threshold = -1 lets everything through: there are no tips of the tasks that "
+        "were played. A tip belongs to its task, which must come again: train longer, or on fewer tasks; "
+        f"`trailnotes memory list` shows what there is{_room(config)}"
     )
+
+
+def _room(config: Config) -> str:
+    if not config.memory.leave_room:
+        return ""
+    return "; or tips find no room beside the turns that are left: raise rollout.max_context_tokens"
 
 
 def _advice_to_differ(config: Config) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from trailnotes.runs.console import Bar
     from trailnotes.runs.panels import PanelResult
     from trailnotes.types import StrPath
+
+
+logger = logging.getLogger(__name__)
 
 
 def evaluate(
@@ -43,6 +47,7 @@ def evaluate(
         ConfigError: memory is asked for where there is none, or nothing could be played.
         RunError: the run has no whole checkpoint yet, or `out` is in use.
     """
+    from trailnotes.envs.tasks import seen_in_training
     from trailnotes.runs.evaluation import play_subject
     from trailnotes.runs.panels import panel_result, write_evaluation
     from trailnotes.runs.players import examined
@@ -50,6 +55,8 @@ def evaluate(
     use_memory = config.eval.memory if memory is None else memory
     directory = None if out is None else Path(out)
     with examined(model_or_run) as subject:
+        if said := seen_in_training(subject.trained, config):
+            logger.warning("%s", said)
         played = play_subject(config, subject, use_memory=use_memory, directory=directory, progress=progress)
     result = replace(panel_result(played.episodes, config, subject, memory=use_memory), remark=played.remark)
     if directory is not None:

@@ -13,12 +13,13 @@ if TYPE_CHECKING:
     from argparse import Namespace
 
     from trailnotes.config.schema import ModelConfig
+    from trailnotes.types import StrPath
 
 Dtype = Literal["float32", "bfloat16"]
 
 
 def export(
-    model_or_run: Path | str, out: Path, *, merge: bool = False, dtype: Dtype = "float32", base: str = ""
+    model_or_run: StrPath, out: StrPath, *, merge: bool = False, dtype: Dtype = "float32", base: str = ""
 ) -> float | None:
     """Write the model of a run as a Hugging Face directory.
 
@@ -41,6 +42,7 @@ def export(
     from trailnotes.runs.players import examined
     from trailnotes.storage.checkpoint import atomic_directory
 
+    out = Path(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} already exists: choose another --out, or remove it")
     with examined(model_or_run) as subject:

@@ -150,12 +150,18 @@ def dry_run(
         ConfigError: a setting that cannot work, or a device that is too small; whatever else would end the real run
             early ends this one.
     """
+    from trailnotes.envs.tasks import refuse_examined
     from trailnotes.policies.hf.policy import is_here
     from trailnotes.runs.console import clock
     from trailnotes.runs.footprint import footprint, refuse_too_large
     from trailnotes.runs.forecast import iterations, small
+    from trailnotes.runs.needs import refuse_missing
 
     config.refuse_training()
+    refuse_missing(config)
+    refuse_examined(config)
+    if memory is not None:
+        _tips_for(config, memory)
     if found := footprint(config):
         show(found.report())
         refuse_too_large(config, found)

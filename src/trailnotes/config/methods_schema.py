@@ -34,8 +34,8 @@ class AlgorithmConfig(Section):
     )
     intrinsic: Literal["none", "tips", "states", "counts", "rnd"] = key(
         "none",
-        "novelty reward: 1/n with n = 1 + tips retrieved (tips, release), visits of similar states (states, paper) or "
-        "visits of this very state (counts); or the error of Random Network Distillation (rnd)",
+        "novelty reward: 1/n with n = 1 + tips shown (tips; release: retrieved), visits of similar states (states, "
+        "paper) or visits of this very state (counts); or the error of Random Network Distillation (rnd)",
     )
     beta: float = key(1.0, "weight of the novelty reward in the return", ge=0)
     novelty_threshold: float = key(

@@ -1,7 +1,7 @@
 """How new a state is: the intrinsic reward of every step. The state of a step is the observation acted on, s_t.
 
 `Novelty` is the service: a batch of groups goes in, the same groups come out with `reward_intrinsic` of every step
-filled in, by 1/n with n the tips retrieved, the visits of similar states or those of this very state, or by the
+filled in, by 1/n with n the tips shown, the visits of similar states or those of this very state, or by the
 error of a network (distillation.py). What an estimator remembers is arrays and JSON values, so a checkpoint holds it
 without pickle.
 """
@@ -104,7 +104,10 @@ def _with_bonuses(trajectory: Trajectory, bonuses: Sequence[float]) -> Trajector
 
 
 class RetrievedTips:
-    """1 / (1 + tips retrieved), in modes with tips only; a plain episode earns nothing (EMPO2, release 0b40cb72)."""
+    """1 / (1 + tips shown), in modes with tips only; a plain episode earns nothing (EMPO2, release 0b40cb72).
+
+    Tips that `memory.leave_room` held back do not count; in the release all that were retrieved do, and are shown.
+    """
 
     def __init__(self, memory: MemoryConfig) -> None:
         self.memory = memory

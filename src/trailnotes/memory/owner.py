@@ -14,7 +14,7 @@ from pathlib import Path
 from trailnotes.errors import MemoryStoreError
 from trailnotes.memory.exchange import take_in, write_tips
 from trailnotes.memory.schema import opened_snapshot, read_identity, read_last_change, read_lineage, read_sequence
-from trailnotes.memory.store import Change, added
+from trailnotes.memory.store import Change, TipStore, added
 from trailnotes.memory.tips import TipMemory
 from trailnotes.types import Tip
 
@@ -43,6 +43,22 @@ def settle(memory: TipMemory, saved: Path | None, start: Path, aside: Path, tips
     take_in(memory, tips)
     memory.snapshot(start)
     return True
+
+
+def forget_start(live: Path, start: Path) -> None:
+    """Undo what a start that ended nothing left: the next one begins anew, an empty memory with any embedder.
+
+    Args:
+        live: the run's memory file, which nobody has open.
+        start: as for `settle`.
+    """
+    start.unlink(missing_ok=True)
+    if live.is_file():
+        with TipStore(live) as store:
+            empty = not store.sequence
+        if empty:
+            for file in live.parent.glob(f"{live.name}*"):  # and what SQLite keeps beside it
+                file.unlink()
 
 
 def go_back(memory: TipMemory, snapshot: Path, aside: Path) -> int:

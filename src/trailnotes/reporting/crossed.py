@@ -105,7 +105,7 @@ def unlike(values: Floats) -> NDArray[np.bool_]:
     new = np.ones(values.shape[:-1], dtype=bool)
     for later in range(1, values.shape[-2]):
         for earlier in range(later):
-            new[..., later] &= (values[..., later, :] != values[..., earlier, :]).any(axis=-1)
+            new[..., later] &= (np.abs(values[..., later, :] - values[..., earlier, :]) > ROUNDING).any(axis=-1)
     return new
 
 
@@ -142,12 +142,9 @@ def beyond_limits(
         return panel_limits(mean, part, bounds, confidence)
     rate = np.clip(mean, 0.0, 1.0)
     with np.errstate(divide="ignore", invalid="ignore"):
-        number = rate * (1 - rate) / part.variance
+        number = np.minimum(rate * (1 - rate) / part.variance, 2.0 * num_families)
     inside = np.abs(rate - 0.5) < 0.5 - ROUNDING
-    estimated = inside & (number < 2.0 * num_families)  # elsewhere number and df are those of families, not of the data
-    df = np.where(estimated, part.df, np.maximum(part.df, num_families - 1.0))
-    number = np.minimum(number, 2.0 * num_families)
-    return wilson(rate, np.where(inside, number, max(num_families - 1.0, 1.0)), t_quantile(df, confidence))
+    return wilson(rate, np.where(inside, number, max(num_families - 1.0, 1.0)), t_quantile(part.df, confidence))
 
 
 def beyond_limits_of_difference(one: Crossed, other: Crossed, difference: Crossed, confidence: float) -> Limits:
@@ -168,7 +165,8 @@ def beyond_limits_of_difference(one: Crossed, other: Crossed, difference: Crosse
     a, b = one.both.variance, other.both.variance
     with np.errstate(divide="ignore", invalid="ignore"):
         found = (a + b - difference.both.variance) / (2 * np.sqrt(a * b))
-    together = np.clip(np.where((a > 0) & (b > 0), found, 0.0), -1.0, 1.0)
+    most = 1 - 1 / one.num_families  # methods that came out alike in so many families may differ in the next one
+    together = np.clip(np.where((a > 0) & (b > 0), found, 0.0), -most, most)
 
     def joint(x: Floats, y: Floats) -> Floats:
         return np.sqrt(np.maximum(x**2 + y**2 - 2 * together * x * y, 0.0))

@@ -15,7 +15,7 @@ from typing import Any
 
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import SURROUNDINGS, flatten
-from trailnotes.envs.tasks import panel_of, seen_by_authors, seen_in_training
+from trailnotes.envs.tasks import panel_of, seen_by_authors
 from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.errors import ConfigError, RunError
 from trailnotes.memory import TipMemory, embedder_of, open_memory
@@ -71,9 +71,7 @@ def play_subject(
         raise ConfigError(
             f"{subject.model} has no memory to act with: give the run of a method with a memory, or drop --memory"
         )
-    refuse_missing(config, subject.model)
-    if said := seen_in_training(subject.trained, config):
-        logger.warning("%s", said)
+    refuse_missing(config, subject.model, plays_only=True, memory=use_memory)
     policy, tasks = load_policy(config, subject, directory), panel_of(config)
 
     async def play(memory: TipMemory | None) -> list[Trajectory]:
@@ -217,8 +215,8 @@ def tips_remark(episodes: Sequence[Trajectory], tasks: Sequence[Task], memory: T
     if known := len({*held} & {*wanted}):
         return (
             f"{none}, though the memory has tips of {known} of the panel's {len(wanted)} tasks: they are switched off "
-            "(`trailnotes memory enable`), less similar to the turns than memory.threshold, or too long for "
-            "rollout.max_context_tokens"
+            "(`trailnotes memory enable`), less similar to the turns than memory.threshold, or without room beside the "
+            "turns that are left (memory.leave_room, rollout.max_context_tokens)"
         )
     return (
         f"{none}, since the memory has tips of {len(held)} tasks ({held[0]}, ...) and the panel asks for {len(wanted)} "

@@ -20,7 +20,14 @@ def run_to_end(coroutine: Coroutine[Any, Any, T]) -> T:
     main thread may handle signals, and Ctrl-C must reach the coroutine.
     """
     with _outer_loop_set_aside(), asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
+        runner.get_loop().set_exception_handler(_unless_interrupted)
         return runner.run(coroutine)
+
+
+def _unless_interrupted(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """A signal that ended the loop is told by whoever called it, not once more by each task that it met."""
+    if not isinstance(context.get("exception"), KeyboardInterrupt):
+        loop.default_exception_handler(context)
 
 
 @contextmanager

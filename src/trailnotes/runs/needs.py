@@ -9,17 +9,23 @@ from trailnotes.errors import MissingExtraError, how_to_install, missing_package
 from trailnotes.runs.players import RANDOM
 
 
-def refuse_missing(config: Config, model: str | None = None) -> None:
+def refuse_missing(config: Config, model: str | None = None, *, plays_only: bool = False, memory: bool = True) -> None:
     """Refuse settings whose optional packages are not all installed. None of them is imported.
 
     Args:
         config: of a start.
         model: who plays, where that is not `config.model.path`.
+        plays_only: nothing is trained, and no curve is written for TensorBoard.
+        memory: whether tips may be looked for.
 
     Raises:
         MissingExtraError: one line that names each package, the setting that needs it, and the command that brings all.
     """
-    absent = {extra: (missing_package(extra), why) for extra, why in _wanted(config, model).items()}
+    absent = {
+        extra: (missing_package(extra), why)
+        for extra, why in _wanted(config, model).items()
+        if not (extra == "tensorboard" and plays_only) and not (extra == "embed" and not memory)
+    }
     lacking = {extra: f"{why} needs the package {package}" for extra, (package, why) in absent.items() if package}
     if lacking:
         raise MissingExtraError(f"{'; '.join(lacking.values())}: {how_to_install(*lacking)}")

@@ -23,12 +23,13 @@ from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.errors import RunError
 from trailnotes.learner.learner import Learner
 from trailnotes.memory import embedder_of, open_memory
-from trailnotes.memory.owner import settle
+from trailnotes.memory.owner import forget_start, settle
 from trailnotes.policies.hf.policy import load_model
 from trailnotes.rollout import WrittenTip, rollout_metrics, run_groups, tip_metrics, write_tips
 from trailnotes.rollout.archive import Archive, from_start
 from trailnotes.rollout.dynamic import further_tasks, replace_equal
 from trailnotes.runs.console import Progress
+from trailnotes.runs.directory import has_begun
 from trailnotes.runs.panels import play_panel
 from trailnotes.runs.players import model_policy
 from trailnotes.runs.saving import Counters, load, save
@@ -72,6 +73,9 @@ def open_run(
     """
     saved = checkpoint.latest(directory.checkpoints)
     done = int(checkpoint.load_meta(saved)["iteration"]) if saved else 0
+    start = directory.path / "memory.start.db"
+    if not has_begun(directory.path):
+        forget_start(directory.memory_path, start)
     run = TrainingRun(config, directory, pool, progress)
     if saved is not None:
         load(run, saved)
@@ -79,8 +83,7 @@ def open_run(
     begins = saved is None
     if run.memory is not None:
         aside = free_name(directory.path / f"tips.after-{done:06d}.jsonl")
-        snapshot, start = saved / "memory.db" if saved else None, directory.path / "memory.start.db"
-        begins = settle(run.memory, snapshot, start, aside, tips)
+        begins = settle(run.memory, saved / "memory.db" if saved else None, start, aside, tips)
         kept += [aside] if aside.exists() else []
     if saved is not None or kept:
         progress.note(f"resuming after iteration {done}" + "".join(f"; set aside {path.name}" for path in kept))

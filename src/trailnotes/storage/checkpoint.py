@@ -247,7 +247,8 @@ def _problem(path: Path, name: str, size: int, sha256: str, *, contents: bool) -
 def _locked(file: Path, operation: int) -> Iterator[bool]:
     """Whether the lock on `file` could be taken at once, and the file is still there; it is given back at the end."""
     try:
-        descriptor = os.open(file, os.O_RDONLY if operation == fcntl.LOCK_SH else os.O_RDWR)
+        writable = operation == fcntl.LOCK_EX and os.access(file, os.W_OK)  # some file systems ask for that
+        descriptor = os.open(file, os.O_RDWR if writable else os.O_RDONLY)
     except (FileNotFoundError, NotADirectoryError):
         yield False
         return

@@ -19,8 +19,6 @@ from transformers.utils import find_adapter_config_file
 from trailnotes.config.schema import LoraConfig
 from trailnotes.errors import ConfigError
 
-WEIGHTS = "adapter_model.safetensors"
-
 
 @contextmanager
 def quiet() -> Iterator[None]:
