@@ -40,6 +40,8 @@ def config_of(subject: str | None, path: Path | None, settings: Sequence[str]) -
     if path is None and own is not None and own.is_file():
         path = own
     if path is None:
+        if subject and subject.startswith((".", "/", "runs/")) and not Path(subject).exists():
+            raise ConfigError(f"there is no {subject}")
         raise ConfigError(f"{subject} is no run directory, which would bring its settings: add --config CONFIG")
     return load_config(path, settings)
 

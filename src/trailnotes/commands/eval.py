@@ -54,6 +54,8 @@ def evaluate(
 
     use_memory = config.eval.memory if memory is None else memory
     directory = None if out is None else Path(out)
+    if directory is not None and (directory / "table.json").exists():
+        logger.warning("%s holds a finished evaluation, which this one replaces", directory)
     with examined(model_or_run) as subject:
         if said := seen_in_training(subject.trained, config):
             logger.warning("%s", said)
@@ -65,13 +67,16 @@ def evaluate(
 
 
 def _run(args: Namespace) -> None:
+    from trailnotes.reporting.tables import print_text
     from trailnotes.runs.console import Bar
     from trailnotes.runs.panels import markdown_table
 
     config = config_of(args.subject, args.config, args.settings)
     with Bar(1.0, "eval") as bar:
         result = evaluate(config, args.subject, memory=args.memory, out=args.out, progress=bar)
-    print(markdown_table([result]), end="")
+    table, _, below = markdown_table([result]).partition("\n\n")
+    print(table.rstrip())
+    print_text(below.splitlines())
     say_where(args.out)
 
 

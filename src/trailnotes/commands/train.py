@@ -122,10 +122,10 @@ def _tips_for(config: Config, memory: StrPath) -> list[Tip]:
     tips = read_tips(memory)
     played = [task.id for task in tasks_of(config, config.train.split)]
     if not {tip.namespace for tip in tips} & {*played}:
-        found = f"is of {tips[0].namespace}, for example" if tips else "is there"
+        found = f"they are of {tips[0].namespace}, for example; " if tips else ""
         raise ConfigError(
-            f"{memory}: none of its {len(tips)} tips {found}; this run plays {played[0]} and {len(played) - 1} others, "
-            "and shows a tip in its own task only: name a file with tips of these"
+            f"{memory}: none of its {len(tips)} tips is of a task of this run: {found}this run plays {played[0]} and "
+            f"{len(played) - 1} others, and shows a tip in its own task only: name a file with tips of these"
         )
     return tips
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
 DASH = "-"  # in a cell of which nothing is known
-TEXT_WIDTH = 118  # of the text below a table on the console
+TEXT_WIDTH = 118  # of the text below a table on the console, where that is as wide
 Table = tuple[list[str], list[list[str]]]  # head and rows
 
 
@@ -22,8 +23,18 @@ def table_lines(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]
 
 
 def print_table(title: str, table: Table) -> None:
-    """A table on the console, as wide as it is. Text is never markup."""
+    """A table on the console, as wide as it is; its heads are stacked where that is too wide. Text is never markup."""
     from rich.console import Console
+
+    width = _columns()
+    shown = _drawn(title, table)
+    if width_of(shown) > width:
+        head, rows = table
+        shown = _drawn(title, ([name.replace(" ", "\n") for name in head], rows))
+    Console(file=sys.stdout, width=max(width_of(shown), width)).print(shown)
+
+
+def _drawn(title: str, table: Table) -> RichTable:
     from rich.table import Table as RichTable
     from rich.text import Text
 
@@ -33,13 +44,18 @@ def print_table(title: str, table: Table) -> None:
         shown.add_column(Text(name), justify="right" if index else "left", no_wrap=True)
     for row in rows:
         shown.add_row(*(Text(cell.replace("**", "")) for cell in row))
-    Console(file=sys.stdout, width=max(width_of(shown), Console(file=sys.stdout).width)).print(shown)
+    return shown
+
+
+def _columns() -> int:
+    """Of the terminal; of a pipe as many as text takes."""
+    return shutil.get_terminal_size((TEXT_WIDTH, 24)).columns
 
 
 def print_text(lines: Iterable[str]) -> None:
     """What is said below a table, each line wrapped by itself."""
     for line in lines:
-        print(textwrap.fill(line, TEXT_WIDTH, subsequent_indent="  "))
+        print(textwrap.fill(line, min(TEXT_WIDTH, _columns()), subsequent_indent="  "))
 
 
 def width_of(table: RichTable) -> int:

@@ -26,6 +26,7 @@ def small(config: Config) -> Config:
     }
     if method_of(config.algorithm.name).trains:
         changes = {"train": {"iterations": 1}}
+    changes["run"] = {"name": "dry run"}
     sections = {name: getattr(config, name).model_copy(update=values) for name, values in changes.items()}
     return config.model_copy(update=sections)
 

@@ -110,8 +110,8 @@ def _names(families: Families) -> Sequence[str]:
         return families
     most = len(ws.KINDS) * min(map(len, ws.FAMILY_NAMES.values()))
     if families % len(ws.KINDS) or not 0 < families <= most:
-        raise ConfigError(f"families = {families} cannot be halved between {' and '.join(ws.KINDS)}; use an even "
-                          f"number up to {most}, or a list of names")  # fmt: skip
+        raise ConfigError(f"families = {families} is not an even number up to {most}, half of either kind: use one, or "
+                          "a list of names")  # fmt: skip
     return [f"{kind}/{name}" for kind in ws.KINDS for name in ws.FAMILY_NAMES[kind][: families // len(ws.KINDS)]]
 
 
