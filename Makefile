@@ -13,8 +13,8 @@ demo: $(INSTALLED)
 	$(BIN)/python -m trailnotes demo
 
 test: lint
-	$(BIN)/python -m mypy
-	$(BIN)/python -m pytest --cov --cov-report=term $(PYTEST)
+	$(BIN)/python -m mypy & types=$$!; $(BIN)/python -m pytest --cov --cov-report=term $(PYTEST); tests=$$?; \
+	  wait $$types && exit $$tests
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -38,7 +38,7 @@ def test_a_limit_of_iterations_is_met_exactly(number: int) -> None:
 
 def test_a_small_training_run_is_one_iteration_of_the_same() -> None:
     config = a_config(train={"iterations": 9, "eval_every": 1})
-    assert diff(config, small(config)) == ["train.iterations"]
+    assert diff(config, small(config)) == ["run.name", "train.iterations"]
 
 
 def test_trials_are_played_at_few_games_and_extrapolated_to_all() -> None:

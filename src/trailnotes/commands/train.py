@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from trailnotes.commands.arguments import ALLOW_CHANGE, CONFIG
 from trailnotes.commands.command import Command, argument
 from trailnotes.config.methods import method_of
-from trailnotes.errors import ConfigError, Interrupted
+from trailnotes.errors import ConfigError, Interrupted, MissingExtraError
 from trailnotes.runs.signals import asked_by_signals
 from trailnotes.storage.files import read_jsonl
 
@@ -158,7 +158,6 @@ def dry_run(
     from trailnotes.runs.needs import refuse_missing
 
     config.refuse_training()
-    refuse_missing(config)
     refuse_examined(config)
     if memory is not None:
         _tips_for(config, memory)
@@ -166,9 +165,14 @@ def dry_run(
         show(found.report())
         refuse_too_large(config, found)
     if not is_here(config.model):
+        lacks = ""
+        try:
+            refuse_missing(config)
+        except MissingExtraError as error:
+            lacks = f"\nwhat `trailnotes train` will ask for first: {error}"
         return (
             f"{config.model.path} is not on this machine, and a dry run downloads nothing: no time and no disk can be "
-            "told; `trailnotes train` downloads it\n"
+            f"told; `trailnotes train` downloads it{lacks}\n"
         )
     with tempfile.TemporaryDirectory(prefix="trailnotes-") as name:
         path = Path(name)
