@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from proxy import Proxy, proxying
 from served import serving
@@ -34,3 +35,22 @@ def proxy(served: str) -> Iterator[Proxy]:
     """Stands before that server."""
     with proxying(served) as proxy:
         yield proxy
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what the examples need of a clone."""
+    root = Path(__file__).parents[1]
+    folder = tmp_path_factory.mktemp("clone")
+    (folder / "configs").symlink_to(root / "configs")
+    (folder / "models").mkdir()  # commands may write beside the start model
+    (folder / "models/waymarks-start").symlink_to(root / "models/waymarks-start")
+    return folder
+
+
+@pytest.fixture
+def same_threads() -> Iterator[None]:
+    """What runs in this process may set torch's number of threads; afterwards it is as before."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)

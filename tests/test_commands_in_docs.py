@@ -19,7 +19,6 @@ from pathlib import Path
 from unittest.mock import create_autospec
 
 import pytest
-import torch
 
 import trailnotes.commands.demo
 from trailnotes.commands import TABLE, main
@@ -250,23 +249,7 @@ def test_runs_that_a_page_takes_for_granted_are_made_by_one() -> None:
 # -- running them
 
 
-@pytest.fixture(scope="module")
-def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with what the examples need of a clone."""
-    folder = tmp_path_factory.mktemp("clone")
-    (folder / "configs").symlink_to(ROOT / "configs")
-    (folder / "models").mkdir()  # commands may write beside the start model
-    (folder / "models/waymarks-start").symlink_to(ROOT / "models/waymarks-start")
-    return folder
-
-
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
+@pytest.mark.usefixtures("same_threads")
 def test_the_example_of_every_command_runs(
     clone: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

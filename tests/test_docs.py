@@ -6,12 +6,10 @@ import json
 import pkgutil
 import re
 import runpy
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import trailnotes
 from test_layers import LAYERS
@@ -166,22 +164,7 @@ def test_design_quotes_the_method_as_it_is() -> None:
 # -- examples and metrics
 
 
-@pytest.fixture(scope="module")
-def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with what the examples need of a clone."""
-    folder = tmp_path_factory.mktemp("clone")
-    for name in ("configs", "models"):
-        (folder / name).symlink_to(ROOT / name)
-    return folder
-
-
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
+@pytest.mark.usefixtures("same_threads")
 def test_the_example_of_the_readme_runs(
     clone: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -200,6 +183,7 @@ def test_the_example_of_the_readme_runs(
     assert len(words(clone / "runs/readme/empo2/metrics.jsonl").splitlines()) == 2
 
 
+@pytest.mark.usefixtures("same_threads")
 def test_the_examples_of_extending_run(
     clone: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -241,6 +225,7 @@ def explained() -> set[str]:
     return set(re.findall(r"^\| `([\w/]+)` \|", words(ROOT / "docs/metrics.md"), re.MULTILINE))
 
 
+@pytest.mark.usefixtures("same_threads")
 def test_every_metric_that_is_written_is_explained_and_the_other_way_round(
     clone: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -69,6 +69,11 @@ def panel_of(config: Config) -> list[Task]:
 # -- what is learned from is never examined
 
 
+def validation_of(config: Config) -> list[Task]:
+    """The tasks of the validation: as many as the panel, of `train.validation_split`."""
+    return panel(tasks_of(config, config.train.validation_split), config.eval.num_tasks)
+
+
 def refuse_examined(config: Config) -> None:
     """Refuse a method that learns from a game of the panel, or whose validation plays one. Plays and loads nothing.
 
@@ -79,7 +84,7 @@ def refuse_examined(config: Config) -> None:
     if method.trains:
         games, source = tasks_of(config, train.split), f"train.split = {train.split!r}"
         if train.eval_every:
-            validation = panel(tasks_of(config, train.validation_split), config.eval.num_tasks)
+            validation = validation_of(config)
             chosen_by = f"train.validation_split = {train.validation_split!r}"
             _refuse_shared(games, source, validation, f"the validation ({chosen_by})")
             refuse_learning(validation, chosen_by, config)

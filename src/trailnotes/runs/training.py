@@ -18,7 +18,7 @@ import torch
 from trailnotes.config.methods import method_of
 from trailnotes.credit.episodes import scores_of, valid_share
 from trailnotes.credit.novelty import Novelty
-from trailnotes.envs.tasks import batch_of, panel, tasks_of
+from trailnotes.envs.tasks import batch_of, tasks_of, validation_of
 from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.errors import RunError
 from trailnotes.learner.learner import Learner
@@ -302,7 +302,7 @@ class TrainingRun:
     async def validate(self) -> dict[str, float]:
         """Act on held-out variations of the training families, without memory, and remember the best."""
         with self._timed("validate"):
-            tasks = panel(tasks_of(self.config, self.config.train.validation_split), self.config.eval.num_tasks)
+            tasks = validation_of(self.config)
             episodes = await play_panel(self.policy, self.pool, tasks, self.config, seed=self.config.run.seed)
         success = sum(t.success for t in episodes) / max(1, len(episodes))
         value = sum(t.episode_return for t in episodes) / max(1, len(episodes))
