@@ -27,6 +27,7 @@ from trailnotes.envs.waymarks import spec as ws
 from trailnotes.errors import ConfigError, EnvError
 from trailnotes.types import Observation, Task
 
+SPLITS = ("train", "validation", "test")
 ALL_FAMILIES = [f"{kind}/{name}" for kind in ws.KINDS for name in ws.FAMILY_NAMES[kind]]
 OLD_FAMILIES = [f"{kind}/{name}" for kind in ws.KINDS for name in ws.FAMILY_NAMES[kind][:6]]  # all there once were
 EVERY_SIZE = [(kind, size) for kind, sizes in ws.SIZES.items() for size in sizes]
@@ -60,7 +61,7 @@ def play(env: Env, task: Task, actions: list[str] | tuple[str, ...]) -> list[Obs
 
 
 def test_splits_have_their_sizes_and_share_no_game() -> None:
-    tasks = {split: wm.make_tasks(split, ALL_FAMILIES) for split in wm.NUM_VARIATIONS}
+    tasks = {split: wm.make_tasks(split, ALL_FAMILIES) for split in SPLITS}
     assert {split: len(found) for split, found in tasks.items()} == {"train": 240, "validation": 240, "test": 960}
     everything = [task for found in tasks.values() for task in found]
     assert len({task.id for task in everything}) == len({task.seed for task in everything}) == 1440
@@ -70,13 +71,13 @@ def test_splits_have_their_sizes_and_share_no_game() -> None:
 
 def test_variations_share_the_rule_of_their_family_and_nothing_tells_families_apart_but_rule_and_name() -> None:
     for name in ALL_FAMILIES:
-        specs = [wm.spec_of(t) for split in wm.NUM_VARIATIONS for t in wm.make_tasks(split, [name])]
+        specs = [wm.spec_of(t) for split in SPLITS for t in wm.make_tasks(split, [name])]
         assert len({spec.rule for spec in specs}) == 1
         assert len({spec.listing for spec in specs}) > 5
 
 
 def test_tasks_never_change() -> None:
-    tasks = [task for split in wm.NUM_VARIATIONS for task in wm.WaymarksEnv.tasks(split)]
+    tasks = [task for split in SPLITS for task in wm.WaymarksEnv.tasks(split)]
     words = json.dumps([[t.id, t.env, t.seed, t.split, dict(t.options)] for t in tasks])
     assert tasks[0].id == "waymarks/route/amber/train-0"
     assert hashlib.sha256(words.encode()).hexdigest()[:16] == "09bf84119b81e956"
@@ -87,9 +88,30 @@ def test_families_may_be_a_number_half_of_either_kind() -> None:
     names = {task.id.split("/", 1)[1].rpartition("/")[0] for task in wm.make_tasks("train", 4)}
     assert names == set(wm.FEW_FAMILIES)
     assert wm.make_tasks("test", 48) == wm.make_tasks("test", ALL_FAMILIES)
-    for number in (0, 3, -2, 50):
+    for number in (3, -2, 50):
         with pytest.raises(ConfigError, match=rf"families = {number} is not an even number up to 48"):
             wm.make_tasks("test", number)
+
+
+def test_new_families_are_never_trained_and_share_no_family_with_any_other_side() -> None:
+    sides = {split: wm.make_tasks(split, 12, new_families=12, new_validation=4) for split in wm.NUM_VARIATIONS}
+    families = {
+        split: {task.id.split("/", 1)[1].rpartition("/")[0] for task in tasks} for split, tasks in sides.items()
+    }
+    assert families["train"] == families["validation"] == families["test"]
+    assert [len(families[side]) for side in ("train", "new", "new-validation", "spare")] == [12, 12, 4, 20]
+    assert len(families["train"] | families["new"] | families["new-validation"] | families["spare"]) == 48
+    assert sides["train"] == wm.make_tasks("train", 12)  # whatever is new
+
+
+def test_named_new_families_leave_the_numbered_ones_to_the_others() -> None:
+    sides = wm.families_of(4, ["route/amber", "keys/kelp"], 2)
+    assert sides["train"] == ["route/birch", "route/cobalt", "keys/granite", "keys/hazel"]
+    assert sides["new-validation"] == ["route/dusk", "keys/ivory"]
+    with pytest.raises(ConfigError, match="route/amber is to be trained and new"):
+        wm.families_of(["route/amber"], ["route/amber"])
+    with pytest.raises(ConfigError, match=r"split 'new' has no family: set env\.options\.new_families = 12"):
+        wm.make_tasks("new")
 
 
 def test_another_dataset_seed_is_another_panel() -> None:
@@ -106,7 +128,7 @@ def test_families_of_a_kind_have_different_rules(dataset_seed: int) -> None:
 
 
 def test_panel_rules_are_those_of_the_tasks() -> None:
-    specs = [wm.spec_of(task) for split in wm.NUM_VARIATIONS for task in wm.make_tasks(split)]
+    specs = [wm.spec_of(task) for split in SPLITS for task in wm.make_tasks(split)]
     assert wm.panel_rules() == {(spec.kind, spec.family, spec.rule) for spec in specs}
 
 
@@ -308,7 +330,7 @@ def test_chances_of_a_random_explorer(task: Task) -> None:
 # ---------------------------------------------------------------------------------------------- players
 
 
-@pytest.mark.parametrize("split", list(wm.NUM_VARIATIONS))
+@pytest.mark.parametrize("split", SPLITS)
 def test_gold_wins_and_the_archive_tells_and_loses_in_every_simulated_game(split: str) -> None:
     env = wm.WaymarksSimulator()
     for task in wm.make_tasks(split, ALL_FAMILIES):
@@ -374,7 +396,7 @@ def test_words_are_few() -> None:
     rng = random.Random(0)
     words: set[str] = set()
     env = wm.WaymarksSimulator(actions=True)
-    for task in [t for split in wm.NUM_VARIATIONS for t in wm.make_tasks(split, ALL_FAMILIES)]:
+    for task in [t for split in SPLITS for t in wm.make_tasks(split, ALL_FAMILIES)]:
         spec = wm.spec_of(task)
         walk = [rng.choice(["look", "inventory", "examine door", *(env.reset(task).actions or ())]) for _ in range(8)]
         for actions in (ws.gold_actions(spec), ws.archive_actions(spec), walk):

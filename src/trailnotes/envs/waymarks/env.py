@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 Families = Sequence[str] | int  # ``kind/name`` each; or how many, half of either kind
 
 FEW_FAMILIES = ("route/amber", "route/birch", "keys/granite", "keys/hazel")
-NUM_VARIATIONS = {"train": 5, "validation": 5, "test": 20}
+NUM_VARIATIONS = {"train": 5, "validation": 5, "test": 20, "new": 20, "new-validation": 5, "spare": 5}
 NO_SIZES: Mapping[str, int] = MappingProxyType({})
 COMPARE_SIZES: Mapping[str, int] = MappingProxyType(  # the half of the comparison's panel that luck can solve
     {f"route/{name}": 3 for name in ("glade", "heron", "indigo")}
@@ -54,22 +54,32 @@ def make_tasks(
     families: Families = FEW_FAMILIES,
     dataset_seed: int = 0,
     sizes: Mapping[str, int] = NO_SIZES,
+    new_families: Families = 0,
+    new_validation: Families = 0,
 ) -> list[Task]:
     """All variations of `split`, family by family; a pure function of its arguments.
 
     Args:
-        split: one of `NUM_VARIATIONS`.
+        split: one of `NUM_VARIATIONS`. Three are of families that are never trained: "new", "new-validation", and
+            "spare", all that none of the others has.
         families: names, or a number: the first of `spec.FAMILY_NAMES`, half of either kind.
         dataset_seed: another one is another panel.
         sizes: moves or boxes of a family, where they are not `spec.DEFAULT_SIZE`.
+        new_families: those of the split "new"; a number takes the first that `families` leaves.
+        new_validation: those of "new-validation"; a number takes the first that the others leave.
 
     Raises:
-        ConfigError: an unknown split, family or size.
+        ConfigError: an unknown split, family or size, or a family on two sides.
     """
     if split not in NUM_VARIATIONS:
         raise ConfigError(f"unknown split {split!r}; use one of {', '.join(NUM_VARIATIONS)}")
+    names = families_of(families, new_families, new_validation)
+    own = names[split if split in names else "train"]
+    if not own:
+        wanted = {"new": "new_families = 12", "new-validation": "new_validation = 4", "spare": "families to fewer"}
+        raise ConfigError(f"split {split!r} has no family: set env.options.{wanted.get(split, 'families = 4')}")
     tasks = []
-    for kind, family, rule in _rules(families, dataset_seed, sizes):
+    for kind, family, rule in _rules(own, dataset_seed, sizes):
         size = "" if len(rule) == ws.DEFAULT_SIZE[kind] else f":{len(rule)}"
         for i in range(NUM_VARIATIONS[split]):
             seed = ws.stable_seed(dataset_seed, kind, family, split, i)
@@ -102,26 +112,44 @@ def panel_rules(
     families: Families = FEW_FAMILIES, dataset_seed: int = 0, sizes: Mapping[str, int] = NO_SIZES
 ) -> frozenset[tuple[Kind, str, Rule]]:
     """The (kind, family, rule) triples of the panels: a warm start must show none of them."""
-    return frozenset(_rules(families, dataset_seed, sizes))
+    return frozenset(_rules(families_of(families)["train"], dataset_seed, sizes))
 
 
-def _names(families: Families) -> Sequence[str]:
-    if not isinstance(families, int):
-        return families
-    most = len(ws.KINDS) * min(map(len, ws.FAMILY_NAMES.values()))
-    if families % len(ws.KINDS) or not 0 < families <= most:
-        raise ConfigError(f"families = {families} is not an even number up to {most}, half of either kind: use one, or "
+def families_of(families: Families, new: Families = 0, new_validation: Families = 0) -> dict[str, list[str]]:
+    """The names of the families on each side, which share none: "train", "new", "new-validation" and "spare".
+
+    Raises:
+        ConfigError: too many, an odd number, or a family on two sides.
+    """
+    free = {kind: [f"{kind}/{name}" for name in ws.FAMILY_NAMES[kind]] for kind in ws.KINDS}
+    taken: dict[str, list[str]] = {}
+    named = {"train": families, "new": new, "new-validation": new_validation}
+    for side, wanted in sorted(named.items(), key=lambda item: isinstance(item[1], int)):  # whoever names them first
+        taken[side] = _names(wanted, free) if isinstance(wanted, int) else list(wanted)
+        for name in taken[side]:
+            kind, _ = ws.split_family(name)
+            if name not in free[kind]:
+                raise ConfigError(f"{name} is to be trained and new, or new twice: give it to one side")
+            free[kind].remove(name)
+    return taken | {"spare": [name for names in free.values() for name in names]}
+
+
+def _names(number: int, free: Mapping[Kind, Sequence[str]]) -> list[str]:
+    """The first `number` of those that are free, half of either kind."""
+    most = len(ws.KINDS) * min(map(len, free.values()))
+    if number % len(ws.KINDS) or not 0 <= number <= most:
+        raise ConfigError(f"families = {number} is not an even number up to {most}, half of either kind: use one, or "
                           "a list of names")  # fmt: skip
-    return [f"{kind}/{name}" for kind in ws.KINDS for name in ws.FAMILY_NAMES[kind][: families // len(ws.KINDS)]]
+    return [name for names in free.values() for name in names[: number // len(ws.KINDS)]]
 
 
-def _rules(families: Families, dataset_seed: int, sizes: Mapping[str, int]) -> list[tuple[Kind, str, Rule]]:
+def _rules(families: Sequence[str], dataset_seed: int, sizes: Mapping[str, int]) -> list[tuple[Kind, str, Rule]]:
     """Each family with its rule, at its size."""
     if not isinstance(sizes, Mapping) or not all(type(size) is int for size in sizes.values()):
         raise ConfigError(f'sizes = {sizes!r} is not a table of whole numbers; write {{"route/birch" = 3}}')
     for name, size in sizes.items():
         ws.family_rule(*ws.split_family(name), dataset_seed, size)
-    named = [(*ws.split_family(name), sizes.get(name)) for name in _names(families)]
+    named = [(*ws.split_family(name), sizes.get(name)) for name in families]
     return [(kind, family, ws.family_rule(kind, family, dataset_seed, size)) for kind, family, size in named]
 
 
@@ -173,7 +201,7 @@ def _validated(config: Config) -> list[str]:
 class _Waymarks:
     """What the compiled and the simulated game share: options, the step budget and the shape of observations."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 (named in env.options)
         self,
         families: Families = FEW_FAMILIES,
         dataset_seed: int = 0,
@@ -181,6 +209,8 @@ class _Waymarks:
         max_steps: int | None = None,
         cache_dir: str | Path | None = None,
         sizes: Mapping[str, int] = NO_SIZES,
+        new_families: Families = 0,
+        new_validation: Families = 0,
     ) -> None:
         """Choose what is offered and for how long.
 
@@ -191,10 +221,12 @@ class _Waymarks:
             max_steps: instead of the game's own budget (route: moves + 2, keys: boxes).
             cache_dir: folder of compiled games.
             sizes: read by `tasks` only.
+            new_families: read by `tasks` only.
+            new_validation: read by `tasks` only.
         """
         if max_steps is not None and max_steps < 1:
             raise ConfigError(f"max_steps must be at least 1, got {max_steps}")
-        del families, dataset_seed, sizes
+        del families, dataset_seed, sizes, new_families, new_validation
         self._offers_actions = actions
         self._max_steps = max_steps
         self._folder = Path(cache_dir) if cache_dir else None
@@ -207,11 +239,13 @@ class _Waymarks:
         families: Families = FEW_FAMILIES,
         dataset_seed: int = 0,
         sizes: Mapping[str, int] = NO_SIZES,
+        new_families: Families = 0,
+        new_validation: Families = 0,
         **options: Any,
     ) -> list[Task]:
         """See `make_tasks`; the other options of the environment change no task."""
         del options
-        return make_tasks(split, families, dataset_seed, sizes)
+        return make_tasks(split, families, dataset_seed, sizes, new_families, new_validation)
 
     def close(self) -> None:
         """Forget the episode; open games stay for the next one."""
