@@ -34,7 +34,8 @@ from trailnotes.compare.evaluations import read
 from trailnotes.compare.live import Board
 from trailnotes.compare.page import draw_summary, print_brief, summary_json, summary_markdown
 from trailnotes.compare.picture import Marks, Words, colours_of, draw_methods, spread
-from trailnotes.compare.plan import PlannedRun, load_plan, runs_of, slug
+from trailnotes.compare.plan import load_plan, slug
+from trailnotes.compare.planned import PlannedRun, runs_of
 from trailnotes.compare.processes import Ended
 from trailnotes.compare.published.comparability import comparability
 from trailnotes.compare.results import Result, attempts_at, read_result
