@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from trailnotes.compare.panels import PanelLine, PanelSummary
-from trailnotes.compare.picture import Marks, Words, draw_methods
+from trailnotes.compare.picture import Marks, Row, Words, draw_methods, panel_row
 from trailnotes.compare.statistics import BEYOND, DIFFERENCE_METHOD, INTERVAL_METHOD, IQM_METHOD, ON_PANEL
 from trailnotes.compare.summary import Line, Summary
-from trailnotes.reporting.intervals import Estimate
+from trailnotes.reporting.intervals import Estimate, Interval
 from trailnotes.reporting.tables import DASH, Table, print_table, print_text, table_lines
 from trailnotes.runs.spent import BY_RUN, SPENDING
 
@@ -106,14 +106,14 @@ def trial_table(panel: PanelSummary) -> Table:
 
 def panel_difference_table(panel: PanelSummary) -> Table:
     """The last trial, less the same model's result without tips or, on other games, less that of the start model."""
-    return _differences(f"trial {panel.num_trials} less {panel.against}", panel.lines, panel.metric)
+    return _differences(f"less {panel.against}", panel.lines, panel.metric)
 
 
 def _panel_tables(panel: PanelSummary) -> list[tuple[str, Table]]:
     on = f" on {panel.games}" if panel.games else ""
     return [
         (f"{panel.label}: {panel.metric}{on}, trial by trial", trial_table(panel)),
-        (f"{panel.label}: trial {panel.num_trials} less {panel.against}", panel_difference_table(panel)),
+        (f"{panel.label}: differences of trial {panel.num_trials}", panel_difference_table(panel)),
     ]
 
 
@@ -286,20 +286,60 @@ def _record(line: Line | PanelLine) -> dict[str, Any]:
 
 
 def draw_summary(summary: Summary, path: Path) -> None:
-    """Learning curves, marks for methods without training, and final figures with intervals, all of one kind."""
-    finals = [line.final for line in summary.lines if line.final is not None]
-    beyond = any(final.beyond for final in finals)
+    """Learning curves, marks for methods without training, and final figures with intervals, all of one kind.
+
+    Panels of the same games are hollow marks among the final figures, panels of other games have a row each.
+    """
+    beyond = any(line.final.beyond for line in summary.lines if line.final is not None)
+    again = [panel for panel in summary.panels if panel.same_games]
+    starts = {panel.start for panel in summary.panels}
     marks: Sequence[Marks] = [
         Marks(
             label=line.label,
             curves=summary.curves.get(line.label, ()),
             final=line.final.mean if line.final else None,
-            interval=(line.final.beyond if beyond else line.final.on_panel) if line.final else None,
+            interval=_drawn_interval(line.final, beyond=beyond),
             iqm=line.iqm,
             remark=f"last of {line.num_attempts}" if line.num_attempts > 1 else "",
             is_baseline=line.label == summary.baseline,
+            is_start=line.label in starts,
+            rings=[panel.final_of(line.label) for panel in again],
         )
         for line in summary.lines
     ]
-    words = Words(summary.title, summary.metric, BEYOND if beyond else ON_PANEL)
-    draw_methods(marks, path, words, threshold=summary.threshold)
+    words = Words(
+        summary.title,
+        summary.metric,
+        BEYOND if beyond else ON_PANEL,
+        rings=[f"{panel.label}, trial {panel.num_trials}" for panel in again],
+    )
+    others = [_panel_row(panel) for panel in summary.panels if not panel.same_games]
+    draw_methods(marks, path, words, threshold=summary.threshold, panels=[row for row in others if row.drawn])
+
+
+def _panel_row(panel: PanelSummary) -> Row:
+    beyond = any(line.final.beyond for line in panel.lines if line.final)
+    marks = [
+        Marks(
+            label=line.label,
+            curves=[list(enumerate(means)) for means in line.by_seed],
+            final=line.final.mean if line.final else None,
+            interval=_drawn_interval(line.final, beyond=beyond),
+            is_baseline=line.label == panel.start,
+            is_start=line.label == panel.start,
+        )
+        for line in panel.lines
+    ]
+    words = Words(
+        f"{panel.label}: {panel.metric} on {panel.games}",
+        panel.metric,
+        BEYOND if beyond else ON_PANEL,
+        judged=f"in trial {panel.num_trials}",
+    )
+    return panel_row(marks, words, panel.num_trials)
+
+
+def _drawn_interval(final: Estimate | None, *, beyond: bool) -> Interval | None:
+    if final is None:
+        return None
+    return final.beyond if beyond else final.on_panel

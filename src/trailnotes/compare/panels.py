@@ -65,7 +65,11 @@ class PanelSummary:
     @property
     def against(self) -> str:
         """What differences are taken to; "" for nothing."""
-        return "without tips" if self.same_games else self.start
+        return "the same run without tips" if self.same_games else self.start
+
+    def final_of(self, label: str) -> float | None:
+        """The mean of a method's last trial; None where there is no result."""
+        return next((line.final.mean for line in self.lines if line.label == label and line.final), None)
 
 
 @dataclass(frozen=True, slots=True)
