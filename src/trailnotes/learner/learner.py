@@ -107,9 +107,8 @@ class Learner:
         seconds_reference = time.perf_counter() - started
         rng = np.random.default_rng(seed)
         with evaluating(self.model, training=self._training_mode):
-            for _ in range(self.optim.epochs):
-                for chosen in minibatches(rows, self.optim.minibatch, rng):
-                    self._step([rows[i] for i in chosen], [reference[i] for i in chosen], metrics)
+            for chosen in minibatches(rows, self.optim.minibatch, rng, self.optim.epochs):
+                self._step([rows[i] for i in chosen], [reference[i] for i in chosen], metrics)
         return (
             metrics.result()
             | advantage_metrics([sample for sample in samples if sample.role == "episode"])
