@@ -89,7 +89,7 @@ def demo_plan(path: Path, seeds: int, trials: tuple[int, int], settings: Sequenc
             "empo2": Entry(),
         },
         panels={
-            "with tips": Panel(label="trained families, with tips", trials=trials[0], methods=("start", "empo2")),
+            "with tips": Panel(label="trained families, with tips", trials=trials[0], methods=["start", "empo2"]),
             "new": Panel.model_validate({"label": "new families", "trials": trials[1], "eval.split": NEW_FAMILIES}),
         },
     )

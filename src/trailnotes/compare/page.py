@@ -211,7 +211,7 @@ def panel_sentence(panel: PanelSummary, summary: Summary) -> str:
     """A panel in a sentence: ``.85 with its tips, .83 without``, or all trials of each method."""
     without = {line.label: line.final for line in summary.lines if panel.same_games}
     said = "; ".join(_said_of(line, without.get(line.label), panel.metric) for line in panel.lines if line.trials)
-    how = f"after {panel.num_trials} trials" if panel.same_games else "trial by trial"
+    how = f"after {panel.num_trials} trial{'s' * (panel.num_trials > 1)}" if panel.same_games else "trial by trial"
     return f"{panel.label}, {how}: {said or 'no result'}."
 
 

@@ -97,8 +97,8 @@ class Panel(_WithSettings):
 
     label: str = key("", "as table and picture call it; by default its name")
     trials: int = key(0, "trials with tips, after trial 0 without; at least one", ge=0)
-    methods: tuple[str, ...] = key((), "who plays it: methods that train, and naive, which is the start model; "
-                                       "() = all of these")  # fmt: skip
+    methods: list[str] = key(list, "who plays it: methods that train, and naive, which is the start model; "
+                                   "[] = all of these")  # fmt: skip
 
 
 class Plan(Section):

@@ -86,7 +86,7 @@ def runs_of(plan: Plan, path: Path, out: Path) -> list[PlannedRun]:
             if own[name] != value:
                 raise ConfigError(f"{path}: methods.{method} has another {name} than {runs[0].method}: all methods "
                                   "play one panel, so set it in [settings]")  # fmt: skip
-    first = {run.method: run for run in reversed(runs)}
+    first = {run.method: run for run in runs if run.seed == plan.compare.seeds[0]}
     _refuse_examined(first, plan, path)
     _refuse_panels(first, path)
     return runs
