@@ -409,7 +409,7 @@ def test_a_file_that_is_empty_missing_or_no_text_is_named(tmp_path: Path) -> Non
     with pytest.raises(ConfigError, match="holds no demonstrations"):
         from_jsonl(jsonl(tmp_path / "empty.jsonl"))
     with pytest.raises(ConfigError, match=r"warmstart\.demonstrations.*gone\.jsonl"):
-        from_jsonl(tmp_path / "gone.jsonl")
+        from_jsonl(tmp_path / "gone.jsonl", "warmstart.demonstrations")
     (tmp_path / "bytes.jsonl").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match=r"bytes\.jsonl.*UTF-8"):
-        from_jsonl(tmp_path / "bytes.jsonl")
+        from_jsonl(tmp_path / "bytes.jsonl", "warmstart.demonstrations")
