@@ -156,8 +156,7 @@ def test_episodes_come_in_the_same_mini_batches_whatever_is_beside_them() -> Non
 
 
 def orders(rows: Sequence[Sample], epochs: int = 3) -> list[list[int]]:
-    rng = np.random.default_rng(5)
-    return [chosen for _ in range(epochs) for chosen in minibatches(rows, 2, rng)]
+    return list(minibatches(rows, 2, np.random.default_rng(5), epochs))
 
 
 def test_mini_batches_share_out_each_role_evenly() -> None:
@@ -165,12 +164,16 @@ def test_mini_batches_share_out_each_role_evenly() -> None:
     others = [told(role, i, 2, hold=0.1) for role, many in num.items() for i in range(many)]
     rows = [*acted(6), *others]
     for seed in range(5):
-        batches = list(minibatches(rows, 2, np.random.default_rng(seed)))
-        assert sorted(i for chosen in batches for i in chosen) == list(range(len(rows)))
+        batches = list(minibatches(rows, 2, np.random.default_rng(seed), epochs=2))
+        used = Counter(i for chosen in batches for i in chosen)
+        assert used == {i: 2 if row.role == "episode" else 1 for i, row in enumerate(rows)}
         for role, many in num.items():
             dealt = [sum(rows[i].role == role for i in chosen) for chosen in batches]
             assert max(dealt) - min(dealt) <= 1, (role, dealt)
             assert sum(dealt) == many
+            if many < len(batches):
+                first, *_, last = [step for step, number in enumerate(dealt) if number]
+                assert last - first >= len(batches) / 2 - 1, "spread over the whole update"
 
 
 def test_others_alone_are_one_mini_batch() -> None:
@@ -208,8 +211,8 @@ def test_what_is_imitated_becomes_likelier() -> None:
 def test_metrics_are_of_the_rows_that_have_the_term() -> None:
     found = learner(epochs=2, lr=1e-8).update([*acted(), *OTHERS])
     assert {name: found[f"tokens_{name}"] for name in ("tip", "reading", "rehearsal")} == {
-        "tip": 2 * 10, "reading": 2 * 4, "rehearsal": 2 * 8,
-    }  # fmt: skip
+        "tip": 10, "reading": 4, "rehearsal": 8,
+    }, "used once an update, however often the episodes are"  # fmt: skip
     assert "kl_to_reference_rehearsal" not in found, "nothing of it is compared with the start model"
     assert "nll_tip" not in found
     (_, tip), (_, read) = (
@@ -220,7 +223,7 @@ def test_metrics_are_of_the_rows_that_have_the_term() -> None:
     (_, likely) = by_hand(OTHERS[4:], "token")
     assert found["nll_rehearsal"] == pytest.approx(likely / 0.2, rel=1e-3)
     trained = sum(sum(row.loss_mask) for row in acted())
-    assert found["tokens_trained"] == 2 * (trained + 10 + 4 + 8)
+    assert found["tokens_trained"] == 2 * trained + 10 + 4 + 8
     assert found["rows"] == len(acted()), "rows and advantages are those of the episodes"
 
 

@@ -103,13 +103,14 @@ class Learner:
         rows = [sample for sample in samples if any(sample.loss_mask) and self._learns(sample)]
         metrics = UpdateMetrics()
         self._optimizer.set_lr(self.optim.lr * lr_scale)
-        reference = self._of_start(rows)
+        if any(row.hold for row in rows) and self._score_reference is self._score and not self._start:
+            raise ConfigError("rows are to be held to the start model, and there is none: give the learner a reference")
+        reference = self._reference_logprobs(rows)
         seconds_reference = time.perf_counter() - started
         rng = np.random.default_rng(seed)
         with evaluating(self.model, training=self._training_mode):
-            for _ in range(self.optim.epochs):
-                for chosen in minibatches(rows, self.optim.minibatch, rng):
-                    self._step([rows[i] for i in chosen], [reference[i] for i in chosen], metrics)
+            for chosen in minibatches(rows, self.optim.minibatch, rng, self.optim.epochs):
+                self._step([rows[i] for i in chosen], [reference[i] for i in chosen], metrics)
         return (
             metrics.result()
             | advantage_metrics([sample for sample in samples if sample.role == "episode"])
@@ -150,12 +151,13 @@ class Learner:
     def _step(self, samples: Sequence[Sample], reference: Sequence[Tensor], metrics: UpdateMetrics) -> None:
         """One mini-batch: the gradient of its episodes, with that of its other rows, clipped; and a step along it."""
         self._optimizer.zero_grad()
-        sums = self._episodes(*_of(samples, reference, episodes=True), metrics)
-        others, others_reference = _of(samples, reference, episodes=False)
+        episodes = [i for i, sample in enumerate(samples) if sample.role == "episode"]
+        sums = self._episodes([samples[i] for i in episodes], [reference[i] for i in episodes], metrics)
+        others = [sample for sample in samples if sample.role != "episode"]
         added = torch.zeros((), device=self.device)
         if others:
             self._optimizer.scale(1 / max(1.0, float(sums[3])))  # a mean, as those of the others are
-            added = self._others(others, others_reference, metrics)
+            added = self._others(others, metrics)
         norm, policy, kept, kl, count, rest = torch.stack([self._optimizer.grad_norm(), *sums, added]).tolist()
         if not (math.isfinite(norm) and math.isfinite(policy + kl + rest)):
             numbers = {"policy_loss_sum": policy, "kl_sum": kl, "tokens": count, "loss_of_other_rows": rest}
@@ -188,7 +190,7 @@ class Learner:
             self._optimizer.gather()
         return sums
 
-    def _others(self, samples: Sequence[Sample], reference: Sequence[Tensor], metrics: UpdateMetrics) -> Tensor:
+    def _others(self, samples: Sequence[Sample], metrics: UpdateMetrics) -> Tensor:
         """Add the gradient of the rows that are no episodes; see `roles`.
 
         Returns:
@@ -199,7 +201,7 @@ class Learner:
         for indices in microbatches(samples, self.optim.microbatch_tokens):
             rows = [samples[i] for i in indices]
             batch = Batch.of(rows, self.device)
-            terms = self._terms(rows, batch, [reference[i] for i in indices])
+            terms = self._terms(rows, batch)
             weight = torch.tensor([weights[i] for i in indices], device=self.device)  # (B, 3)
             loss = (terms * weight[:, None] * batch.mask[..., None]).sum()
             loss.backward()  # type: ignore[no-untyped-call]
@@ -208,19 +210,29 @@ class Learner:
             total += loss.detach()
         return total
 
-    def _terms(self, rows: Sequence[Sample], batch: Batch, reference: Sequence[Tensor]) -> Tensor:  # (B, T, 3)
+    def _terms(self, rows: Sequence[Sample], batch: Batch) -> Tensor:  # (B, T, 3)
         """Surrogate, KL(start model || model) and negative log-likelihood of each token, 0 where it is not trained."""
+        held = torch.tensor([row.hold > 0 for row in rows], device=self.device)  # (B,)
+        start = self._start_states(batch.token_ids[held], batch.mask[held])
         states = self._score.states(batch.token_ids, batch.mask)
         logprobs, _ = self._score.of_states(states, batch.token_ids, batch.mask)
         surrogate = self._surrogate(losses.ratio(logprobs, batch.behavior_logprobs), batch)
-        held = torch.tensor([row.hold > 0 for row in rows], device=self.device)[batch.mask.nonzero()[:, 0]]
-        divergence = self._score.divergence(states[held], self._start_logits, torch.cat([*reference]))
+        where = held[batch.mask.nonzero()[:, 0]]  # (K,)
+        divergence = self._score.divergence(states[where], self._start_logits, start)
         kl = torch.zeros_like(logprobs)
-        kl[batch.mask] = torch.zeros(len(states), device=self.device).masked_scatter(held, divergence)
+        kl[batch.mask] = torch.zeros(len(states), device=self.device).masked_scatter(where, divergence)
         return torch.stack([surrogate, kl, -logprobs], dim=-1)
 
+    @torch.no_grad()
+    def _start_states(self, token_ids: Tensor, mask: Tensor) -> Tensor:  # (B, T), (B, T) -> (K, H)
+        """What the start model's head makes distributions of; rows that are no episodes are used once an update."""
+        if not len(token_ids):
+            return torch.empty(0, device=self.device)
+        with self.at_start(), evaluating(self._score_reference.model):
+            return self._score_reference.states(token_ids, mask)
+
     def _start_logits(self, states: Tensor) -> Tensor:  # (K, H) -> (K, V)
-        """What the start model's head makes of its states; adapters may sit on the head, too."""
+        """Of `_start_states`; adapters may sit on the head, too."""
         with self.at_start():
             return self._score_reference.logits(states)
 
@@ -286,34 +298,14 @@ class Learner:
         probable = losses.low_prob_mask(logprobs, batch.mask, self.loss.mask_logprob, self.loss.mask_unit)
         return torch.where(batch.off_policy[:, None], probable, batch.mask)
 
-    def _of_start(self, samples: Sequence[Sample]) -> list[Tensor]:
-        """What the start model says of each row; once for each update, since it does not change.
-
-        Returns:
-            (L,) log-probabilities of the row of an episode, and of any other that is held the (K, H) states from which
-            its head makes the distributions of the K trained tokens; empty without a KL term.
-        """
+    def _reference_logprobs(self, samples: Sequence[Sample]) -> list[Tensor]:
+        """What the start model says of episodes; once for each update, not for each epoch. Empty without `loss.kl`."""
         rows = [torch.empty(0, device=self.device)] * len(samples)
-        episodes = [i for i, sample in enumerate(samples) if sample.role == "episode" and self.loss.kl]
-        others = [i for i, sample in enumerate(samples) if sample.hold]
-        if others and self._score_reference is self._score and not self._start:
-            raise ConfigError("rows are to be held to the start model, and there is none: give the learner a reference")
+        held = [i for i, sample in enumerate(samples) if sample.role == "episode" and self.loss.kl]
         with self.at_start():
-            scored = self._all_logprobs([samples[i] for i in episodes], self._score_reference)
-            states = self._all_states([samples[i] for i in others], self._score_reference)
-        for i, row in zip([*episodes, *others], [*scored, *states], strict=True):
+            scored = self._all_logprobs([samples[i] for i in held], self._score_reference)
+        for i, row in zip(held, scored, strict=True):
             rows[i] = row
-        return rows
-
-    @torch.no_grad()
-    def _all_states(self, samples: Sequence[Sample], score: TokenScorer) -> list[Tensor]:
-        rows: list[Tensor] = [torch.empty(0)] * len(samples)
-        with evaluating(score.model):
-            for indices in microbatches(samples, self.optim.microbatch_tokens):
-                batch = Batch.of([samples[i] for i in indices], self.device)
-                parts = torch.split(score.states(batch.token_ids, batch.mask), batch.mask.sum(-1).tolist())
-                for i, part in zip(indices, parts, strict=True):
-                    rows[i] = part
         return rows
 
     @contextmanager
@@ -346,12 +338,6 @@ class Learner:
             raise NonFiniteError(f"{what} (no dump: the learner was given no dump_dir)")
         path = dump_batch(self.dump_dir / f"nonfinite-{self.steps + 1:06d}", samples, numbers)
         raise NonFiniteError(f"{what}; the batch is in {path}")
-
-
-def _of(samples: Sequence[Sample], reference: Sequence[Tensor], *, episodes: bool) -> tuple[list[Sample], list[Tensor]]:
-    """The rows of episodes, or all others, with what the start model says of them."""
-    chosen = [i for i, sample in enumerate(samples) if (sample.role == "episode") == episodes]
-    return [samples[i] for i in chosen], [reference[i] for i in chosen]
 
 
 def _needs_training_mode(model: nn.Module) -> bool:

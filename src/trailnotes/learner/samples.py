@@ -192,29 +192,38 @@ def teaches(sample: Sample) -> bool:
     return any(sample.advantages)
 
 
-def minibatches(samples: Sequence[Sample], num_trajectories: int, rng: np.random.Generator) -> Iterator[list[int]]:
-    """One pass over `samples` in random mini-batches of `num_trajectories` trajectories, each with all its rows.
+def minibatches(
+    samples: Sequence[Sample], num_trajectories: int, rng: np.random.Generator, epochs: int = 1
+) -> Iterator[list[int]]:
+    """Random mini-batches of `num_trajectories` trajectories, each with all its rows, in so many passes.
+
+    Rows that are no episodes are used once, and do not change the order of the episodes: those of each role are spread
+    evenly over all mini-batches of all passes.
 
     Args:
         samples: rows; those left out for their zero advantage are gone already, so the count is of trajectories
             that teach something.
-        num_trajectories: trajectories in a mini-batch; 0 = all. The last one may be smaller.
-        rng: draws the order.
+        num_trajectories: trajectories in a mini-batch; 0 = all. The last one of a pass may be smaller.
+        rng: draws the orders.
+        epochs: passes over the episodes.
 
     Yields:
-        Indices into `samples`, ascending. Rows that are no episodes are dealt out evenly, role by role.
+        Indices into `samples`, ascending.
     """
     trajectories = sorted({sample.trajectory for sample in samples if sample.role == "episode"})
-    order = [trajectories[i] for i in rng.permutation(len(trajectories))]
-    size = num_trajectories or len(order)
-    others = [i for i, sample in enumerate(samples) if sample.role != "episode"]
-    if others:  # drawn by a generator of their own, so that the order of the episodes is as without them
-        others = [others[i] for i in rng.spawn(1)[0].permutation(len(others))]
-        others.sort(key=lambda i: samples[i].role)
-    starts = range(0, len(order), size) if order else range(bool(others))
-    for number, start in enumerate(starts):
-        chosen, dealt = set(order[start : start + size]), set(others[number :: len(starts)])
-        yield [i for i, s in enumerate(samples) if (s.trajectory in chosen if s.role == "episode" else i in dealt)]
+    size = max(1, num_trajectories or len(trajectories))
+    orders = [[trajectories[i] for i in rng.permutation(len(trajectories))] for _ in range(epochs)]
+    steps = [set(order[start : start + size]) for order in orders for start in range(0, len(order), size)]
+    roles = sorted({sample.role for sample in samples} - {"episode"})
+    steps = steps or [set() for _ in roles[:1]]
+    dealt: list[set[int]] = [set() for _ in steps]
+    for role in roles:
+        own = rng.permutation([i for i, sample in enumerate(samples) if sample.role == role]).tolist()
+        offset = rng.random()
+        for place, i in enumerate(own):
+            dealt[int((place + offset) * len(steps) / len(own)) % len(steps)].add(i)
+    for chosen, others in zip(steps, dealt, strict=True):
+        yield [i for i, s in enumerate(samples) if (s.trajectory in chosen if s.role == "episode" else i in others)]
 
 
 class Tokens(Protocol):
