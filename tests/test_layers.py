@@ -53,7 +53,7 @@ HOUSE = {
     "commands": """
         __main__
         __init__
-        adapt compare config critic demo diagnose envs eval export memory rollout train warmstart
+        adapt compare config critic demo diagnose envs eval export memory rehearsal rollout train warmstart
         arguments
         command
     """,
@@ -114,7 +114,7 @@ HOUSE = {
     """,
     "learner": """
         __init__ learner
-        metrics optimizer samples
+        dump metrics optimizer roles samples
         logprobs losses
     """,
     "memory": """
@@ -168,7 +168,8 @@ HOUSE = {
         directory loop signals
     """,
     "storage": """
-        __init__ checkpoint demonstrations records
+        __init__ checkpoint demonstrations
+        records
         files
     """,
     "warmstart": """

@@ -59,6 +59,9 @@ class AlgorithmConfig(Section):
         ge=0,
         le=1,
     )
+    author: Literal["policy", "start"] = key(
+        "policy", "who writes the tips: the policy as it is, or the weights that training began with"
+    )
     anchor_weight: float = key(0.1, "weight of the KL by which tips and episodes with tips are held", ge=0)
     penalty_stage: Literal["before", "after"] = key(
         "before", "subtract penalties before advantages are computed (release of GiGPO), or from the advantages"
@@ -73,7 +76,7 @@ class AlgorithmConfig(Section):
 
 
 class RehearsalConfig(Section):
-    """Conversations of games outside all panels that each update holds on to, so that old skills stay."""
+    """Conversations of games outside all panels that each update of a method with tips holds on to."""
 
     split: str = key(
         "",
@@ -91,6 +94,13 @@ class RehearsalConfig(Section):
         "kl", "hold them to the start model by KL, or imitate them (what InstructGPT calls mixing in pretraining)"
     )
     weight: float = key(0.1, "weight of that term of the loss", ge=0)
+
+    @model_validator(mode="after")
+    def refuse_two_sources(self) -> Self:
+        """Refuse games to play beside a file that would take their place."""
+        if self.path and self.split:
+            raise ValueError("rehearsal.path and rehearsal.split are two sources: leave one of them empty")
+        return self
 
 
 class GigpoConfig(Section):

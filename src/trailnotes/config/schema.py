@@ -354,11 +354,12 @@ class Config(Section):
 
     @property
     def holds(self) -> bool:
-        """Whether anything is held to the start model, which must then be at hand."""
+        """Whether anything is held to the start model, or written by it: it must then be at hand."""
         algorithm, rehearsal = self.algorithm, self.rehearsal
         anchored = algorithm.anchor_weight and (algorithm.anchor_tips or algorithm.anchor_reading)
         rehearsed = (rehearsal.path or rehearsal.split) and rehearsal.by == "kl" and rehearsal.weight
-        return bool(self.loss.kl or anchored or rehearsed)
+        of_tips = bool(anchored or rehearsed or algorithm.author == "start")
+        return bool(self.loss.kl) or (of_tips and method_of(algorithm.name).memory)
 
     def refuse_training(self) -> Self:
         """Refuse what is fine for acting but wrong for training. Called by `train` before anything is built."""
