@@ -148,6 +148,7 @@ HOUSE = {
         text
     """,
     "reporting": """
+        roles
         __init__ crossed plots story tables
         episodes intervals
     """,
@@ -159,6 +160,7 @@ HOUSE = {
         episode
     """,
     "runs": """
+        roles
         __init__ adaptation evaluation footprint forecast training
         console panels saving
         needs spent
