@@ -162,6 +162,7 @@ HOUSE = {
     "runs": """
         roles
         __init__ adaptation evaluation footprint forecast training
+        watching
         console panels saving
         needs spent
         players

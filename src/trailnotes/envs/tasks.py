@@ -74,6 +74,11 @@ def validation_of(config: Config) -> list[Task]:
     return panel(tasks_of(config, config.train.validation_split), config.eval.num_tasks)
 
 
+def new_of(config: Config) -> list[Task]:
+    """The tasks of families never trained that are played during training: as many, of `train.new_split`."""
+    return panel(tasks_of(config, config.train.new_split), config.eval.num_tasks)
+
+
 def refuse_examined(config: Config) -> None:
     """Refuse a method that learns from a game of the panel, or whose validation plays one. Plays and loads nothing.
 
@@ -83,11 +88,15 @@ def refuse_examined(config: Config) -> None:
     method, train = method_of(config.algorithm.name), config.train
     if method.trains:
         games, source = tasks_of(config, train.split), f"train.split = {train.split!r}"
-        if train.eval_every:
+        if train.validates:
             validation = validation_of(config)
             chosen_by = f"train.validation_split = {train.validation_split!r}"
             _refuse_shared(games, source, validation, f"the validation ({chosen_by})")
             refuse_learning(validation, chosen_by, config)
+        if train.eval_notes_every and train.new_split:
+            new, named = tasks_of(config, train.new_split), f"train.new_split = {train.new_split!r}"
+            _refuse_shared(games, source, new, f"the new families ({named})")
+            refuse_learning(new, named, config)
         refuse_learning(games, source, config)
     if learned_from := method.load_learned_from():
         refuse_learning(learned_from(config), f"what {method.label} learns from", config)
