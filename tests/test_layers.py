@@ -160,16 +160,17 @@ HOUSE = {
         episode
     """,
     "runs": """
-        roles
-        __init__ adaptation evaluation footprint forecast training
-        watching
+roles
+        __init__ evaluation footprint forecast training
+        rehearsal
+        adaptation watching
         console panels saving
         needs spent
         players
         directory loop signals
     """,
     "storage": """
-        __init__ checkpoint records
+        __init__ checkpoint demonstrations records
         files
     """,
     "warmstart": """
@@ -178,7 +179,7 @@ HOUSE = {
     """,
     "warmstart/demonstrations": """
         __init__ scienceworld waymarks
-        base scienceworld_scripts
+        scienceworld_scripts
     """,
 }
 LAYERS = "\n".join(line.strip() for line in HOUSE[""].strip().splitlines())

@@ -12,7 +12,7 @@ from small import small_config
 from tinyrun import SAME, differences, metrics, tiny_config, train_in_process
 from trailnotes.commands.adapt import adapt
 from trailnotes.config.schema import Config
-from trailnotes.envs.tasks import refuse_examined
+from trailnotes.envs.tasks import refuse_examined, refuse_learning, tasks_of
 from trailnotes.errors import ConfigError
 from trailnotes.runs.needs import refuse_missing
 from trailnotes.storage.files import read_jsonl
@@ -83,6 +83,8 @@ def test_games_that_are_trained_or_examined_are_not_watched_as_new() -> None:
         refuse_examined(config(new_split="train"))
     with pytest.raises(ConfigError, match=r"train\.new_split = 'test': 40 of the 40 games of the panel"):
         refuse_examined(config(new_split="test"))
+    with pytest.raises(ConfigError, match=r"what is read: .* the new families"):
+        refuse_learning(tasks_of(config(), "new"), "what is read", config(new_split="new"))
     with pytest.raises(ConfigError, match=r"new-validation"):
         refuse_examined(config(new_split="new-validation"))
     with pytest.raises(ValueError, match=r"validation_split must differ"):

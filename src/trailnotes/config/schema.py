@@ -18,6 +18,7 @@ from trailnotes.config.methods_schema import (
     ArchiveConfig,
     GigpoConfig,
     ReflexionConfig,
+    RehearsalConfig,
     RemembererConfig,
     RetrospexConfig,
 )
@@ -231,11 +232,6 @@ class TrainConfig(Section):
     eval_notes_trials: int = key(2, "trials with tips of these panels, after one without", ge=1)
     new_split: str = key("", "games of families never trained, played with tips beside the validation's; '' = none")
 
-    @property
-    def validates(self) -> bool:
-        """Whether the games of `validation_split` are played at all."""
-        return bool(self.eval_every or self.eval_notes_every)
-
     def share(self, spent: Mapping[str, float]) -> float:
         """How far a run is by the nearest of its limits; 1 and more is done. `spent`: the counters of a checkpoint."""
         limits = {"iteration": self.iterations, "env_steps": self.max_env_steps, "tokens_generated": self.max_tokens}
@@ -293,6 +289,7 @@ class Config(Section):
     memory: MemoryConfig = key(MemoryConfig, "the store of tips")
     algorithm: AlgorithmConfig = key(AlgorithmConfig, "the method")
     gigpo: GigpoConfig = key(GigpoConfig, "GiGPO and HGPO")
+    rehearsal: RehearsalConfig = key(RehearsalConfig, "what is rehearsed")
     archive: ArchiveConfig = key(ArchiveConfig, "states to return to")
     reflexion: ReflexionConfig = key(ReflexionConfig, "Reflexion")
     rememberer: RemembererConfig = key(RemembererConfig, "REMEMBERER")
@@ -323,7 +320,7 @@ class Config(Section):
             )
         if rollout.max_action_tokens >= rollout.max_context_tokens:
             raise ValueError("rollout.max_action_tokens must be smaller than rollout.max_context_tokens")
-        if self.train.split == self.train.validation_split and self.train.validates:
+        if self.train.split == self.train.validation_split and (self.train.eval_every or self.train.eval_notes_every):
             raise ValueError(
                 "train.validation_split must differ from train.split, or training games choose the best checkpoint"
             )
@@ -357,6 +354,14 @@ class Config(Section):
                 f"archive.share = {self.archive.share:g} of {num_plain} plain members rounds to {returning}, and at "
                 "least 2 must return together to be compared: raise archive.share or rollout.group_size"
             )
+
+    @property
+    def holds(self) -> bool:
+        """Whether anything is held to the start model, which must then be at hand."""
+        algorithm, rehearsal = self.algorithm, self.rehearsal
+        anchored = algorithm.anchor_weight and (algorithm.anchor_tips or algorithm.anchor_reading)
+        rehearsed = (rehearsal.path or rehearsal.split) and rehearsal.by == "kl" and rehearsal.weight
+        return bool(self.loss.kl or anchored or rehearsed)
 
     def refuse_training(self) -> Self:
         """Refuse what is fine for acting but wrong for training. Called by `train` before anything is built."""

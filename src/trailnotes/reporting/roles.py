@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from trailnotes.config.toml import config_fields
 from trailnotes.reporting.crossed import MIN_FAMILIES, estimate, estimate_difference
 from trailnotes.reporting.intervals import RATE, Interval
 from trailnotes.reporting.plots import INK, START, pyplot
@@ -20,18 +19,13 @@ LINKS = ("author", "explorer", "reader")
 ROWS: dict[str, tuple[str, ...]] = {"none": (), **{role: (role,) for role in LINKS}, "all": LINKS}
 """Row -> the roles that the trained model plays in it; the start model plays the others."""
 MENDS = {
-    "author": {
-        "algorithm.anchor_tips": "holds the tips that it writes to the start model",
-        "rehearsal.split": "rehearses the writing of tips on other games",
-    },
-    "reader": {
-        "rehearsal.split": "rehearses episodes with tips on other games",
-        "algorithm.anchor_reading": "holds episodes that acted with tips, too",
-    },
-    "explorer": {"rehearsal.split": "rehearses first trials on games outside all panels"},
+    "author": "algorithm.anchor_tips holds the tips that it writes to the start model; rehearsal.split adds those on "
+    "other games",
+    "explorer": "rehearsal.split, on games outside all panels: there first trials look before they leap",
+    "reader": "rehearsal.split adds episodes with tips on other games; algorithm.anchor_reading holds those on the "
+    "trained ones",
 }
-"""Role -> setting -> what it does for that role: what usually mends it, the surest first."""
-LAST_RESORT = {"loss.kl": "holds all that is trained to the start model", "optim.lr": "lower, takes less away"}
+"""What usually mends a role, the surest first."""
 COLOURS = {"author": "#d55e00", "explorer": "#0072b2", "reader": "#cc79a7", "all": INK}
 Games = Mapping[str, float]  # game -> mean of its episodes
 
@@ -85,7 +79,7 @@ class Findings:
         first, *others = self.weak
         lines = [f"weak link: the {first.row}. Its exchange costs {first} of {self.metric} in {over}"]
         lines += [f"also weak: the {cost.row}, {cost}" for cost in others]
-        return lines + [f"what usually mends the {cost.row}: {mends(cost.row)}" for cost in self.weak]
+        return lines + [f"what usually mends the {cost.row}: {MENDS[cost.row]}" for cost in self.weak]
 
     def record(self) -> dict[str, Any]:
         """For roles.json."""
@@ -111,12 +105,6 @@ class Findings:
             f"{self.num_games} games; its interval is over other {self.unit}, {self.confidence:.1%} for each, "
             "so that the three links together keep the confidence asked for"
         )
-
-
-def mends(role: str) -> str:
-    """The settings that usually mend a role."""
-    known = {name: does for name, does in MENDS[role].items() if name in config_fields()}
-    return "; ".join(f"{name} {does}" for name, does in (known or LAST_RESORT).items())
 
 
 def findings_of(
