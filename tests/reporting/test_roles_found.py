@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from trailnotes.config.toml import config_fields
+from trailnotes.errors import ConfigError
 from trailnotes.reporting.roles import LINKS, MENDS, ROWS, Findings, draw, findings_of, markdown
 
 GAMES = [f"route/{name}/{i}" for name in ("amber", "birch") for i in range(10)]
@@ -64,16 +65,21 @@ def test_links_that_cost_only_together_are_told() -> None:
     assert "; but all three together cost 1.00 [" in found(all=(0.0, 0.0, 0.0)).verdict()[0]
 
 
-def test_families_are_the_sample_where_there_are_enough_of_them() -> None:
+def test_where_there_are_families_enough_the_verdict_also_says_what_holds_beyond_them() -> None:
     games = [f"keys/{letter}/{i}" for letter in "abcdefghij" for i in range(2)]
     lost = [dict.fromkeys(games, 0.0)] * 2
     won = [lost[0], dict.fromkeys(games, 1.0)]
     families = {game: game[:6] for game in games}
     said = findings_of({row: lost if row == "author" else won for row in ROWS}, families, "success", 0.95)
-    assert said.unit == "families than these 10"
     assert [cost.row for cost in said.weak] == ["author"]
-    assert said.verdict()[0].endswith("of success in trial 1")
-    assert found().unit == "games of the same 2 families"
+    first, beyond, _ = said.verdict()
+    assert first.endswith("of success in trial 1")
+    assert beyond.startswith("beyond this panel, the author costs 1.00 [")
+    cost = said.costs["author"]
+    assert cost.interval
+    assert cost.beyond
+    assert 0 < cost.beyond.low < cost.interval.low, "ten families say less than twenty games"
+    assert all(cost.beyond is None for cost in found().costs.values())
 
 
 def test_games_that_a_row_could_not_play_are_left_out() -> None:
@@ -82,6 +88,11 @@ def test_games_that_a_row_could_not_play_are_left_out() -> None:
     said = findings_of(values, dict.fromkeys(won, "a"), "success", 0.95)
     assert said.num_games == 1
     assert said.means["none"] == [1.0, 1.0]
+
+
+def test_where_no_game_is_left_nothing_is_said() -> None:
+    with pytest.raises(ConfigError, match="no game could be played in every trial"):
+        findings_of({row: [{}, {}] for row in ROWS}, {"a/0": "a"}, "success", 0.95)
 
 
 def test_returns_have_no_bounds() -> None:

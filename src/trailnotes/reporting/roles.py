@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from trailnotes.errors import ConfigError
 from trailnotes.reporting.crossed import MIN_FAMILIES, estimate, estimate_difference
-from trailnotes.reporting.intervals import RATE, Interval
+from trailnotes.reporting.intervals import RATE, Estimate, Interval
 from trailnotes.reporting.plots import INK, START, pyplot
 from trailnotes.reporting.tables import DASH, Table, table_lines
 
@@ -21,7 +22,7 @@ ROWS: dict[str, tuple[str, ...]] = {"none": (), **{role: (role,) for role in LIN
 MENDS = {
     "author": "algorithm.anchor_tips holds the tips that it writes to the start model; rehearsal.split adds those on "
     "other games",
-    "explorer": "rehearsal.split, on games outside all panels: there first trials look before they leap",
+    "explorer": "rehearsal.split, on games outside all panels, adds first trials in families that it does not know",
     "reader": "rehearsal.split adds episodes with tips on other games; algorithm.anchor_reading holds those on the "
     "trained ones",
 }
@@ -36,16 +37,20 @@ class Cost:
 
     row: str
     mean: float  # the start model's, less that of the row, paired by game
-    interval: Interval | None  # None: too few games, or nothing varied
+    interval: Interval | None  # of these families: games are the sample; None: too few, or nothing varied
+    beyond: Interval | None  # of other families too; None: too few of them
 
     @property
     def is_sure(self) -> bool:
-        """Whether chance alone hardly costs as much."""
+        """Whether chance alone hardly costs as much, on games of these families."""
         return self.interval is not None and self.interval.low > 0
 
     def __str__(self) -> str:
-        bracket = f"[{self.interval.low:.2f}, {self.interval.high:.2f}]" if self.interval else "(no interval)"
-        return f"{self.mean:.2f} {bracket}"
+        return f"{self.mean:.2f} {_bracket(self.interval)}"
+
+
+def _bracket(interval: Interval | None) -> str:
+    return f"[{interval.low:.2f}, {interval.high:.2f}]" if interval else "(no interval)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +62,8 @@ class Findings:
     intervals: Mapping[str, Sequence[Interval | None]]
     costs: Mapping[str, Cost]  # row -> what it costs; none of "none"
     num_games: int  # that every row has played in every trial
-    unit: str  # what the intervals take for the sample
-    confidence: float  # of each interval of a cost; of those of the links together it is that of eval.confidence
+    num_families: int
+    confidence: float  # of each interval of a cost, so that those of the links together have that of eval.confidence
 
     @property
     def weak(self) -> list[Cost]:
@@ -79,7 +84,13 @@ class Findings:
         first, *others = self.weak
         lines = [f"weak link: the {first.row}. Its exchange costs {first} of {self.metric} in {over}"]
         lines += [f"also weak: the {cost.row}, {cost}" for cost in others]
+        lines += [f"beyond this panel, {told}" for told in [self._beyond()] if told]
         return lines + [f"what usually mends the {cost.row}: {MENDS[cost.row]}" for cost in self.weak]
+
+    def _beyond(self) -> str:
+        """What the costs of the weak links are on families that were not played; '' where these are too few."""
+        known = [cost for cost in self.weak if cost.beyond]
+        return "; ".join(f"the {cost.row} costs {cost.mean:.2f} {_bracket(cost.beyond)}" for cost in known)
 
     def record(self) -> dict[str, Any]:
         """For roles.json."""
@@ -94,16 +105,18 @@ class Findings:
             for row, means in self.means.items()
         ]
         return {
-            "metric": self.metric, "num_games": self.num_games, "unit": self.unit, "confidence": self.confidence,
-            "rows": rows, "weak": [cost.row for cost in self.weak], "verdict": self.verdict(),
+            "metric": self.metric, "num_games": self.num_games, "num_families": self.num_families,
+            "confidence": self.confidence, "rows": rows, "weak": [cost.row for cost in self.weak],
+            "verdict": self.verdict(),
         }  # fmt: skip
 
     def explanation(self) -> str:
         """What the numbers are of."""
         return (
             f"cost: {self.metric} of the row none less that of the row, mean of the trials with tips, paired over "
-            f"{self.num_games} games; its interval is over other {self.unit}, {self.confidence:.1%} for each, "
-            "so that the three links together keep the confidence asked for"
+            f"{self.num_games} games. Its interval takes these games for the sample, of the {self.num_families} "
+            f"families played; one beyond this panel takes families, from {MIN_FAMILIES} on. {self.confidence:.1%} "
+            "each, so that the three links together keep the confidence asked for"
         )
 
 
@@ -112,35 +125,43 @@ def findings_of(
 ) -> Findings:
     """Compare the rows on the games that all of them have played in all trials.
 
-    The sample are families where there are enough of them, else single games, each of the same weight. The three links
-    are judged together (Bonferroni), since it is the worst of them that is named.
+    The sample are the games, each of the same weight: how sure a cost is on families like these. Where there are
+    families enough, a cost has a second interval that takes them for the sample. The three links are judged together
+    (Bonferroni), since it is the worst of them that is named.
 
     Args:
         values: row -> trial -> game -> mean of its episodes.
         families: game -> its family.
         metric: "success", which lies between 0 and 1, or "return".
         confidence: of the three verdicts together.
+
+    Raises:
+        ConfigError: there is no such game.
     """
     games = [game for game in families if all(game in played for trials in values.values() for played in trials)]
-    num_families = len({families[game] for game in games})
-    many = num_families >= MIN_FAMILIES
-    sample = f"families than these {num_families}" if many else f"games of the same {num_families} families"
-    clusters = {game: families[game] if many else game for game in games}
+    if not games:
+        raise ConfigError("no game could be played in every trial of every row; see the log for the reason")
+    single = {game: game for game in games}
     bounds = RATE if metric == "success" else None
     of_each = 1 - (1 - confidence) / len(LINKS)
     means, intervals = {}, {}
     for row, trials in values.items():
-        found = [estimate({0: {g: played[g] for g in games}}, clusters, bounds, confidence) for played in trials]
+        found = [estimate({0: {g: played[g] for g in games}}, single, bounds, confidence) for played in trials]
         means[row], intervals[row] = [each.mean for each in found], [each.beyond for each in found]
     with_tips = {row: {g: fmean(played[g] for played in trials[1:]) for g in games} for row, trials in values.items()}
+
+    def difference(row: str, clusters: Mapping[str, str]) -> Estimate:
+        none, other = {0: with_tips["none"]}, {0: with_tips[row]}
+        found = estimate_difference(none, other, clusters, rates=bounds is not None, confidence=of_each)
+        assert found is not None, "both have played all games"
+        return found
+
     costs = {}
-    for row in values:
-        difference = estimate_difference(
-            {0: with_tips["none"]}, {0: with_tips[row]}, clusters, rates=bounds is not None, confidence=of_each
-        )
-        if row != "none" and difference is not None:
-            costs[row] = Cost(row, difference.mean, difference.beyond)
-    return Findings(metric, means, intervals, costs, len(games), sample, of_each)
+    for row in (row for row in values if row != "none"):
+        of_games = difference(row, single)
+        costs[row] = Cost(row, of_games.mean, of_games.beyond, difference(row, families).beyond)
+    num_families = len({families[game] for game in games})
+    return Findings(metric, means, intervals, costs, len(games), num_families, of_each)
 
 
 def table_of(found: Findings) -> Table:
