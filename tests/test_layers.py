@@ -148,6 +148,7 @@ HOUSE = {
         text
     """,
     "reporting": """
+        roles
         __init__ crossed plots story tables
         episodes intervals
     """,
@@ -159,9 +160,10 @@ HOUSE = {
         episode
     """,
     "runs": """
+roles
         __init__ evaluation footprint forecast training
         rehearsal
-        adaptation
+        adaptation watching
         console panels saving
         needs spent
         players

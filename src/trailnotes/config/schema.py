@@ -228,6 +228,9 @@ class TrainConfig(Section):
     validation_split: str = key(
         "validation", "held-out variations that choose the best checkpoint; never the test split"
     )
+    eval_notes_every: int = key(0, "iterations between panels played with tips, from an empty memory; 0 = never", ge=0)
+    eval_notes_trials: int = key(2, "trials with tips of these panels, after one without", ge=1)
+    new_split: str = key("", "games of families never trained, played with tips beside the validation's; '' = none")
 
     def share(self, spent: Mapping[str, float]) -> float:
         """How far a run is by the nearest of its limits; 1 and more is done. `spent`: the counters of a checkpoint."""
@@ -317,7 +320,7 @@ class Config(Section):
             )
         if rollout.max_action_tokens >= rollout.max_context_tokens:
             raise ValueError("rollout.max_action_tokens must be smaller than rollout.max_context_tokens")
-        if self.train.split == self.train.validation_split and self.train.eval_every:
+        if self.train.split == self.train.validation_split and (self.train.eval_every or self.train.eval_notes_every):
             raise ValueError(
                 "train.validation_split must differ from train.split, or training games choose the best checkpoint"
             )

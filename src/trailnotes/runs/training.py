@@ -35,6 +35,7 @@ from trailnotes.runs.panels import play_panel
 from trailnotes.runs.players import model_policy
 from trailnotes.runs.rehearsal import Rehearsal, rehearsal_path, spent_recording
 from trailnotes.runs.saving import Counters, load, save
+from trailnotes.runs.watching import watch
 from trailnotes.seeds import derive_seed
 from trailnotes.storage import checkpoint
 from trailnotes.storage.files import free_name
@@ -109,7 +110,7 @@ class TrainingRun:
     def __init__(self, config: Config, directory: RunDir, pool: EnvPool, progress: Progress) -> None:
         self.config, self.directory, self.pool, self.progress = config, directory, pool, progress
         self.archive = Archive(config.archive) if config.archive.share else None
-        make_embedder = cache(partial(embedder_of, config))  # one model for novelty and memory
+        self.embedder = make_embedder = cache(partial(embedder_of, config))  # one model for novelty and memory
         novelty_seed = derive_seed(config.run.seed, "novelty")
         self.novelty = Novelty(config.algorithm, config.memory, novelty_seed, make=make_embedder)
         self.tasks = tasks_of(config, config.train.split)
@@ -336,6 +337,9 @@ class TrainingRun:
             self.add_metrics("memory", self.memory.stats())
         if self.config.train.eval_every and count.iteration % self.config.train.eval_every == 0:
             self._metrics |= await self.validate()
+        if self.config.train.eval_notes_every and count.iteration % self.config.train.eval_notes_every == 0:
+            with self._timed("watch"):
+                self._metrics |= await watch(self.policy, self.pool, self.config, self.embedder())
         count.seconds += time.monotonic() - self._iteration_started
         self._iteration_started = time.monotonic()
         modes = "+".join(sorted({t.mode for t in trajectories}))
