@@ -62,8 +62,9 @@ HOUSE = {
         comparison
         live page
         picture running summary
-        plan results
-        cost published
+        panels planned
+        results
+        cost plan published
         evaluations processes statistics
     """,
     "compare/published": """
