@@ -17,6 +17,7 @@ from trailnotes.config.methods_schema import (
     AlgorithmConfig,
     ArchiveConfig,
     GigpoConfig,
+    OpsdConfig,
     ReflexionConfig,
     RemembererConfig,
     RetrospexConfig,
@@ -242,6 +243,7 @@ class EvalConfig(Section):
     num_samples: int = key(1, "episodes for each task, each with its own sampling seed", ge=1)
     temperature: float = key(0.4, "sampling temperature", PAPER, ge=0)
     memory: bool = key(False, "act with the run's memory")
+    show_tips: Literal["own", "other", "empty"] = key("own", "algorithm.show_tips, for panels played with tips")
     trials: int = key(10, "adapt: trials after trial 0, which acts without memory", PAPER, ge=0)
     metric: Literal["success", "return"] = key("success", "what tables and curves show")
     confidence: float = key(0.95, "level of the intervals", gt=0, lt=1)
@@ -285,6 +287,7 @@ class Config(Section):
     memory: MemoryConfig = key(MemoryConfig, "the store of tips")
     algorithm: AlgorithmConfig = key(AlgorithmConfig, "the method")
     gigpo: GigpoConfig = key(GigpoConfig, "GiGPO and HGPO")
+    opsd: OpsdConfig = key(OpsdConfig, "self-distillation from a teacher with tips")
     archive: ArchiveConfig = key(ArchiveConfig, "states to return to")
     reflexion: ReflexionConfig = key(ReflexionConfig, "Reflexion")
     rememberer: RemembererConfig = key(RemembererConfig, "REMEMBERER")
@@ -326,13 +329,13 @@ class Config(Section):
     def _refuse_for(self, method: Method) -> None:
         """Refuse what the method cannot do."""
         algorithm, rollout = self.algorithm, self.rollout
-        mixed = method.memory and algorithm.mode_unit == "trajectory" and algorithm.draw == "stratified"
+        mixed = method.shows_tips and algorithm.mode_unit == "trajectory" and algorithm.draw == "stratified"
         if mixed and algorithm.p_memory and not round(algorithm.p_memory * rollout.group_size):
             raise ConfigError(
                 f"algorithm.p_memory = {algorithm.p_memory:g} of rollout.group_size = {rollout.group_size} rounds to "
                 'no member with tips: raise either, or set algorithm.draw = "independent"'
             )
-        if method.trains and not method.memory and algorithm.intrinsic == "tips":
+        if method.trains and not method.shows_tips and algorithm.intrinsic == "tips":
             raise ConfigError(f'{algorithm.name} retrieves no tips: set algorithm.intrinsic = "states" or "none"')
         if self.archive.share and not method.trains:
             raise ConfigError(f"{algorithm.name} trains nothing from kept states: set archive.share = 0")

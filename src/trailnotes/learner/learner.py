@@ -81,6 +81,11 @@ class Learner:
         """
         return [tuple(row.tolist()) for row in self._all_logprobs(samples, self._score)]
 
+    def start_logprobs(self, samples: Sequence[Sample]) -> list[tuple[float, ...]]:
+        """`logprobs` under the model that training began with, which must be at hand: see `reference`."""
+        with self._at_start():
+            return [tuple(row.tolist()) for row in self._all_logprobs(samples, self._score_reference)]
+
     def update(self, samples: Sequence[Sample], seed: int = 0, lr_scale: float = 1.0) -> dict[str, float]:
         """Learn from one batch of rows.
 

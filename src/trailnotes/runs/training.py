@@ -23,6 +23,7 @@ from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.errors import RunError
 from trailnotes.learner.learner import Learner
 from trailnotes.memory import embedder_of, open_memory
+from trailnotes.memory.controls import shown
 from trailnotes.memory.owner import forget_start, settle
 from trailnotes.policies.hf.policy import load_model
 from trailnotes.rollout import WrittenTip, rollout_metrics, run_groups, tip_metrics, write_tips
@@ -122,6 +123,7 @@ class TrainingRun:
         self.memory = (
             open_memory(directory.memory_path, config.memory, embedder=make_embedder()) if uses_memory else None
         )
+        self.shown = None if self.memory is None else shown(self.memory, config.algorithm.show_tips)  # to prompts
         self.count = Counters()
         self.stop_requested = False
         self.saved: Path | None = None  # the newest checkpoint of this run
@@ -209,7 +211,7 @@ class TrainingRun:
             archive.pool(pool) if archive else pool,
             tasks,
             modes,
-            self.memory,
+            self.shown,
             self.config,
             seed=self.seed(purpose),
             progress=ended.append,
