@@ -44,7 +44,7 @@ async def opsd(run: TrainingRun) -> None:
     while not run.finished:
         groups = await run.rollout(run.next_tasks())
         teachers = await reread(run.policy, run.shown, groups, config)  # before this iteration's tips are there
-        await run.write_tips(groups)
+        written = await run.write_tips(groups)
 
         groups = run.add_novelty(groups)
         advantages = [group_advantages(scores, config.algorithm.normalize_std) for scores in run.scores(groups)]
@@ -53,7 +53,7 @@ async def opsd(run: TrainingRun) -> None:
         rows = build_samples(teachers, [[0.0] * len(group.trajectories) for group in teachers], rows=config.optim.rows)
         lessons = lessons_of(samples, teacher_logprobs(teachers, rows, score(rows)))
         run.add_metrics("opsd", lesson_metrics(lessons, options) | {"teacher_tokens": float(num_tokens(rows))})
-        metrics = run.update([lesson.taught(options) for lesson in lessons])
+        metrics = run.update([*(lesson.taught(options) for lesson in lessons), *run.held(written, groups)])
         await run.end_iteration(groups, metrics)
 
 
