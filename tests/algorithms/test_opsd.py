@@ -18,7 +18,6 @@ from tinyrun import distance, episodes, equal_weights, metrics, tiny_config, tip
 from trailnotes.algorithms.opsd import lesson_metrics, lessons_of, reread, teacher_logprobs
 from trailnotes.config.methods_schema import OpsdConfig
 from trailnotes.config.schema import Config
-from trailnotes.errors import ConfigError
 from trailnotes.learner.samples import build_samples
 from trailnotes.memory.controls import NO_WORDS
 from trailnotes.runs.directory import RunDir
@@ -73,14 +72,16 @@ def test_a_copy_ends_where_tips_leave_no_room_for_the_next_turn(start_model: Pat
         tasks = run.next_tasks()[:1]
         await run.write_tips(await run.rollout(tasks))
         played = await run.rollout(tasks)
-        last = played[0].trajectories[0].steps[-1]
-        room = len(last.plain_prompt_ids) + run.config.rollout.max_action_tokens
+        assert run.shown is not None
+        (whole,) = await reread(run.policy, run.shown, played, run.config)
+        first, second = whole.trajectories[0].steps
+        room = len(first.completion.prompt_ids) + run.config.rollout.max_action_tokens
         rollout = run.config.rollout.model_copy(update={"max_context_tokens": room})
         memory = run.config.memory.model_copy(update={"leave_room": False})
         tight = run.config.model_copy(update={"rollout": rollout, "memory": memory})
-        assert run.shown is not None
-        (again,) = await reread(run.policy, run.shown, played, tight)
-        assert 0 < len(again.trajectories[0].steps) < len(played[0].trajectories[0].steps)
+        (cut,) = await reread(run.policy, run.shown, played, tight)
+        assert len(second.plain_prompt_ids) < room, "the student had room"
+        assert cut.trajectories[0].steps == (first,)
 
     in_a_run(tiny_config(start_model, algorithm=OPSD), tmp_path, body)
 
@@ -233,7 +234,7 @@ def test_a_control_is_what_the_teacher_reads(start_model: Path, tmp_path: Path) 
 
 def test_shares_of_members_with_tips_are_not_asked_of_it(start_model: Path) -> None:
     tiny_config(start_model, algorithm=OPSD | {"p_memory": 0.1}, rollout={"group_size": 2})
-    with pytest.raises(ConfigError, match="no member with tips"):
+    with pytest.raises(ValueError, match="no member with tips"):
         tiny_config(start_model, algorithm={"p_memory": 0.1}, rollout={"group_size": 2})
-    with pytest.raises(ConfigError, match="opsd retrieves no tips"):
+    with pytest.raises(ValueError, match="opsd retrieves no tips"):
         tiny_config(start_model, algorithm=OPSD | {"intrinsic": "tips", "mode_unit": "iteration"})

@@ -83,9 +83,12 @@ class Learner:
         return [tuple(row.tolist()) for row in self._all_logprobs(samples, self._score)]
 
     def start_logprobs(self, samples: Sequence[Sample]) -> list[tuple[float, ...]]:
-        """`logprobs` under the model that training began with, which must be at hand: see `reference`."""
-        with self._at_start():
-            return [tuple(row.tolist()) for row in self._all_logprobs(samples, self._score_reference)]
+        """`logprobs` under the model that training began with.
+
+        Raises:
+            ConfigError: the learner has neither a reference nor adapters.
+        """
+        return [tuple(row.tolist()) for row in self._start_logprobs(samples)]
 
     def update(self, samples: Sequence[Sample], seed: int = 0, lr_scale: float = 1.0) -> dict[str, float]:
         """Learn from one batch of rows.
@@ -279,13 +282,16 @@ class Learner:
         """Once for each update, not for each epoch: the reference does not change. Zeros for rows without a KL term."""
         rows = [torch.zeros(len(sample.token_ids), device=self.device) for sample in samples]
         held = [i for i, s in enumerate(samples) if (self.loss.kl if s.role == "episode" else s.hold)]
-        if held and self._score_reference is self._score and not self._start:
-            raise ConfigError("rows are to be held to the start model, and there is none: give the learner a reference")
-        with self.at_start():
-            scored = self._all_logprobs([samples[i] for i in held], self._score_reference) if held else []
+        scored = self._start_logprobs([samples[i] for i in held]) if held else []
         for i, row in zip(held, scored, strict=True):
             rows[i] = row
         return rows
+
+    def _start_logprobs(self, samples: Sequence[Sample]) -> list[Tensor]:
+        if self._score_reference is self._score and not self._start:
+            raise ConfigError("rows are to be scored by the start model, and there is none: give the learner a reference")
+        with self.at_start():
+            return self._all_logprobs(samples, self._score_reference)
 
     @contextmanager
     def at_start(self) -> Iterator[None]:
