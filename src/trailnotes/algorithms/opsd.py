@@ -40,7 +40,6 @@ async def opsd(run: TrainingRun) -> None:
     """Train until `run.finished`."""
     config, options = run.config, run.config.opsd
     assert run.shown is not None
-    score = run.learner.start_logprobs if options.from_start else run.learner.logprobs
     while not run.finished:
         groups = await run.rollout(run.next_tasks())
         teachers = await reread(run.policy, run.shown, groups, config)  # before this iteration's tips are there
@@ -51,7 +50,8 @@ async def opsd(run: TrainingRun) -> None:
         samples = build_samples(groups, advantages, rows=config.optim.rows)
 
         rows = build_samples(teachers, [[0.0] * len(group.trajectories) for group in teachers], rows=config.optim.rows)
-        lessons = lessons_of(samples, teacher_logprobs(teachers, rows, score(rows)))
+        scored = run.learner.logprobs(rows, of_start=options.from_start)
+        lessons = lessons_of(samples, teacher_logprobs(teachers, rows, scored))
         run.add_metrics("opsd", lesson_metrics(lessons, options) | {"teacher_tokens": float(num_tokens(rows))})
         metrics = run.update([*(lesson.taught(options) for lesson in lessons), *run.held(written, groups)])
         await run.end_iteration(groups, metrics)
