@@ -111,7 +111,7 @@ def test_each_token_gets_its_own_word_however_rows_are_cut(kind: Any, fork: int 
     sampled = [p for step in student.steps for p in step.completion.logprobs]
     expected = [i + 1 - p if d else 0 for i, (d, p) in enumerate(zip(differs, sampled, strict=True))]
     assert ratios == pytest.approx(expected)
-    trained = [lesson.taught(OpsdConfig(clip=0)) for lesson in lessons]
+    trained = [lesson.taught(OpsdConfig(clip=0, gate="none")) for lesson in lessons]
     laid = [a for row in trained for a, mask in zip(row.advantages, row.loss_mask, strict=True) if mask]
     assert laid == pytest.approx([e if d else 2.0 for e, d in zip(expected, differs, strict=True)])
     assert all(a == 0 for row in trained for a, mask in zip(row.advantages, row.loss_mask, strict=True) if not mask)
@@ -128,7 +128,7 @@ def test_tokens_behind_the_end_of_the_copy_have_no_teacher() -> None:
 def test_metrics_by_hand() -> None:
     sample = Sample((1, 2, 3, 4, 5), (0, 1, 1, 1, 1), (0, -1, -1, -1, -1), (0, 2, 2, 2, 2))
     lessons = lessons_of([sample], [np.array([-0.5, -2.0, np.nan, np.nan])])  # log ratios .5 and -1; two without
-    assert lesson_metrics(lessons, OpsdConfig(coefficient=0.5)) == {
+    assert lesson_metrics(lessons, OpsdConfig(coefficient=0.5, gate="none")) == {
         "taught": 0.5, "log_ratio": -0.25, "endorsed": 0.5, "gated": 0.0, "signal": 0.375,
     }  # fmt: skip
     assert lesson_metrics(lessons, OpsdConfig(gate="agree")) == {

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -17,6 +18,7 @@ from trailnotes.credit import group_advantages
 from trailnotes.credit.tokens import distilled, gate_of, log_ratio, signal_of
 from trailnotes.learner.samples import build_samples
 from trailnotes.rollout.episode import Seating, TipsActor
+from trailnotes.rollout.groups import gather
 from trailnotes.types import TrajectoryGroup
 
 if TYPE_CHECKING:
@@ -84,10 +86,9 @@ async def reread(
     What is shown is what `rollout.episode.TipsActor` would have shown, so it searches with what had been said so far.
     A prompt that no longer fits the context with tips ends the copy there.
     """
-    return [
-        TrajectoryGroup(group.task, tuple([await _reread(policy, memory, t, config) for t in group.trajectories]))
-        for group in groups
-    ]
+    episodes = [t for group in groups for t in group.trajectories]
+    copies = iter(await gather([_reread(policy, memory, trajectory, config) for trajectory in episodes]))
+    return [TrajectoryGroup(group.task, tuple(islice(copies, len(group.trajectories)))) for group in groups]
 
 
 async def _reread(policy: Policy, memory: Memory, trajectory: Trajectory, config: Config) -> Trajectory:
@@ -190,10 +191,11 @@ def lesson_metrics(lessons: Sequence[Lesson], options: OpsdConfig) -> dict[str, 
     if not taught.any():
         return dict.fromkeys(("taught", "log_ratio", "endorsed", "gated", "signal"), 0.0)
     ratios, advantages = ratios[taught], advantages[taught]
+    speaks = gate_of(ratios, advantages, options.gate)
     return {
         "taught": float(taught.mean()),
         "log_ratio": float(ratios.mean()),
         "endorsed": float((ratios > 0).mean()),
-        "gated": float(1 - gate_of(ratios, advantages, options.gate).mean()),
-        "signal": float(np.abs(signal_of(ratios, advantages, options)).mean()),
+        "gated": float(1 - speaks.mean()),
+        "signal": float(np.abs(signal_of(ratios, options) * speaks).mean()),
     }

@@ -133,8 +133,8 @@ class OpsdConfig(Section):
         "form", "weights of the teacher: the policy's (sdpo, sdar) or the start model's (opcd), or either for all forms"
     )
     gate: Literal["none", "agree", "positive"] = key(
-        "none", "tokens that the teacher may speak of: all, those where the group's advantage does not say the "
-        "opposite, or those of episodes better than their group"
+        "agree", "tokens left to the teacher: all (as published), those where the group's advantage does not say the "
+        "opposite, or those of episodes better than their group; of the others the group decides"
     )  # fmt: skip
     beta: float = key(5.0, "sdar: steepness of the sigmoid", "SDAR release", ge=0)
     clip: float = key(5.0, "largest log ratio that counts, either way; 0 = no limit", ge=0)

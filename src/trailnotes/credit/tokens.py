@@ -40,26 +40,26 @@ def log_ratio(teacher: ArrayLike, student: ArrayLike) -> Array:
 
 
 def gate_of(ratios: Array, advantages: Array, gate: str) -> Mask:
-    """Which tokens the reward lets the teacher speak of.
+    """Which tokens the reward leaves to the teacher.
 
     Args:
         ratios: (n,) `log_ratio`.
         advantages: (n,) of the episode in its group.
-        gate: "none" all; "agree" all but those where teacher and reward want opposite things; "positive" those of
-            episodes that were better than their group.
+        gate: "none" keeps none back; "agree" those where teacher and reward want opposite things; "positive" those of
+            episodes that were no better than their group.
 
     Returns:
-        (n,) open or not.
+        (n,) whether the teacher may speak.
     """
     if gate == "agree":
         return ratios * advantages >= 0
     return advantages > 0 if gate == "positive" else np.ones(ratios.shape, dtype=bool)
 
 
-def signal_of(ratios: Array, advantages: Array, options: OpsdConfig) -> Array:
+def signal_of(ratios: Array, options: OpsdConfig) -> Array:
     """What the teacher adds to the advantage of each token.
 
-    With c = `options.weight`, and d the log ratio, held within +- `options.clip`, where its gate is open, else 0:
+    With c = `options.weight`, and d the log ratio, held within +- `options.clip`:
 
     ==========  ==========================  ======================================================================
     sdpo        c d                         arXiv 2601.20802, eq. 2: the advantage of its KL to the teacher
@@ -71,15 +71,12 @@ def signal_of(ratios: Array, advantages: Array, options: OpsdConfig) -> Array:
 
     Args:
         ratios: (n,) `log_ratio`.
-        advantages: (n,) of the episode in its group.
-        options: form, weight, gate, clip and beta.
+        options: form, weight, clip and beta.
 
     Returns:
         (n,) the signal; 0 where the log ratio is 0.
     """
-    d = np.where(gate_of(ratios, advantages, options.gate), ratios, 0.0)
-    if options.clip:
-        d = np.clip(d, -options.clip, options.clip)
+    d = np.clip(ratios, -options.clip, options.clip) if options.clip else ratios
     if options.form == "sdar":
         d = np.tanh(options.beta * d / 2) / 2  # sigmoid(beta d) - 1/2, which never overflows
     return options.weight * d
@@ -89,15 +86,17 @@ def distilled(advantages: Array, ratios: Array, known: Mask, options: OpsdConfig
     """The advantage of each token: what the group says of its episode, and what the teacher says of the token.
 
     sdpo and opcd: (1 - c) A + signal, so that c = 1 is the paper's and less is the hybrid with GRPO; sdar: A + signal.
+    A alone where there is no teacher, or the reward keeps it from speaking (`gate_of`).
 
     Args:
         advantages: (n,) of the episode in its group, A.
         ratios: (n,) `log_ratio`.
-        known: (n,) whether the token has a teacher; of all others A stays.
-        options: see `signal_of`.
+        known: (n,) whether the token has a teacher.
+        options: see `signal_of`; and the gate.
 
     Returns:
         (n,) advantages.
     """
     share = 1.0 if options.form == "sdar" else 1.0 - options.weight
-    return np.where(known, share * advantages + signal_of(ratios, advantages, options), advantages)
+    speaks = known & gate_of(ratios, advantages, options.gate)
+    return np.where(speaks, share * advantages + signal_of(ratios, options), advantages)
