@@ -16,12 +16,14 @@ import pytest
 from tiny import episode, group
 from tinyrun import distance, episodes, equal_weights, metrics, tiny_config, tip_rows, train_in_process
 from trailnotes.algorithms.opsd import lesson_metrics, lessons_of, reread, teacher_logprobs
+from trailnotes.commands.eval import evaluate
 from trailnotes.config.methods_schema import OpsdConfig
 from trailnotes.config.schema import Config
 from trailnotes.learner.samples import build_samples
 from trailnotes.memory.controls import NO_WORDS
 from trailnotes.runs.directory import RunDir
 from trailnotes.runs.training import TrainingRun, opened_run
+from trailnotes.storage.files import read_jsonl
 from trailnotes.types import Sample, Trajectory, TrajectoryGroup
 
 FORMS = ("sdpo", "sdar", "opcd")
@@ -227,6 +229,16 @@ def test_a_control_is_what_the_teacher_reads(start_model: Path, tmp_path: Path) 
     for show in ("other", "empty"):
         assert not equal_weights(tmp_path / "own", tmp_path / show)
         assert metrics(tmp_path / show)[1]["opsd/taught"] > 0.5
+
+
+def test_an_evaluation_shows_a_control_where_it_is_asked_to(start_model: Path, tmp_path: Path) -> None:
+    trained(start_model, tmp_path / "run", train={"iterations": 1}, algorithm={"show_tips": "other"})
+    for show in ("own", "empty"):
+        config = tiny_config(start_model, eval={"split": "train", "num_tasks": 2, "show_tips": show})
+        evaluate(config, tmp_path / "run", memory=True, out=tmp_path / show)
+        seen = [tip for e in read_jsonl(tmp_path / show / "episodes.jsonl") for s in e["steps"] for tip in s["tips"]]
+        assert seen
+        assert all((tip["text"] == NO_WORDS) == (show == "empty") for tip in seen)
 
 
 # --- settings

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from adaptrun import Guesser, adapt_by
 from trailnotes.config.schema import MemoryConfig
 from trailnotes.memory import TipMemory, open_memory
 from trailnotes.memory.controls import NO_WORDS, shown
@@ -69,3 +70,18 @@ def test_a_control_sees_what_is_written_later(memory: TipMemory, tmp_path: Path)
     memory.add([Tip(task, "best", "here", 1.0) for task in TASKS])
     assert {control.search(task, "here", 1)[0].text for task in TASKS} == {"best"}
     assert control.stats() == memory.stats()
+
+
+@pytest.mark.parametrize(
+    ("section", "show", "curve"),
+    [
+        ("eval", "own", [0.25, 0.5, 0.75]),  # the guesser tries what the tips of the gate advise
+        ("eval", "empty", [0.25] * 3),
+        ("algorithm", "empty", [0.25, 0.5, 0.75]),  # of training: no panel has it unless it is set for panels
+    ],
+)
+def test_panels_have_a_control_of_their_own(section: str, show: str, curve: list[float], tmp_path: Path) -> None:
+    sections = {"eval": {"num_tasks": 0, "trials": 2}}
+    sections[section] = sections.get(section, {}) | {"show_tips": show}
+    rows = adapt_by(Guesser(), "empo2-tips", tmp_path, **sections)
+    assert [row.mean for row in rows] == curve
