@@ -22,7 +22,7 @@ from trailnotes.types import MODES, Observation, Task
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 PAGES = [README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
-SECTIONS = "run|model|env|rollout|memory|algorithm|gigpo|loss|optim|train|eval|warmstart"
+SECTIONS = "run|model|env|rollout|memory|algorithm|gigpo|opsd|loss|optim|train|eval|warmstart"
 OPTIONS_OF_ENV = "env.options."
 
 
@@ -136,7 +136,7 @@ def file_of(method: str) -> Path:
     return own if own.exists() else folder / f"{method}.py"
 
 
-@pytest.mark.parametrize("method", ["empo2", "gigpo", "grpo", "rememberer", "retrospex", "rloo"])
+@pytest.mark.parametrize("method", ["empo2", "gigpo", "grpo", "opsd", "rememberer", "retrospex", "rloo"])
 def test_pages_of_methods_quote_the_right_lines(method: str) -> None:
     source = words(file_of(method)).splitlines()
     rows = re.findall(r"^\| (\d+) \| `([^`]+)` \|", words(ROOT / f"docs/algorithms/{method}.md"), re.MULTILINE)
@@ -241,6 +241,7 @@ def test_every_metric_that_is_written_is_explained_and_the_other_way_round(
     for name, more in (
         ("empo2", "--algorithm.intrinsic states --archive.share 1"),
         ("gigpo", "--algorithm.dynamic_sampling 1"),
+        ("opsd", ""),
     ):
         config = load_config(None, f"{settings} --algorithm.name {name} {more}".split())
         trailnotes.train(config, clone / f"runs/metrics-{name}")

@@ -32,7 +32,7 @@ HOUSE = {
         config
         types errors seeds moved
     """,
-    "algorithms": "__init__ empo2 empo2_tips gigpo grpo naive reflexion rememberer retrospex rloo",
+    "algorithms": "__init__ empo2 empo2_tips gigpo grpo naive opsd reflexion rememberer retrospex rloo",
     "algorithms/reflexion": """
         __init__ method
         memory plans
@@ -81,7 +81,7 @@ HOUSE = {
     """,
     "credit": """
         __init__ novelty
-        distillation steps
+        distillation steps tokens
         episodes
     """,
     "envs": """
@@ -120,7 +120,7 @@ HOUSE = {
     """,
     "memory": """
         __init__ owner
-        base exchange
+        base controls exchange
         tips
         store
         retrieval schema

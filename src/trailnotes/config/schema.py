@@ -17,6 +17,7 @@ from trailnotes.config.methods_schema import (
     AlgorithmConfig,
     ArchiveConfig,
     GigpoConfig,
+    OpsdConfig,
     ReflexionConfig,
     RehearsalConfig,
     RemembererConfig,
@@ -246,6 +247,7 @@ class EvalConfig(Section):
     num_samples: int = key(1, "episodes for each task, each with its own sampling seed", ge=1)
     temperature: float = key(0.4, "sampling temperature", PAPER, ge=0)
     memory: bool = key(False, "act with the run's memory")
+    show_tips: Literal["own", "other", "empty"] = key("own", "algorithm.show_tips, for panels played with tips")
     trials: int = key(10, "adapt: trials after trial 0, which acts without memory", PAPER, ge=0)
     metric: Literal["success", "return"] = key("success", "what tables and curves show")
     confidence: float = key(0.95, "level of the intervals", gt=0, lt=1)
@@ -289,6 +291,7 @@ class Config(Section):
     memory: MemoryConfig = key(MemoryConfig, "the store of tips")
     algorithm: AlgorithmConfig = key(AlgorithmConfig, "the method")
     gigpo: GigpoConfig = key(GigpoConfig, "GiGPO and HGPO")
+    opsd: OpsdConfig = key(OpsdConfig, "self-distillation from a teacher with tips")
     rehearsal: RehearsalConfig = key(RehearsalConfig, "what is rehearsed")
     archive: ArchiveConfig = key(ArchiveConfig, "states to return to")
     reflexion: ReflexionConfig = key(ReflexionConfig, "Reflexion")
@@ -331,13 +334,13 @@ class Config(Section):
     def _refuse_for(self, method: Method) -> None:
         """Refuse what the method cannot do."""
         algorithm, rollout = self.algorithm, self.rollout
-        mixed = method.memory and algorithm.mode_unit == "trajectory" and algorithm.draw == "stratified"
+        mixed = method.shows_tips and algorithm.mode_unit == "trajectory" and algorithm.draw == "stratified"
         if mixed and algorithm.p_memory and not round(algorithm.p_memory * rollout.group_size):
             raise ConfigError(
                 f"algorithm.p_memory = {algorithm.p_memory:g} of rollout.group_size = {rollout.group_size} rounds to "
                 'no member with tips: raise either, or set algorithm.draw = "independent"'
             )
-        if method.trains and not method.memory and algorithm.intrinsic == "tips":
+        if method.trains and not method.shows_tips and algorithm.intrinsic == "tips":
             raise ConfigError(f'{algorithm.name} retrieves no tips: set algorithm.intrinsic = "states" or "none"')
         if self.archive.share and not method.trains:
             raise ConfigError(f"{algorithm.name} trains nothing from kept states: set archive.share = 0")
@@ -357,12 +360,13 @@ class Config(Section):
 
     @property
     def holds(self) -> bool:
-        """Whether anything is held to the start model, or written by it: it must then be at hand."""
+        """Whether the start model must be at hand: something is held to it, written by it, or taught by it."""
         algorithm, rehearsal = self.algorithm, self.rehearsal
         anchored = algorithm.anchor_weight and (algorithm.anchor_tips or algorithm.anchor_reading)
         rehearsed = (rehearsal.path or rehearsal.split) and rehearsal.by == "kl" and rehearsal.weight
-        of_tips = bool(anchored or rehearsed or algorithm.author == "start")
-        return bool(self.loss.kl) or (of_tips and method_of(algorithm.name).memory)
+        of_tips = bool(anchored or rehearsed or algorithm.author == "start") and method_of(algorithm.name).memory
+        taught = algorithm.name == "opsd" and self.opsd.from_start
+        return bool(self.loss.kl) or of_tips or taught
 
     def refuse_training(self) -> Self:
         """Refuse what is fine for acting but wrong for training. Called by `train` before anything is built."""

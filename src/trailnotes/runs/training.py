@@ -24,6 +24,7 @@ from trailnotes.errors import ConfigError, RunError
 from trailnotes.learner.learner import Learner
 from trailnotes.learner.samples import anchor_rows
 from trailnotes.memory import embedder_of, open_memory
+from trailnotes.memory.controls import shown
 from trailnotes.memory.owner import forget_start, settle
 from trailnotes.policies.hf.policy import load_model
 from trailnotes.rollout import WrittenTip, rollout_metrics, run_groups, tip_metrics, write_tips
@@ -130,6 +131,7 @@ class TrainingRun:
         self.memory = (
             open_memory(directory.memory_path, config.memory, embedder=make_embedder()) if uses_memory else None
         )
+        self.shown = None if self.memory is None else shown(self.memory, config.algorithm.show_tips)  # to prompts
         rehearsed = rehearsal_path(config, directory.path)
         self.rehearsal = Rehearsal(config, rehearsed, self.policy.format) if rehearsed else None
         self.count = Counters()
@@ -234,7 +236,7 @@ class TrainingRun:
             archive.pool(pool) if archive else pool,
             tasks,
             modes,
-            self.memory,
+            self.shown,
             self.config,
             seed=self.seed(purpose),
             progress=ended.append,
