@@ -25,6 +25,7 @@ from trailnotes.config.section import PAPER, RELEASE, Section, key
 from trailnotes.errors import ConfigError
 
 MAX_ASKED_WORDS = 100  # of a tip, by the paper's request
+RETROAGENT = "RetroAgent, arXiv 2603.08561"
 TOKENS_PER_WORD = 1.5  # English prose takes 1.2 to 1.4 in a vocabulary of a hundred thousand; names take more
 OPENAI = "openai:"  # before a model's name, as `model.path`: the model of that name at the endpoint
 OURS = (  # arguments of transformers' `apply_chat_template` that are no option of a template
@@ -164,9 +165,11 @@ class MemoryConfig(Section):
     duplicates: Literal["reject", "count"] = key(
         "count", "the same text again in a namespace: reject it (paper), or count it as support and keep the best score"
     )
-    order: tuple[Literal["score", "support", "recency", "similarity"], ...] = key(
-        ("score", "support", "recency"), "order of the candidates; the paper has the score alone"
+    order: tuple[Literal["score", "support", "recency", "similarity", "ucb"], ...] = key(
+        ("score", "support", "recency"),
+        "order of the candidates; the paper has the score alone; ucb: by what their readers earned, and for trial",
     )
+    ucb: float = key(1.0, "order by ucb: weight of the bonus for tips that were read seldom", RETROAGENT, ge=0)
     max_tip_tokens: int = key(160, "a shown tip is cut here; less than 150 asks for tips of fewer words", ge=4)
     max_write_tokens: int = key(192, "decoding limit when a tip is written (release: 512)", RELEASE, ge=1)
     write_temperature: float = key(1.0, "sampling temperature when a tip is written", ge=0)

@@ -135,7 +135,7 @@ class AdaptationRun:
 
         groups = await run_groups(
             self.policy, self.pool, tasks, [[mode] * num_samples for _ in tasks], memory, acting_config(self.config),
-            seed=self.seed(phase), progress=keep, on_error=keep, make_actor=make_actor, done=done,
+            seed=self.seed(phase), progress=keep, on_error=keep, make_actor=make_actor, done=done, once=phase,
         )  # fmt: skip
         records = _played(journal, tasks)
         if tasks and not groups and not self.spent.episodes + self._pending.spent.episodes:
