@@ -76,6 +76,7 @@ _BUILT_IN = (
     Method("rloo", "RLOO", "trailnotes.algorithms.rloo:rloo", trains=True, colour="#cc79a7"),
     Method("gigpo", "GiGPO", "trailnotes.algorithms.gigpo:gigpo", trains=True, colour="#0072b2"),
     Method("empo2", "EMPO²", "trailnotes.algorithms.empo2:empo2", trains=True, memory=True, colour="#009e73"),
+    Method("lamer", "LaMer", "trailnotes.algorithms.lamer:lamer", trains=True, colour="#332288"),
 )  # fmt: skip
 METHODS = {method.name: method for method in _BUILT_IN}
 _OWN = re.compile(r"[\w.]+:\w+")  # module:NAME

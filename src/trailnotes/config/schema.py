@@ -17,6 +17,7 @@ from trailnotes.config.methods_schema import (
     AlgorithmConfig,
     ArchiveConfig,
     GigpoConfig,
+    LamerConfig,
     ReflexionConfig,
     RehearsalConfig,
     RemembererConfig,
@@ -290,6 +291,7 @@ class Config(Section):
     algorithm: AlgorithmConfig = key(AlgorithmConfig, "the method")
     gigpo: GigpoConfig = key(GigpoConfig, "GiGPO and HGPO")
     rehearsal: RehearsalConfig = key(RehearsalConfig, "what is rehearsed")
+    lamer: LamerConfig = key(LamerConfig, "LaMer")
     archive: ArchiveConfig = key(ArchiveConfig, "states to return to")
     reflexion: ReflexionConfig = key(ReflexionConfig, "Reflexion")
     rememberer: RemembererConfig = key(RemembererConfig, "REMEMBERER")
@@ -339,6 +341,11 @@ class Config(Section):
             )
         if method.trains and not method.memory and algorithm.intrinsic == "tips":
             raise ConfigError(f'{algorithm.name} retrieves no tips: set algorithm.intrinsic = "states" or "none"')
+        if algorithm.name == "lamer" and (self.archive.share or algorithm.dynamic_sampling):
+            raise ConfigError(
+                "lamer plays a task from its start, again and again: set archive.share and "
+                "algorithm.dynamic_sampling to 0"
+            )
         if self.archive.share and not method.trains:
             raise ConfigError(f"{algorithm.name} trains nothing from kept states: set archive.share = 0")
         if self.archive.share:
