@@ -77,7 +77,7 @@ async def play_again(
 def continued(trials: Sequence[Trial], groups: Sequence[TrajectoryGroup]) -> list[Trial]:
     """The trials with their next episodes, of the members that have played all.
 
-    A task of which a group failed is left out; where it stands in the batch twice, both, since nothing says which it was.
+    A task of which a group failed is left out. Where it stands in the batch twice, both are: nothing tells them apart.
     """
     before, after = (Counter(group.task.id for group in some) for some in ([trial[0] for trial in trials], groups))
     whole = {task_id for task_id in before if before[task_id] == after[task_id]}
