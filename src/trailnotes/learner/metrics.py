@@ -109,11 +109,7 @@ class UpdateMetrics:
 
 
 def advantage_metrics(samples: Sequence[Sample]) -> dict[str, float]:
-    """Mean and sample deviation of advantages over trajectories, dropped ones included; rows that teach nothing.
-
-    Of the rows of episodes alone.
-    """
-    samples = [sample for sample in samples if sample.role == "episode"]
+    """Mean and sample deviation of advantages over trajectories, dropped ones included; rows that teach nothing."""
     by_trajectory: dict[int, list[float]] = defaultdict(list)
     for sample in samples:
         pairs = zip(sample.advantages, sample.loss_mask, strict=True)
