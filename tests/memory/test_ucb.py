@@ -14,6 +14,7 @@ import pytest
 
 from adaptrun import Guesser, adapt_by, gate_config
 from tinyrun import SAME, differences, metrics, tiny_config, train_in_process
+from trailnotes.commands import main
 from trailnotes.config.schema import Config, MemoryConfig
 from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.memory import open_memory
@@ -171,6 +172,17 @@ def test_a_file_of_before_is_of_tips_that_nobody_read(tmp_path: Path, monkeypatc
     with open_memory(tmp_path / "memory.db", UCB) as memory:
         assert order(memory) == ["a"]
     assert readings(tmp_path / "memory.db") == [("a", 0, 0.0)]
+
+
+def test_memory_show_tells_of_readers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with open_memory(tmp_path / "memory.db", UCB) as memory:
+        tips = written(memory, "a", "b")
+        memory.report([read([tips["a"]], won) for won in (True, False, False)])
+    for tip_id in ("1", "2"):
+        assert main(["memory", "show", str(tmp_path / "memory.db"), tip_id]) == 0
+    first, second = capsys.readouterr().out.split("id         2")
+    assert "readers    3 episodes, which earned 0.33 of 1 on average" in first
+    assert "readers" not in second
 
 
 # --- whoever plays reports ----------------------------------------------------------------------------------------

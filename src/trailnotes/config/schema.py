@@ -27,7 +27,6 @@ from trailnotes.config.section import PAPER, RELEASE, Section, key
 from trailnotes.errors import ConfigError
 
 MAX_ASKED_WORDS = 100  # of a tip, by the paper's request
-RETROAGENT = "RetroAgent, arXiv 2603.08561"
 TOKENS_PER_WORD = 1.5  # English prose takes 1.2 to 1.4 in a vocabulary of a hundred thousand; names take more
 OPENAI = "openai:"  # before a model's name, as `model.path`: the model of that name at the endpoint
 OURS = (  # arguments of transformers' `apply_chat_template` that are no option of a template
@@ -168,10 +167,9 @@ class MemoryConfig(Section):
         "count", "the same text again in a namespace: reject it (paper), or count it as support and keep the best score"
     )
     order: tuple[Literal["score", "support", "recency", "similarity", "ucb"], ...] = key(
-        ("score", "support", "recency"),
-        "order of the candidates; the paper has the score alone; ucb: by what their readers earned, and for trial",
+        ("score", "support", "recency"), "order of the candidates (paper: the score); ucb: by what their readers earned"
     )
-    ucb: float = key(1.0, "order by ucb: weight of the bonus for tips that were read seldom", RETROAGENT, ge=0)
+    ucb: float = key(1.0, "order by ucb: weight of the bonus for what was read seldom", "arXiv 2603.08561", ge=0)
     max_tip_tokens: int = key(160, "a shown tip is cut here; less than 150 asks for tips of fewer words", ge=4)
     max_write_tokens: int = key(192, "decoding limit when a tip is written (release: 512)", RELEASE, ge=1)
     write_temperature: float = key(1.0, "sampling temperature when a tip is written", ge=0)
@@ -343,8 +341,7 @@ class Config(Section):
             raise ConfigError(f'{algorithm.name} retrieves no tips: set algorithm.intrinsic = "states" or "none"')
         if algorithm.name == "lamer" and (self.archive.share or algorithm.dynamic_sampling):
             raise ConfigError(
-                "lamer plays a task from its start, again and again: set archive.share and "
-                "algorithm.dynamic_sampling to 0"
+                "lamer plays each task from its start: set archive.share and algorithm.dynamic_sampling to 0"
             )
         if self.archive.share and not method.trains:
             raise ConfigError(f"{algorithm.name} trains nothing from kept states: set archive.share = 0")

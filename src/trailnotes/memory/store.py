@@ -92,6 +92,11 @@ class TipStore(OpenFile):
         """One tip by its id."""
         return next((_tip_of(row) for row in self._rows(f"{SELECT} WHERE id = ?", (tip_id,))), None)
 
+    def readers(self, tip_id: int) -> tuple[int, float]:
+        """Episodes that were shown a tip, and what they earned together: zeros where nobody counted (`read`)."""
+        rows = self._rows(f"SELECT {', '.join(READINGS)} FROM tips WHERE id = ?", (tip_id,))  # noqa: S608 (constants)
+        return (int(rows[0][0]), float(rows[0][1])) if rows else (0, 0.0)
+
     def namespaces(self) -> dict[str, int]:
         """Number of tips of each namespace, in the order of the names."""
         return dict(self._rows("SELECT namespace, COUNT(*) FROM tips GROUP BY namespace ORDER BY namespace"))
