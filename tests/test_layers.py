@@ -32,7 +32,7 @@ HOUSE = {
         config
         types errors seeds moved
     """,
-    "algorithms": "__init__ empo2 empo2_tips gigpo grpo naive opsd reflexion rememberer retrospex rloo",
+    "algorithms": "__init__ empo2 empo2_tips gigpo grpo lamer naive opsd reflexion rememberer retrospex rloo",
     "algorithms/reflexion": """
         __init__ method
         memory plans

@@ -85,6 +85,7 @@ _BUILT_IN = (
     Method(
         "opsd", "OPSD", "trailnotes.algorithms.opsd:opsd", trains=True, memory=True, plain=True, colour="#882255",
     ),
+    Method("lamer", "LaMer", "trailnotes.algorithms.lamer:lamer", trains=True, colour="#332288"),
 )  # fmt: skip
 METHODS = {method.name: method for method in _BUILT_IN}
 _OWN = re.compile(r"[\w.]+:\w+")  # module:NAME

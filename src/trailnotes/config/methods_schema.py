@@ -11,6 +11,7 @@ from trailnotes.config.section import PAPER, Section, key
 
 GIGPO = "GiGPO, arXiv 2505.10978"
 REMEMBERER = "REMEMBERER, arXiv 2306.07929"
+LAMER = "LaMer, arXiv 2512.16848"
 RETROSPEX = "Retrospex, arXiv 2505.11807"
 
 
@@ -167,6 +168,13 @@ class OpsdConfig(Section):
             raise ValueError(f"opsd.coefficient = {self.weight:g} leaves {self.form} less than nothing of the group's "
                              "advantage: set it to 1 or less")  # fmt: skip
         return self
+
+
+class LamerConfig(Section):
+    """LaMer: episodes of a task in a row, with the tips that each member writes in between for itself."""
+
+    episodes: int = key(3, "K, episodes of a task that each member of a group plays in a row", LAMER, ge=1)
+    gamma: float = key(0.6, "discount of an episode's return in that of the one before it", LAMER, ge=0, le=1)
 
 
 class ReflexionConfig(Section):

@@ -17,6 +17,7 @@ from trailnotes.config.methods_schema import (
     AlgorithmConfig,
     ArchiveConfig,
     GigpoConfig,
+    LamerConfig,
     OpsdConfig,
     ReflexionConfig,
     RehearsalConfig,
@@ -166,9 +167,10 @@ class MemoryConfig(Section):
     duplicates: Literal["reject", "count"] = key(
         "count", "the same text again in a namespace: reject it (paper), or count it as support and keep the best score"
     )
-    order: tuple[Literal["score", "support", "recency", "similarity"], ...] = key(
-        ("score", "support", "recency"), "order of the candidates; the paper has the score alone"
+    order: tuple[Literal["score", "support", "recency", "similarity", "ucb"], ...] = key(
+        ("score", "support", "recency"), "order of the candidates (paper: the score); ucb: by what their readers earned"
     )
+    ucb: float = key(1.0, "order by ucb: weight of the bonus for what was read seldom", "arXiv 2603.08561", ge=0)
     max_tip_tokens: int = key(160, "a shown tip is cut here; less than 150 asks for tips of fewer words", ge=4)
     max_write_tokens: int = key(192, "decoding limit when a tip is written (release: 512)", RELEASE, ge=1)
     write_temperature: float = key(1.0, "sampling temperature when a tip is written", ge=0)
@@ -293,6 +295,7 @@ class Config(Section):
     gigpo: GigpoConfig = key(GigpoConfig, "GiGPO and HGPO")
     opsd: OpsdConfig = key(OpsdConfig, "self-distillation from a teacher with tips")
     rehearsal: RehearsalConfig = key(RehearsalConfig, "what is rehearsed")
+    lamer: LamerConfig = key(LamerConfig, "LaMer")
     archive: ArchiveConfig = key(ArchiveConfig, "states to return to")
     reflexion: ReflexionConfig = key(ReflexionConfig, "Reflexion")
     rememberer: RemembererConfig = key(RemembererConfig, "REMEMBERER")
@@ -342,6 +345,10 @@ class Config(Section):
             )
         if method.trains and not method.shows_tips and algorithm.intrinsic == "tips":
             raise ConfigError(f'{algorithm.name} retrieves no tips: set algorithm.intrinsic = "states" or "none"')
+        if algorithm.name == "lamer" and (self.archive.share or algorithm.dynamic_sampling):
+            raise ConfigError(
+                "lamer plays each task from its start: set archive.share and algorithm.dynamic_sampling to 0"
+            )
         if self.archive.share and not method.trains:
             raise ConfigError(f"{algorithm.name} trains nothing from kept states: set archive.share = 0")
         if self.archive.share:

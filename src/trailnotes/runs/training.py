@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from trailnotes.config.schema import Config
     from trailnotes.credit import Scores
     from trailnotes.policies.hf import HFPolicy
+    from trailnotes.rollout import MemoryOf
     from trailnotes.runs.directory import RunDir
     from trailnotes.types import Mode, Sample, Task, Tip, Trajectory, TrajectoryGroup
 
@@ -189,7 +190,12 @@ class TrainingRun:
         return batch_of(self.tasks, self.config.rollout.num_tasks, self.config.run.seed, self.count.iteration)
 
     async def rollout(
-        self, tasks: Sequence[Task], modes: Sequence[Sequence[Mode]] | None = None
+        self,
+        tasks: Sequence[Task],
+        modes: Sequence[Sequence[Mode]] | None = None,
+        *,
+        memory_of: MemoryOf | None = None,
+        purpose: str = "rollout",
     ) -> list[TrajectoryGroup]:
         """Play every member of every group; failed groups are dropped, so the list may be shorter than `tasks`.
 
@@ -199,6 +205,8 @@ class TrainingRun:
         Args:
             tasks: B tasks.
             modes: a row for each task, a mode for each member; None plays all plain.
+            memory_of: gives each member a memory of its own, as for `run_groups`; None: all read that of the run.
+            purpose: a name that no other call in an iteration has, since seeds follow from it.
         """
         plain: list[Mode] = ["plain"] * self.config.rollout.group_size
         rows = modes or [plain] * len(tasks)
@@ -208,10 +216,10 @@ class TrainingRun:
         async def play_further(number: int, num: int) -> list[TrajectoryGroup]:
             further = further_tasks(self.tasks, played, num, self.rng(f"further-{number}"))
             played.extend(task.id for task in further)
-            return await self._play(further, rows[:num], f"rollout-{number}", ended)
+            return await self._play(further, rows[:num], f"{purpose}-{number}", ended, memory_of)
 
         with self._timed("rollout"):
-            groups = await self._play(tasks, rows, "rollout", ended)
+            groups = await self._play(tasks, rows, purpose, ended, memory_of)
             if rounds := self.config.algorithm.dynamic_sampling:
                 groups, replaced = await replace_equal(groups, rounds, play_further)
                 success = sum(t.success for t in ended) / max(1, len(ended))
@@ -226,7 +234,12 @@ class TrainingRun:
         return groups
 
     async def _play(
-        self, tasks: Sequence[Task], modes: Sequence[Sequence[Mode]], purpose: str, ended: list[Trajectory]
+        self,
+        tasks: Sequence[Task],
+        modes: Sequence[Sequence[Mode]],
+        purpose: str,
+        ended: list[Trajectory],
+        memory_of: MemoryOf | None,
     ) -> list[TrajectoryGroup]:
         archive, pool = self.archive, self.pool
         if archive is not None:
@@ -241,27 +254,28 @@ class TrainingRun:
             seed=self.seed(purpose),
             progress=ended.append,
             on_error=self._errors.append,
+            memory_of=memory_of,
         )
         return archive.regroup(groups) if archive else groups
 
-    async def write_tips(self, groups: Sequence[TrajectoryGroup]) -> list[WrittenTip]:
-        """Have the policy write about every episode, and store them in task order.
+    async def write_tips(self, groups: Sequence[TrajectoryGroup], purpose: str = "tips") -> list[WrittenTip]:
+        """Have the policy write about every episode; the memory of the run, if it has one, gets them in task order.
 
         None is written about an episode that returned to a kept state: it would tell only the last part of the way.
         """
-        assert self.memory is not None
         written: list[WrittenTip] = []
         with self._timed("write_tips"), self._author() as author:
             tips, num_tokens = await write_tips(
                 author,
                 self._from_start(groups),
                 self.config,
-                seed=self.seed("tips"),
+                seed=self.seed(purpose),
                 step=self.count.iteration,
                 on_tip=written.append,
             )
-        with self._timed("store_tips"):
-            self.memory.add(tips)
+        if self.memory is not None:
+            with self._timed("store_tips"):
+                self.memory.add(tips)
         self.count.tokens_generated += num_tokens
         self.add_metrics("tips", tip_metrics(written))
         return written
