@@ -89,23 +89,19 @@ class RehearsalConfig(Section):
     )
     options: dict[str, Any] = key(dict, "env.options of these games, where they differ from those that are trained")
     num_tasks: int = key(0, "games of the split; 0 = all", ge=0)
-    num_samples: int = key(4, "episodes of each game in each trial", ge=1)
+    num_samples: int = key(1, "episodes of each game in each trial", ge=1)
     trials: int = key(2, "trials with tips, after one without", ge=0)
     path: str = key(
         "", "JSONL of conversations instead, as `trailnotes rehearsal record` and `script` write them; '' = none"
     )
-    rows: int = key(32, "conversations in each update", ge=1)
-    by: Literal["kl", "likelihood"] = key(
-        "kl", "hold them to the start model by KL, or imitate them (what InstructGPT calls mixing in pretraining)"
+    rows: int = key(24, "conversations in each update", ge=1)
+    hold: float = key(0.4, "weight of KL(start model || model) on them; 0 = none", ge=0)
+    imitate: float = key(
+        0.0,
+        "weight of the likelihood of those that were won or followed by something better, of all of a file that does "
+        "not say (what InstructGPT calls mixing in pretraining); 0 = none",
+        ge=0,
     )
-    weight: float = key(0.1, "weight of that term of the loss", ge=0)
-
-    @model_validator(mode="after")
-    def refuse_two_sources(self) -> Self:
-        """Refuse games to play beside a file that would take their place."""
-        if self.path and self.split:
-            raise ValueError("rehearsal.path and rehearsal.split are two sources: leave one of them empty")
-        return self
 
 
 class GigpoConfig(Section):
