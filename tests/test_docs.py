@@ -7,7 +7,7 @@ import pkgutil
 import re
 import runpy
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -17,12 +17,12 @@ from trailnotes.config.methods import METHODS
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import config_fields, load_config, show
 from trailnotes.moved import MOVED
-from trailnotes.types import MODES, Observation, Task
+from trailnotes.types import MODES, Observation, RowRole, Task
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 PAGES = [README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
-SECTIONS = "run|model|env|rollout|memory|algorithm|gigpo|loss|optim|train|eval|warmstart"
+SECTIONS = "run|model|env|rollout|memory|algorithm|gigpo|opsd|loss|optim|train|eval|warmstart"
 OPTIONS_OF_ENV = "env.options."
 
 
@@ -136,7 +136,7 @@ def file_of(method: str) -> Path:
     return own if own.exists() else folder / f"{method}.py"
 
 
-@pytest.mark.parametrize("method", ["empo2", "gigpo", "grpo", "rememberer", "retrospex", "rloo"])
+@pytest.mark.parametrize("method", ["empo2", "gigpo", "grpo", "lamer", "opsd", "rememberer", "retrospex", "rloo"])
 def test_pages_of_methods_quote_the_right_lines(method: str) -> None:
     source = words(file_of(method)).splitlines()
     rows = re.findall(r"^\| (\d+) \| `([^`]+)` \|", words(ROOT / f"docs/algorithms/{method}.md"), re.MULTILINE)
@@ -241,11 +241,16 @@ def test_every_metric_that_is_written_is_explained_and_the_other_way_round(
     for name, more in (
         ("empo2", "--algorithm.intrinsic states --archive.share 1"),
         ("gigpo", "--algorithm.dynamic_sampling 1"),
+        ("opsd", ""),
+        ("lamer", ""),
     ):
         config = load_config(None, f"{settings} --algorithm.name {name} {more}".split())
         trailnotes.train(config, clone / f"runs/metrics-{name}")
         lines += [json.loads(line) for line in words(clone / f"runs/metrics-{name}/metrics.jsonl").splitlines()]
-    names = {re.sub(r"/trial_\d+$", "/trial_K", name) for line in lines for name in line}
-    written = {re.sub(rf"/(?:{'|'.join(MODES)})$", "/MODE", name) for name in names}
+    any_of = {rf"/(?:{'|'.join(MODES)})$": "/MODE", r"^lamer/success/\d$": "lamer/success/EPISODE"}
+    any_of |= {r"/trial_\d+$": "/trial_K", rf"_(?:{'|'.join(get_args(RowRole))})$": "_ROLE"}
+    written = {name for line in lines for name in line}
+    for pattern, named_so in any_of.items():
+        written = {re.sub(pattern, named_so, name) for name in written}
     assert written == explained()
     assert any(line["update/optimiser_steps"] for line in lines)  # the tables speak of updates that happened

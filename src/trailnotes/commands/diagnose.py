@@ -159,7 +159,7 @@ def _room(config: Config) -> str:
 def _advice_to_differ(config: Config) -> str:
     algorithm = config.algorithm
     ways = ["raise rollout.group_size or rollout.temperature"]
-    if method_of(algorithm.name).memory and algorithm.mode_unit != "trajectory":
+    if method_of(algorithm.name).shows_tips and algorithm.mode_unit != "trajectory":
         ways.insert(0, 'mix the modes (algorithm.mode_unit = "trajectory")')
     if algorithm.intrinsic == "none":
         ways.append("use an intrinsic reward (algorithm.intrinsic)")

@@ -155,7 +155,7 @@ class AdaptationRun:
         groups = await run_groups(
             policy or self.policy, self.pool, tasks, [[mode] * num_samples for _ in tasks], memory,
             acting_config(self.config), seed=self.seed(phase), progress=keep, on_error=keep, make_actor=make_actor,
-            done=done,
+            done=done, once=phase,
         )  # fmt: skip
         records = _played(journal, tasks)
         if tasks and not groups and not self.spent.episodes + self._pending.spent.episodes:
