@@ -22,7 +22,7 @@ from trailnotes.types import MODES, Observation, RowRole, Task
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 PAGES = [README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
-SECTIONS = "run|model|env|rollout|memory|algorithm|gigpo|loss|optim|train|eval|warmstart"
+SECTIONS = "run|model|env|rollout|memory|algorithm|gigpo|opsd|loss|optim|train|eval|warmstart"
 OPTIONS_OF_ENV = "env.options."
 
 
@@ -136,7 +136,7 @@ def file_of(method: str) -> Path:
     return own if own.exists() else folder / f"{method}.py"
 
 
-@pytest.mark.parametrize("method", ["empo2", "gigpo", "grpo", "lamer", "rememberer", "retrospex", "rloo"])
+@pytest.mark.parametrize("method", ["empo2", "gigpo", "grpo", "lamer", "opsd", "rememberer", "retrospex", "rloo"])
 def test_pages_of_methods_quote_the_right_lines(method: str) -> None:
     source = words(file_of(method)).splitlines()
     rows = re.findall(r"^\| (\d+) \| `([^`]+)` \|", words(ROOT / f"docs/algorithms/{method}.md"), re.MULTILINE)
@@ -208,7 +208,7 @@ class Verbosity:
 
     @staticmethod
     def tasks(split: str) -> list[Task]:
-        first = ("train", "validation", "test").index(split) * 2
+        first = ("train", "validation", "test", "new").index(split) * 2
         return [Task(f"{split}-{i}", "test_docs:Verbosity", i, split) for i in range(first, first + 2)]
 
     def reset(self, task: Task) -> Observation:
@@ -234,19 +234,21 @@ def test_every_metric_that_is_written_is_explained_and_the_other_way_round(
         "--env.name test_docs:Verbosity --env.num_workers 0 --model.path models/waymarks-start --train.iterations 2 "
         "--train.eval_every 1 --rollout.num_tasks 2 --rollout.group_size 4 --rollout.style terse "
         "--rollout.max_action_tokens 8 --rollout.max_context_tokens 512 --algorithm.p_memory 0.5 "
-        "--algorithm.q_off_policy 0.5 --loss.kl 0.05 --memory.max_write_tokens 8"
+        "--algorithm.q_off_policy 0.5 --loss.kl 0.05 --memory.max_write_tokens 8 "
+        "--train.eval_notes_every 2 --train.new_split new"
     )
     lines = []
     for name, more in (
         ("empo2", "--algorithm.intrinsic states --archive.share 1"),
         ("gigpo", "--algorithm.dynamic_sampling 1"),
+        ("opsd", ""),
         ("lamer", ""),
     ):
         config = load_config(None, f"{settings} --algorithm.name {name} {more}".split())
         trailnotes.train(config, clone / f"runs/metrics-{name}")
         lines += [json.loads(line) for line in words(clone / f"runs/metrics-{name}/metrics.jsonl").splitlines()]
     any_of = {rf"/(?:{'|'.join(MODES)})$": "/MODE", r"^lamer/success/\d$": "lamer/success/EPISODE"}
-    any_of[rf"_(?:{'|'.join(get_args(RowRole))})$"] = "_ROLE"
+    any_of |= {r"/trial_\d+$": "/trial_K", rf"_(?:{'|'.join(get_args(RowRole))})$": "_ROLE"}
     written = {name for line in lines for name in line}
     for pattern, named_so in any_of.items():
         written = {re.sub(pattern, named_so, name) for name in written}

@@ -32,7 +32,7 @@ HOUSE = {
         config
         types errors seeds moved
     """,
-    "algorithms": "__init__ empo2 empo2_tips gigpo grpo lamer naive reflexion rememberer retrospex rloo",
+    "algorithms": "__init__ empo2 empo2_tips gigpo grpo lamer naive opsd reflexion rememberer retrospex rloo",
     "algorithms/reflexion": """
         __init__ method
         memory plans
@@ -53,7 +53,7 @@ HOUSE = {
     "commands": """
         __main__
         __init__
-        adapt compare config critic demo diagnose envs eval export memory rollout train warmstart
+        adapt compare config critic demo diagnose envs eval export memory rehearsal rollout train warmstart
         arguments
         command
     """,
@@ -62,8 +62,9 @@ HOUSE = {
         comparison
         live page
         picture running summary
-        plan results
-        cost published
+        panels planned
+        results
+        cost plan published
         evaluations processes statistics
     """,
     "compare/published": """
@@ -80,7 +81,7 @@ HOUSE = {
     """,
     "credit": """
         __init__ novelty
-        distillation steps
+        distillation steps tokens
         episodes
     """,
     "envs": """
@@ -114,12 +115,12 @@ HOUSE = {
     """,
     "learner": """
         __init__ learner
-        metrics optimizer samples
+        dump metrics optimizer roles samples
         logprobs losses
     """,
     "memory": """
         __init__ owner
-        base exchange
+        base controls exchange
         tips
         store
         retrieval schema
@@ -148,6 +149,7 @@ HOUSE = {
         text
     """,
     "reporting": """
+        roles
         __init__ crossed plots story tables
         episodes intervals
     """,
@@ -159,16 +161,18 @@ HOUSE = {
         episode
     """,
     "runs": """
+roles
         __init__ evaluation footprint forecast training
         rehearsal
-        adaptation
+        adaptation watching
         console panels saving
         needs spent
         players
         directory loop signals
     """,
     "storage": """
-        __init__ checkpoint demonstrations records
+        __init__ checkpoint demonstrations
+        records
         files
     """,
     "warmstart": """
