@@ -80,7 +80,7 @@ HOUSE = {
     """,
     "credit": """
         __init__ novelty
-        distillation steps
+        authors distillation steps
         episodes
     """,
     "envs": """
@@ -160,7 +160,7 @@ HOUSE = {
     """,
     "runs": """
         __init__ adaptation evaluation footprint forecast training
-        console panels saving
+        authors console panels saving
         needs spent
         players
         directory loop signals

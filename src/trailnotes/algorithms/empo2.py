@@ -60,5 +60,6 @@ async def empo2(run: TrainingRun) -> None:
             off_policy = [sample for sample in samples if sample.off_policy]
             tip_free = iter(with_behavior(off_policy, run.learner.logprobs(off_policy)))
             samples = [next(tip_free) if sample.off_policy else sample for sample in samples]
+        samples += run.author_rows(groups)  # of tips that were read, with algorithm.author_credit
         metrics = run.update(samples)
         await run.end_iteration(groups, metrics)

@@ -53,6 +53,13 @@ class AlgorithmConfig(Section):
     penalty_stage: Literal["before", "after"] = key(
         "before", "subtract penalties before advantages are computed (release of GiGPO), or from the advantages"
     )
+    author_credit: float = key(
+        0.0, "weight of the credit that a tip's own tokens get for what its readers gained; 0 = off", ge=0
+    )
+    author_age: int = key(3, "iterations after which a tip is too old to be credited to its author", ge=1)
+    author_share: Literal["used", "equal"] = key(
+        "used", "tips shown together share their reader's gain: by how much likelier each makes its actions, or equally"
+    )
 
     @field_validator("name")
     @classmethod
@@ -60,6 +67,16 @@ class AlgorithmConfig(Section):
         """Refuse a name that no method has."""
         refuse_unknown(name)
         return name
+
+    @model_validator(mode="after")
+    def refuse_credit_without_comparison(self) -> Self:
+        """Refuse to credit authors where no group has members without tips beside members with them."""
+        if self.author_credit and self.mode_unit == "iteration":
+            raise ValueError(
+                "algorithm.author_credit compares members with tips and without in one group: "
+                'set algorithm.mode_unit = "trajectory"'
+            )
+        return self
 
 
 class GigpoConfig(Section):
