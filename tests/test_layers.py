@@ -159,14 +159,16 @@ HOUSE = {
         episode
     """,
     "runs": """
-        __init__ adaptation evaluation footprint forecast training
-        authors console panels saving
-        needs spent
+        __init__ evaluation footprint forecast training
+        rehearsal
+        adaptation
+        console panels saving
+        authors needs spent
         players
         directory loop signals
     """,
     "storage": """
-        __init__ checkpoint records
+        __init__ checkpoint demonstrations records
         files
     """,
     "warmstart": """
@@ -175,7 +177,7 @@ HOUSE = {
     """,
     "warmstart/demonstrations": """
         __init__ scienceworld waymarks
-        base scienceworld_scripts
+        scienceworld_scripts
     """,
 }
 LAYERS = "\n".join(line.strip() for line in HOUSE[""].strip().splitlines())

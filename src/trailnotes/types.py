@@ -18,6 +18,7 @@ Role = Literal["system", "user", "assistant"]
 Mode = Literal["plain", "on_policy_tips", "off_policy"]
 Outcome = Literal["terminated", "truncated", "error"]
 FinishReason = Literal["stop", "length"]
+RowRole = Literal["episode", "tip", "reading", "rehearsal"]  # what a training row is of
 TokenIds = tuple[int, ...]
 StrPath = str | os.PathLike[str]  # what a user may hand in as a path
 
@@ -315,6 +316,9 @@ class Sample:
     advantages: tuple[float, ...]  # 0.0 where loss_mask is 0
     off_policy: bool = False  # trained without the tips that it acted on; the low-probability mask applies here only
     trajectory: int = 0  # index of the trajectory in its batch: mini-batches count trajectories, not rows
+    role: RowRole = "episode"  # the loss of each role is a mean over its own tokens, so that none thins out another
+    hold: float = 0.0  # weight of the KL to the start model, of a row that is no episode's (theirs is `loss.kl`)
+    imitate: float = 0.0  # weight of the negative log-likelihood, the same
 
     def __post_init__(self) -> None:
         lengths = {len(self.token_ids), len(self.loss_mask), len(self.behavior_logprobs), len(self.advantages)}
@@ -322,3 +326,5 @@ class Sample:
             raise ValueError(f"the sequences of a sample differ in length: {sorted(lengths)}")
         if self.loss_mask and self.loss_mask[0]:
             raise ValueError("the first token of a row has no context and cannot be trained")
+        if self.role == "episode" and (self.hold or self.imitate):
+            raise ValueError("the row of an episode is held by loss.kl: hold and imitate are for rows of other roles")

@@ -49,7 +49,7 @@ async def empo2(run: TrainingRun) -> None:
         tasks = run.next_tasks()
         modes = draw_modes(algorithm, len(tasks), run.config.rollout.group_size, run.rng("modes"))
         groups = await run.rollout(tasks, modes)
-        await run.write_tips(groups)  # generated together, added in task order
+        written = await run.write_tips(groups)  # generated together, added in task order
 
         groups = run.add_novelty(groups)
         advantages = [group_advantages(scores, algorithm.normalize_std) for scores in run.scores(groups)]
@@ -60,6 +60,5 @@ async def empo2(run: TrainingRun) -> None:
             off_policy = [sample for sample in samples if sample.off_policy]
             tip_free = iter(with_behavior(off_policy, run.learner.logprobs(off_policy)))
             samples = [next(tip_free) if sample.off_policy else sample for sample in samples]
-        samples += run.author_rows(groups)  # of tips that were read, with algorithm.author_credit
-        metrics = run.update(samples)
+        metrics = run.update([*samples, *run.held(written, groups), *run.author_rows(written, groups)])
         await run.end_iteration(groups, metrics)

@@ -62,7 +62,19 @@ def train(
     _refuse_early(config)
     tips = _tips_for(config, memory) if memory is not None else ()
     with RunDir.open(run_dir, config, allow_change=allow_change) as directory:
+        _record_rehearsal(config, directory)
         return run_to_end(_train(config, directory, tips))
+
+
+def _record_rehearsal(config: Config, directory: RunDir) -> None:
+    """Have the start model play what is to be rehearsed, unless it has, or a file was given."""
+    from trailnotes.runs.console import Bar
+    from trailnotes.runs.rehearsal import record, rehearsal_path
+
+    path = rehearsal_path(config, directory.path)
+    if path is not None and not config.rehearsal.path and not path.is_file():
+        with Bar(1.0, "rehearsal") as bar:
+            record(config, path.parent, bar)
 
 
 async def _train(config: Config, directory: RunDir, tips: Sequence[Tip]) -> Path:
@@ -101,9 +113,11 @@ def _refuse_early(config: Config) -> None:
     config.refuse_training()
     refuse_missing(config)
     from trailnotes.policies.hf.policy import context_length_of, refuse_frozen
+    from trailnotes.runs.rehearsal import refuse_rehearsal
 
     refuse_frozen(config.model)
     refuse_examined(config)
+    refuse_rehearsal(config)
     room, wanted = context_length_of(config.model), config.rollout.max_context_tokens
     if wanted > room:
         raise ConfigError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import field_validator, model_validator
 
@@ -50,6 +50,16 @@ class AlgorithmConfig(Section):
     invalid: Literal["format", "inadmissible"] = key(
         "format", "what counts as invalid: an unreadable answer (release of GiGPO), or also an inadmissible action"
     )
+    anchor_tips: float = key(
+        0.0, "share of the tips written in an iteration that are held to the start model", ge=0, le=1
+    )
+    anchor_reading: float = key(
+        0.0,
+        "share of the off-policy episodes that are also held to the start model as they acted, with tips",
+        ge=0,
+        le=1,
+    )
+    anchor_weight: float = key(0.1, "weight of the KL by which tips and episodes with tips are held", ge=0)
     penalty_stage: Literal["before", "after"] = key(
         "before", "subtract penalties before advantages are computed (release of GiGPO), or from the advantages"
     )
@@ -77,6 +87,27 @@ class AlgorithmConfig(Section):
                 'set algorithm.mode_unit = "trajectory"'
             )
         return self
+
+
+class RehearsalConfig(Section):
+    """Conversations of games outside all panels that each update holds on to, so that old skills stay."""
+
+    split: str = key(
+        "",
+        "games that the start model plays, and writes tips about, before training; of none of the panels; '' = none",
+    )
+    options: dict[str, Any] = key(dict, "env.options of these games, where they differ from those that are trained")
+    num_tasks: int = key(0, "games of the split; 0 = all", ge=0)
+    num_samples: int = key(4, "episodes of each game in each trial", ge=1)
+    trials: int = key(2, "trials with tips, after one without", ge=0)
+    path: str = key(
+        "", "JSONL of conversations instead, as `trailnotes rehearsal record` and `script` write them; '' = none"
+    )
+    rows: int = key(32, "conversations in each update", ge=1)
+    by: Literal["kl", "likelihood"] = key(
+        "kl", "hold them to the start model by KL, or imitate them (what InstructGPT calls mixing in pretraining)"
+    )
+    weight: float = key(0.1, "weight of that term of the loss", ge=0)
 
 
 class GigpoConfig(Section):

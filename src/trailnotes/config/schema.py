@@ -18,6 +18,7 @@ from trailnotes.config.methods_schema import (
     ArchiveConfig,
     GigpoConfig,
     ReflexionConfig,
+    RehearsalConfig,
     RemembererConfig,
     RetrospexConfig,
 )
@@ -286,6 +287,7 @@ class Config(Section):
     memory: MemoryConfig = key(MemoryConfig, "the store of tips")
     algorithm: AlgorithmConfig = key(AlgorithmConfig, "the method")
     gigpo: GigpoConfig = key(GigpoConfig, "GiGPO and HGPO")
+    rehearsal: RehearsalConfig = key(RehearsalConfig, "what is rehearsed")
     archive: ArchiveConfig = key(ArchiveConfig, "states to return to")
     reflexion: ReflexionConfig = key(ReflexionConfig, "Reflexion")
     rememberer: RemembererConfig = key(RemembererConfig, "REMEMBERER")
@@ -350,6 +352,14 @@ class Config(Section):
                 f"archive.share = {self.archive.share:g} of {num_plain} plain members rounds to {returning}, and at "
                 "least 2 must return together to be compared: raise archive.share or rollout.group_size"
             )
+
+    @property
+    def holds(self) -> bool:
+        """Whether anything is held to the start model, which must then be at hand."""
+        algorithm, rehearsal = self.algorithm, self.rehearsal
+        anchored = algorithm.anchor_weight and (algorithm.anchor_tips or algorithm.anchor_reading)
+        rehearsed = (rehearsal.path or rehearsal.split) and rehearsal.by == "kl" and rehearsal.weight
+        return bool(self.loss.kl or anchored or rehearsed)
 
     def refuse_training(self) -> Self:
         """Refuse what is fine for acting but wrong for training. Called by `train` before anything is built."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +21,7 @@ from trailnotes.learner import losses
 from trailnotes.learner.logprobs import Batch, TokenScorer
 from trailnotes.learner.metrics import UpdateMetrics, advantage_metrics
 from trailnotes.learner.optimizer import MasterAdamW
-from trailnotes.learner.samples import has_advantage, microbatches, minibatches
+from trailnotes.learner.samples import TERMS, microbatches, minibatches, teaches, terms_of
 from trailnotes.policies.hf.adapters import save_adapters
 from trailnotes.policies.hf.network import evaluating
 from trailnotes.storage.checkpoint import atomic_directory, write_json
@@ -61,9 +62,9 @@ class Learner:
             )
         self._score = TokenScorer(model, temperature, optim.logprob_chunk)
         self._score_reference = self._score
-        if loss.kl and reference is not None:
+        if reference is not None:
             self._score_reference = TokenScorer(reference.requires_grad_(False), temperature, optim.logprob_chunk)
-        own = loss.kl and reference is None
+        own = reference is None and hasattr(model, "disable_adapter")
         self._start = {p: p.detach().clone() for p in model.parameters() if p.requires_grad} if own else {}
         self._optimizer = MasterAdamW(model, optim)
         self._training_mode = _needs_training_mode(model)
@@ -99,7 +100,7 @@ class Learner:
             NonFiniteError: a loss or gradient is not finite; that mini-batch was not stepped, and lies in a dump.
         """
         started = time.perf_counter()
-        rows = [s for s in samples if any(s.loss_mask) and (has_advantage(s) or not self.loss.drop_zero_advantage)]
+        rows = [s for s in samples if any(s.loss_mask) and (teaches(s) or not self.loss.drop_zero_advantage)]
         metrics = UpdateMetrics()
         self._optimizer.set_lr(self.optim.lr * lr_scale)
         reference = self._reference_logprobs(rows)
@@ -108,10 +109,10 @@ class Learner:
         with evaluating(self.model, training=self._training_mode):
             for _ in range(self.optim.epochs):
                 for chosen in minibatches(rows, self.optim.minibatch, rng):
-                    self._step([rows[i] for i in chosen], [reference[i] for i in chosen] if reference else [], metrics)
+                    self._step([rows[i] for i in chosen], [reference[i] for i in chosen], metrics)
         return (
             metrics.result()
-            | advantage_metrics(samples)
+            | advantage_metrics([sample for sample in samples if sample.role == "episode"])
             | {
                 "lr": self.optim.lr * lr_scale,
                 "seconds_reference": seconds_reference,
@@ -141,29 +142,71 @@ class Learner:
         export_model(self.model, path, tokenizer)
 
     def _step(self, samples: Sequence[Sample], reference: Sequence[Tensor], metrics: UpdateMetrics) -> None:
-        """One mini-batch: sum the gradients of its micro-batches, divide by its token count once, clip, step.
-
-        The count is of the tokens that the KL is a mean over. Where the policy loss is one over fewer, its sum is
-        weighted by the share of the two, so that either comes out as a mean over its own tokens.
-        """
+        """One mini-batch: the gradient of its episodes, with that of its other rows, clipped; and a step along it."""
         self._optimizer.zero_grad()
-        weight = self._policy_weight(samples) if reference and not self.loss.mask_kl else 1.0
-        sums = torch.zeros(4, device=self.device)
-        for indices in microbatches(samples, self.optim.microbatch_tokens):
-            batch = Batch.of([samples[i] for i in indices], self.device)
-            start = nn.utils.rnn.pad_sequence([reference[i] for i in indices], True) if reference else None
-            sums += self._backward(batch, start, weight, metrics)
-            self._optimizer.gather()
+        sums = self._episodes(*_of(samples, reference, episodes=True), metrics)
+        others, others_reference = _of(samples, reference, episodes=False)
+        if others:
+            self._optimizer.scale(1 / max(1.0, float(sums[3])))  # a mean, as those of the others are
+            self._others(others, others_reference, metrics)
         norm, policy, kept, kl, count = torch.stack([self._optimizer.grad_norm(), *sums]).tolist()
         if not (math.isfinite(norm) and math.isfinite(policy + kl)):
             self._refuse(samples, {"grad_norm_of_sum": norm, "policy_loss_sum": policy, "kl_sum": kl, "tokens": count})
-        if count == 0 or norm == 0:
+        divisor = 1.0 if others else count
+        if divisor == 0 or norm == 0:
             return
-        norm /= count
+        norm /= divisor
         clip = self.optim.grad_clip
-        self._optimizer.step((min(1.0, clip / (norm + 1e-6)) if clip else 1.0) / count)
+        self._optimizer.step((min(1.0, clip / (norm + 1e-6)) if clip else 1.0) / divisor)
         self.steps += 1
-        metrics.add_step(policy / max(1.0, kept), kl / count, self.loss.kl, norm)
+        metrics.add_step(policy / max(1.0, kept), kl / max(1.0, count), self.loss.kl, norm)
+
+    def _episodes(self, samples: Sequence[Sample], reference: Sequence[Tensor], metrics: UpdateMetrics) -> Tensor:
+        """Add the gradient of the episodes' summed loss; its micro-batches do not show in it.
+
+        The tokens to divide it by are those that the KL is a mean over. Where the policy loss is one over fewer, its
+        sum is weighted by the share of the two, so that either comes out as a mean over its own tokens.
+
+        Returns:
+            (4,) as `_backward`.
+        """
+        weight = self._policy_weight(samples) if self.loss.kl and not self.loss.mask_kl else 1.0
+        sums = torch.zeros(4, device=self.device)
+        for indices in microbatches(samples, self.optim.microbatch_tokens):
+            batch = Batch.of([samples[i] for i in indices], self.device)
+            start = nn.utils.rnn.pad_sequence([reference[i] for i in indices], True) if self.loss.kl else None
+            sums += self._backward(batch, start, weight, metrics)
+            self._optimizer.gather()
+        return sums
+
+    def _others(self, samples: Sequence[Sample], reference: Sequence[Tensor], metrics: UpdateMetrics) -> None:
+        """Add the gradient of the rows that are no episodes: by role, the mean of each term over the rows that have it.
+
+        The terms are the clipped surrogate, where there is an advantage; the KL to the start model, by `hold`; and the
+        negative log-likelihood, by `imitate`.
+        """
+        counts = Counter((s.role, term) for s in samples for term in terms_of(s) for _ in range(self._size(s)))
+        for indices in microbatches(samples, self.optim.microbatch_tokens):
+            rows = [samples[i] for i in indices]
+            batch = Batch.of(rows, self.device)
+            weights = torch.tensor(
+                [[terms_of(s).get(term, 0.0) / max(1, counts[s.role, term]) for term in TERMS] for s in rows],
+                device=self.device,
+            )  # (B, 3)
+            if self.loss.aggregation == "sequence":
+                weights = weights / batch.mask.sum(-1, keepdim=True)
+            start = nn.utils.rnn.pad_sequence([reference[i] for i in indices], True)
+            logprobs, _ = self._score(batch.token_ids, batch.mask)
+            surrogate = self._surrogate(losses.ratio(logprobs, batch.behavior_logprobs), batch)
+            kl = losses.k3_kl(logprobs, start)
+            terms = torch.stack([surrogate, kl, -logprobs], dim=-1)  # (B, T, 3)
+            (terms * weights[:, None] * batch.mask[..., None]).sum().backward()  # type: ignore[no-untyped-call]
+            self._optimizer.gather()
+            metrics.add_others(rows, batch, kl.detach())
+
+    def _size(self, sample: Sample) -> int:
+        """What a row counts for in a mean."""
+        return 1 if self.loss.aggregation == "sequence" else sum(sample.loss_mask)
 
     @torch.no_grad()
     def _policy_weight(self, samples: Sequence[Sample]) -> float:
@@ -228,14 +271,19 @@ class Learner:
         return torch.where(batch.off_policy[:, None], probable, batch.mask)
 
     def _reference_logprobs(self, samples: Sequence[Sample]) -> list[Tensor]:
-        """Once for each update, not for each epoch: the reference does not change. [] without a KL term."""
-        if not self.loss.kl:
-            return []
-        with self._at_start():
-            return self._all_logprobs(samples, self._score_reference)
+        """Once for each update, not for each epoch: the reference does not change. Zeros for rows without a KL term."""
+        rows = [torch.zeros(len(sample.token_ids), device=self.device) for sample in samples]
+        held = [i for i, s in enumerate(samples) if (self.loss.kl if s.role == "episode" else s.hold)]
+        if held and self._score_reference is self._score and not self._start:
+            raise ConfigError("rows are to be held to the start model, and there is none: give the learner a reference")
+        with self.at_start():
+            scored = self._all_logprobs([samples[i] for i in held], self._score_reference) if held else []
+        for i, row in zip(held, scored, strict=True):
+            rows[i] = row
+        return rows
 
     @contextmanager
-    def _at_start(self) -> Iterator[None]:
+    def at_start(self) -> Iterator[None]:
         """Adapters as they were before any update: those that were given learned something before already."""
         now = {parameter: parameter.data for parameter in self._start}
         try:
@@ -264,6 +312,12 @@ class Learner:
             raise NonFiniteError(f"{what} (no dump: the learner was given no dump_dir)")
         path = dump_batch(self.dump_dir / f"nonfinite-{self.steps + 1:06d}", samples, numbers)
         raise NonFiniteError(f"{what}; the batch is in {path}")
+
+
+def _of(samples: Sequence[Sample], reference: Sequence[Tensor], *, episodes: bool) -> tuple[list[Sample], list[Tensor]]:
+    """The rows of episodes, or all others, with what the start model says of them."""
+    chosen = [i for i, sample in enumerate(samples) if (sample.role == "episode") == episodes]
+    return [samples[i] for i in chosen], [reference[i] for i in chosen]
 
 
 def _needs_training_mode(model: nn.Module) -> bool:

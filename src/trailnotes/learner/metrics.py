@@ -62,6 +62,16 @@ class UpdateMetrics:
         self._ratio_min.append(torch.where(kept, ratio, torch.inf).min())
         self._tokens_forward += batch.token_ids.numel()
 
+    @torch.no_grad()
+    def add_others(self, rows: Sequence[Sample], batch: Batch, kl: Tensor) -> None:
+        """Add one micro-batch of rows that are no episodes; `kl` (B, T) is theirs to the start model."""
+        for role in {row.role for row in rows}:
+            mask = batch.mask & torch.tensor([[row.role == role] for row in rows], device=batch.mask.device)
+            for name, value in {"tokens": mask.sum(), "kl": (kl * mask).sum()}.items():
+                key = f"{name}_{role}"
+                self._sums[key] = self._sums[key] + value.double() if key in self._sums else value.double()
+        self._tokens_forward += batch.token_ids.numel()
+
     def add_step(self, policy: float, kl: float, coefficient: float, grad_norm: float) -> None:
         """Add one optimiser step: its mean losses, and the gradient's norm before clipping."""
         self._steps["loss"].append(policy + coefficient * kl)
@@ -76,6 +86,7 @@ class UpdateMetrics:
             sums.update(zip(self._sums, torch.stack(list(self._sums.values())).tolist(), strict=True))
         on = sums["trained"] - sums["off"]
         names = ("loss", "policy_loss", "kl_to_reference", "grad_norm")
+        others = [name.removeprefix("tokens_") for name in self._sums if name.startswith("tokens_")]
         return {name: float(np.mean(self._steps[name])) if self._steps[name] else 0.0 for name in names} | {
             "kl_to_behavior": _share(sums["kl_on"], on),
             "kl_to_behavior_off_policy": _share(sums["kl_off"], sums["off"]),
@@ -88,10 +99,12 @@ class UpdateMetrics:
             "dual_clip_fraction": _share(sums["dual"], sums["kept"]),
             "masked_fraction": _share(sums["off"] - sums["kept_off"], sums["off"]),
             "entropy": _share(sums["entropy"], sums["trained"]),
-            "tokens_trained": sums["trained"],
+            "tokens_trained": sums["trained"] + sum(sums[f"tokens_{role}"] for role in others),
             "tokens_off_policy": sums["off"],
             "tokens_forward": float(self._tokens_forward),
             "optimiser_steps": float(len(self._steps["loss"])),
+            **{f"tokens_{role}": sums[f"tokens_{role}"] for role in others},
+            **{f"kl_to_reference_{role}": _share(sums[f"kl_{role}"], sums[f"tokens_{role}"]) for role in others},
         }
 
 

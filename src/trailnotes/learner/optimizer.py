@@ -58,6 +58,12 @@ class MasterAdamW:
         """2-norm of all gradients together."""
         return nn.utils.get_total_norm([p.grad for p in self.masters.values() if p.grad is not None])
 
+    def scale(self, factor: float) -> None:
+        """Multiply the gradients so far."""
+        for master in self.masters.values():
+            if master.grad is not None:
+                master.grad.mul_(factor)
+
     def set_lr(self, lr: float) -> None:
         """Change the learning rate of the steps to come."""
         for group in self._adamw.param_groups:
@@ -65,9 +71,7 @@ class MasterAdamW:
 
     def step(self, scale: float) -> None:
         """Multiply the gradients by `scale` and take one step."""
-        for master in self.masters.values():
-            if master.grad is not None:
-                master.grad.mul_(scale)
+        self.scale(scale)
         self._adamw.step()
         self._round()
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from trailnotes.types import Sample, Step, TokenIds, Trajectory, TrajectoryGroup
+from trailnotes.types import Completion, RowRole, Sample, Step, TokenIds, Trajectory, TrajectoryGroup
 
 
 @dataclass(slots=True)
@@ -65,18 +65,43 @@ def build_samples(
             step.plain_prompt_ids != step.completion.prompt_ids for step in trajectory.steps
         )
         samples += [
-            Sample(
-                token_ids=tuple(row.token_ids),
-                loss_mask=tuple(row.loss_mask),
-                behavior_logprobs=tuple(row.behavior_logprobs),
-                advantages=tuple(row.advantages),
-                off_policy=off_policy,
-                trajectory=index,
-            )
+            _sample(row, off_policy=off_policy, trajectory=index)
             for row in _rows(trajectory, _by_step(advantage, trajectory), merge=rows == "auto")
             if any(row.loss_mask)
         ]
     return samples
+
+
+def held_row(completion: Completion, role: RowRole, hold: float, advantage: float = 0.0) -> Sample:
+    """What the policy wrote apart from episodes, a tip, as a row that is held by `hold`; it may have an advantage."""
+    prompt, written = completion.prompt_ids, completion.token_ids
+    row = _Row()
+    row.extend(prompt)
+    row.extend(written, completion.logprobs, advantage)
+    return _sample(row, role=role, hold=hold)
+
+
+def held_as_acted(
+    trajectories: Sequence[Trajectory], hold: float, rows: Literal["auto", "step"] = "auto"
+) -> list[Sample]:
+    """Episodes under the context that they acted in, without an advantage: what follows tips is held by `hold`."""
+    acted = (replace(trajectory, mode="on_policy_tips") for trajectory in trajectories)
+    return [
+        _sample(row, role="reading", hold=hold)
+        for trajectory in acted
+        for row in _rows(trajectory, [0.0] * len(trajectory.steps), merge=rows == "auto")
+        if any(row.loss_mask)
+    ]
+
+
+def _sample(row: _Row, **facts: Any) -> Sample:
+    return Sample(
+        token_ids=tuple(row.token_ids),
+        loss_mask=tuple(row.loss_mask),
+        behavior_logprobs=tuple(row.behavior_logprobs),
+        advantages=tuple(row.advantages),
+        **facts,
+    )
 
 
 def _by_step(advantage: ArrayLike, trajectory: Trajectory) -> list[float]:
@@ -125,9 +150,18 @@ def with_behavior(samples: Sequence[Sample], logprobs: Sequence[Sequence[float]]
     return [replace(s, behavior_logprobs=tuple(row)) for s, row in zip(samples, logprobs, strict=True)]
 
 
-def has_advantage(sample: Sample) -> bool:
-    """Whether any token of the row has an advantage other than zero."""
-    return any(sample.advantages)
+TERMS = ("policy", "hold", "imitate")
+
+
+def terms_of(sample: Sample) -> dict[str, float]:
+    """What a row that is no episode's adds to the loss, with its weight."""
+    weights = {"policy": float(any(sample.advantages)), "hold": sample.hold, "imitate": sample.imitate}
+    return {name: weight for name, weight in weights.items() if weight}
+
+
+def teaches(sample: Sample) -> bool:
+    """Whether any token of the row has an advantage other than zero, or the row is there to be held or imitated."""
+    return bool(terms_of(sample))
 
 
 def minibatches(samples: Sequence[Sample], num_trajectories: int, rng: np.random.Generator) -> Iterator[list[int]]:
@@ -140,14 +174,18 @@ def minibatches(samples: Sequence[Sample], num_trajectories: int, rng: np.random
         rng: draws the order.
 
     Yields:
-        Indices into `samples`, ascending.
+        Indices into `samples`, ascending. Rows that are no episodes are dealt out evenly.
     """
-    trajectories = sorted({sample.trajectory for sample in samples})
+    trajectories = sorted({sample.trajectory for sample in samples if sample.role == "episode"})
     order = [trajectories[i] for i in rng.permutation(len(trajectories))]
     size = num_trajectories or len(order)
-    for start in range(0, len(order), max(size, 1)):
-        chosen = set(order[start : start + size])
-        yield [i for i, sample in enumerate(samples) if sample.trajectory in chosen]
+    others = [i for i, sample in enumerate(samples) if sample.role != "episode"]
+    if others:
+        others = [others[i] for i in rng.permutation(len(others))]
+    starts = range(0, len(order), size) if order else range(bool(others))
+    for number, start in enumerate(starts):
+        chosen, dealt = set(order[start : start + size]), set(others[number :: len(starts)])
+        yield [i for i, s in enumerate(samples) if (s.trajectory in chosen if s.role == "episode" else i in dealt)]
 
 
 class Tokens(Protocol):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain, product
 from typing import Any, NamedTuple
@@ -90,6 +90,22 @@ class ChatFormat:
     def segments(self, messages: Sequence[Message]) -> list[Segment]:
         """The same tokens as `encode`, cut where the speaker changes: what fine-tuning trains is what is `spoken`."""
         return [segment for segment in self._segments(messages) if segment.token_ids]
+
+    def taught(self, messages: Sequence[Message], turns: Container[int]) -> tuple[list[int], list[int]]:
+        """Token ids of a conversation and the mask of what is learned of it.
+
+        Args:
+            messages: the conversation.
+            turns: indices of the assistant's messages that are learned, with their end tokens.
+        """
+        speakers = iter([i for i, message in enumerate(messages) if message.role == "assistant"])
+        ids: list[int] = []
+        mask: list[int] = []
+        for segment in self.segments(messages):
+            learned = segment.spoken and next(speakers) in turns
+            ids += segment.token_ids
+            mask += [int(learned)] * len(segment.token_ids)
+        return ids, mask
 
     def count_tokens(self, text: str) -> int:
         """Tokens of `text` as the content of a message."""

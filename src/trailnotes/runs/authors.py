@@ -3,30 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from trailnotes.credit.authors import Authored, Shares, equal_shares, shown_texts, tip_credits, used_shares
-from trailnotes.learner.samples import build_samples
+from trailnotes.learner.samples import build_samples, held_row
 from trailnotes.memory.tips import clean_tip
 from trailnotes.prompts import Conversation
 from trailnotes.prompts.conversation import instruction_of
-from trailnotes.types import Sample, Step, TokenIds, Trajectory, TrajectoryGroup
+from trailnotes.types import Completion, Sample, Step, Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
     from trailnotes.config.schema import Config
     from trailnotes.learner.learner import Learner
     from trailnotes.policies.base import Policy
     from trailnotes.rollout import WrittenTip
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """A tip as its author sampled it."""
-
-    prompt_ids: TokenIds  # what the author was asked
-    token_ids: TokenIds  # what it answered
-    logprobs: tuple[float, ...]  # of the answer when it was sampled
 
 
 class Authors:
@@ -38,64 +29,57 @@ class Authors:
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self._written: dict[tuple[int, *Authored], Written] = {}  # by iteration, task and text
+        self._written: dict[tuple[int, *Authored], Completion] = {}  # by iteration, task and text
 
     def keep(self, written: Sequence[WrittenTip], iteration: int) -> None:
         """Remember the first author of each text that was written in `iteration`, and forget who is too old."""
         oldest = iteration - self.config.algorithm.author_age
         self._written = {name: kept for name, kept in self._written.items() if name[0] >= oldest}
         for each in written:
-            done = each.completion
-            if each.tips and done.prompt_ids and done.token_ids:
-                name = iteration, each.trajectory.task.id, clean_tip(done.text)
-                self._written.setdefault(name, Written(done.prompt_ids, done.token_ids, done.logprobs))
+            if each.tips and each.completion.prompt_ids and each.completion.token_ids:
+                name = iteration, each.trajectory.task.id, clean_tip(each.completion.text)
+                self._written.setdefault(name, each.completion)
 
-    def rows(self, credit: Mapping[Authored, float], iteration: int, first: int) -> list[Sample]:
+    def rows(self, credit: Mapping[Authored, float], iteration: int) -> list[Sample]:
         """A row for each credited text whose author is known and wrote in an earlier iteration.
 
         Args:
-            credit: of `tip_credits`; texts of exactly 0 teach nothing and have no row.
-            iteration: the present one: what was written in it, nobody has read yet.
-            first: number of the first row among the trajectories of the batch.
+            credit: of `tip_credits`; what earned exactly 0 teaches nothing and has no row.
+            iteration: the present one: what is written in it, nobody has read yet.
         """
-        coefficient = self.config.algorithm.author_credit
-        known = [
-            (kept, coefficient * value)
+        weight = self.config.algorithm.author_credit
+        return [
+            held_row(written, "tip", 0.0, weight * value)
             for name, value in credit.items()
-            if value and (kept := self._author(name, iteration))
+            if value and (written := self._author(name, iteration))
         ]
-        return [_row(kept, advantage, first + i) for i, (kept, advantage) in enumerate(known)]
 
-    def _author(self, name: Authored, iteration: int) -> Written | None:
+    def _author(self, name: Authored, iteration: int) -> Completion | None:
         ages = range(iteration - self.config.algorithm.author_age, iteration)
-        return next((kept for i in ages if (kept := self._written.get((i, *name)))), None)
+        return next((written for i in ages if (written := self._written.get((i, *name)))), None)
 
     def state_dict(self) -> list[dict[str, Any]]:
         """JSON-able; floats come back bit for bit."""
         return [
-            {"iteration": iteration, "task": task, "text": text, **asdict(kept)}
-            for (iteration, task, text), kept in self._written.items()
+            {
+                "iteration": iteration,
+                "task": task,
+                "text": text,
+                "prompt_ids": written.prompt_ids,
+                "token_ids": written.token_ids,
+                "logprobs": written.logprobs,
+            }
+            for (iteration, task, text), written in self._written.items()
         ]
 
     def load_state_dict(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Restore what `state_dict` gave."""
         self._written = {
-            (row["iteration"], row["task"], row["text"]): Written(
-                tuple(row["prompt_ids"]), tuple(row["token_ids"]), tuple(row["logprobs"])
+            (row["iteration"], row["task"], row["text"]): Completion(
+                tuple(row["prompt_ids"]), tuple(row["token_ids"]), tuple(row["logprobs"]), row["text"]
             )
             for row in rows
         }
-
-
-def _row(kept: Written, advantage: float, trajectory: int) -> Sample:
-    prompt, answer = len(kept.prompt_ids), len(kept.token_ids)
-    return Sample(
-        token_ids=kept.prompt_ids + kept.token_ids,
-        loss_mask=(0,) * prompt + (1,) * answer,
-        behavior_logprobs=(0.0,) * prompt + kept.logprobs,
-        advantages=(0.0,) * prompt + (advantage,) * answer,
-        trajectory=trajectory,
-    )
 
 
 def credit_of(

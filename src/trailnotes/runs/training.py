@@ -11,7 +11,7 @@ import random
 import time
 from dataclasses import asdict
 from functools import cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
@@ -22,6 +22,7 @@ from trailnotes.envs.tasks import batch_of, tasks_of, validation_of
 from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.errors import RunError
 from trailnotes.learner.learner import Learner
+from trailnotes.learner.samples import held_as_acted, held_row
 from trailnotes.memory import embedder_of, open_memory
 from trailnotes.memory.owner import forget_start, settle
 from trailnotes.policies.hf.policy import load_model
@@ -33,6 +34,7 @@ from trailnotes.runs.console import Progress
 from trailnotes.runs.directory import has_begun
 from trailnotes.runs.panels import play_panel
 from trailnotes.runs.players import model_policy
+from trailnotes.runs.rehearsal import Rehearsal, rehearsal_path
 from trailnotes.runs.saving import Counters, load, save
 from trailnotes.seeds import derive_seed
 from trailnotes.storage import checkpoint
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from trailnotes.runs.directory import RunDir
     from trailnotes.types import Mode, Sample, Task, Tip, Trajectory, TrajectoryGroup
 
+T = TypeVar("T")
 EMPTY_ITERATIONS = 3  # without any episode, after which the environment counts as broken
 
 
@@ -117,13 +120,15 @@ class TrainingRun:
             config.optim,
             config.loss,
             temperature=config.rollout.temperature,
-            reference=load_model(config.model)[0] if config.loss.kl and not config.model.lora.enabled else None,
+            reference=load_model(config.model)[0] if config.holds and not config.model.lora.enabled else None,
             dump_dir=directory.path / "dumps",
         )
         uses_memory = method_of(config.algorithm.name).memory
         self.memory = (
             open_memory(directory.memory_path, config.memory, embedder=make_embedder()) if uses_memory else None
         )
+        rehearsed = rehearsal_path(config, directory.path)
+        self.rehearsal = Rehearsal(config, rehearsed, self.policy.format) if rehearsed else None
         self.count = Counters()
         self.stop_requested = False
         self.saved: Path | None = None  # the newest checkpoint of this run
@@ -219,7 +224,7 @@ class TrainingRun:
         )
         return archive.regroup(groups) if archive else groups
 
-    async def write_tips(self, groups: Sequence[TrajectoryGroup]) -> None:
+    async def write_tips(self, groups: Sequence[TrajectoryGroup]) -> list[WrittenTip]:
         """Have the policy write about every episode, and store them in task order.
 
         None is written about an episode that returned to a kept state: it would tell only the last part of the way.
@@ -239,16 +244,28 @@ class TrainingRun:
             self.memory.add(tips)
         self.count.tokens_generated += num_tokens
         self.add_metrics("tips", tip_metrics(written))
-        if self.authors is not None:
-            self.authors.keep(written, self.count.iteration)
+        return written
 
-    def author_rows(self, groups: Sequence[TrajectoryGroup]) -> list[Sample]:
+    def held(self, written: Sequence[WrittenTip], groups: Sequence[TrajectoryGroup]) -> list[Sample]:
+        """The rows that keep what the model could from the start: writing tips, reading them, and what is rehearsed."""
+        algorithm, rng = self.config.algorithm, self.rng("held")
+        weight = algorithm.anchor_weight
+        tips = [each.completion for each in written if each.completion.token_ids]
+        rows = [held_row(tip, "tip", weight) for tip in _share(tips, algorithm.anchor_tips, rng)]
+        read = [
+            t for group in groups for t in group.trajectories if t.mode == "off_policy" and any(s.tips for s in t.steps)
+        ]
+        rows += held_as_acted(_share(read, algorithm.anchor_reading, rng), weight, self.config.optim.rows)
+        return rows + (self.rehearsal.draw(rng) if self.rehearsal else [])
+
+    def author_rows(self, written: Sequence[WrittenTip], groups: Sequence[TrajectoryGroup]) -> list[Sample]:
         """Rows that credit the authors of the tips that were read; none without `algorithm.author_credit`."""
         if self.authors is None:
             return []
         with self._timed("author_credit"):
             credit = credit_of(groups, self.policy, self.learner, self.config)
-        rows = self.authors.rows(credit, self.count.iteration, sum(len(group.trajectories) for group in groups))
+        rows = self.authors.rows(credit, self.count.iteration)
+        self.authors.keep(written, self.count.iteration)
         self.add_metrics("authors", author_metrics(credit, rows))
         return rows
 
@@ -338,3 +355,9 @@ class TrainingRun:
             yield
         finally:
             self._timings[name] = self._timings.get(name, 0.0) + time.monotonic() - started
+
+
+def _share(of: Sequence[T], share: float, rng: random.Random) -> list[T]:
+    """So many of them, drawn; in their order."""
+    chosen = set(rng.sample(range(len(of)), round(share * len(of))))
+    return [each for i, each in enumerate(of) if i in chosen]

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 PATIENCE = 1000  # how many demonstrations in a row may be too long before the search for one that fits ends
 GRAD_CLIP = 1.0
 RECENT = 50  # steps whose mean is the final loss
+SETTING = "warmstart.demonstrations"
 UNFINISHED = "unfinished"  # in `out`, as long as the model is not
 
 
@@ -91,7 +92,7 @@ def warmstart(
         raise ConfigError("model.lora.enabled trains adapters of a model that exists: set model.path, or set it false")
     next(_demonstrations(config, _count_words, config.run.seed))  # what is wrong with them shows before any work
     if named := config.warmstart.demonstrations:  # scripted ones are of no panel, whatever it is
-        games = [demonstration.task for demonstration in from_jsonl(Path(named)) if demonstration.task]
+        games = [demonstration.task for demonstration in from_jsonl(Path(named), SETTING) if demonstration.task]
         refuse_learning(games, f"warmstart.demonstrations = {named!r}", config)
     with _unfinished(config, out, allow_change) as directory:
         torch.manual_seed(config.run.seed)
@@ -136,7 +137,7 @@ def _start(config: Config) -> tuple[Any, Any]:
 def _demonstrations(config: Config, count_tokens: Callable[[str], int], seed: int) -> Iterator[Demonstration]:
     """Endless: fresh ones from a script, or shuffled passes over a file."""
     if config.warmstart.demonstrations:
-        given = from_jsonl(Path(config.warmstart.demonstrations))
+        given = from_jsonl(Path(config.warmstart.demonstrations), SETTING)
         rng = random.Random(seed)
         while True:
             yield from rng.sample(given, len(given))
@@ -163,14 +164,7 @@ def _texts(config: Config, num: int = 4000) -> Iterator[str]:
 
 def encode(demonstration: Demonstration, chat: ChatFormat) -> Row:
     """Token ids of the conversation and the mask of what is imitated: the taught turns with their end token."""
-    speakers = iter([i for i, message in enumerate(demonstration.messages) if message.role == "assistant"])
-    ids: list[int] = []
-    mask: list[int] = []
-    for segment in chat.segments(demonstration.messages):
-        taught = segment.spoken and next(speakers) in demonstration.taught
-        ids += segment.token_ids
-        mask += [int(taught)] * len(segment.token_ids)
-    return Row(ids, mask)
+    return Row(*chat.taught(demonstration.messages, demonstration.taught))
 
 
 def _rows(config: Config, chat: ChatFormat, seed: int) -> Iterator[Row]:

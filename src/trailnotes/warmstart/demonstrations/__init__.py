@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from trailnotes.warmstart.demonstrations.base import Demonstration, from_jsonl
+from trailnotes.storage.demonstrations import Demonstration, from_jsonl
 
 __all__ = ["DEMONSTRATORS", "Demonstration", "demonstrator_of", "from_jsonl"]
 

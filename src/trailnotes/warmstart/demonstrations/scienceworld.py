@@ -20,10 +20,10 @@ from trailnotes.envs.scienceworld.tasks import scienceworld_tasks
 from trailnotes.envs.textworld.interpreter import cache_dir
 from trailnotes.errors import ConfigError
 from trailnotes.prompts import Conversation, reflection_messages
+from trailnotes.storage.demonstrations import Demonstration
 from trailnotes.storage.files import encode_line, read_jsonl, write_bytes_atomic
 from trailnotes.storage.records import trajectory_from_json, trajectory_to_json
 from trailnotes.types import Completion, Message, Observation, Outcome, Step, Task, Tip, Trajectory
-from trailnotes.warmstart.demonstrations.base import Demonstration
 from trailnotes.warmstart.demonstrations.scienceworld_scripts import Script, follow, shortened, wandering
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from trailnotes.algorithms.rememberer.advice import Example, Situation, Valued, 
 from trailnotes.envs.waymarks import spec as ws
 from trailnotes.envs.waymarks.env import COMPARE_SIZES, NO_SIZES, WaymarksSimulator, panel_rules, task_of
 from trailnotes.prompts import Conversation, reflection_messages, truncate
+from trailnotes.storage.demonstrations import Demonstration
 from trailnotes.types import Completion, Message, Observation, Step, Tip, Trajectory
-from trailnotes.warmstart.demonstrations.base import Demonstration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -1,12 +1,14 @@
-"""What a demonstration is, and how to read them from a file."""
+"""Conversations to learn from, as lines of a JSONL file."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trailnotes.errors import ConfigError
+from trailnotes.storage.files import encode_line, write_bytes_atomic
 from trailnotes.types import Message, Task
 
 if TYPE_CHECKING:
@@ -22,11 +24,25 @@ class Demonstration:
     task: Task | None = None  # the game it is of, where that is known
 
 
-def from_jsonl(path: Path) -> list[Demonstration]:
-    """Conversations of a JSONL file, ``{"messages": [{"role", "content"}, ...]}`` a line; all assistant turns teach.
+def spoken(messages: Iterable[Message]) -> frozenset[int]:
+    """All turns of the assistant."""
+    return frozenset(i for i, message in enumerate(messages) if message.role == "assistant")
 
-    A line may also name its game, which must not be examined: ``"task"`` is a task's id, or a task as in the
-    trajectories.jsonl of a run.
+
+def to_jsonl(demonstrations: Iterable[Demonstration], path: Path) -> None:
+    """Write what `from_jsonl` reads: the whole file or none of it."""
+    write_bytes_atomic(path, b"".join(encode_line(_record(demonstration)) for demonstration in demonstrations))
+
+
+def from_jsonl(path: Path, setting: str) -> list[Demonstration]:
+    """Conversations of a JSONL file, ``{"messages": [{"role", "content"}, ...]}`` a line.
+
+    All assistant turns teach, unless ``"taught"`` lists those that do (0 is the first message). A line may also name
+    its game, which must not be examined: ``"task"`` is a task's id, or a task as in the trajectories.jsonl of a run.
+
+    Args:
+        path: the file.
+        setting: that named it, for the errors.
 
     Raises:
         ConfigError: there is no such file, or a line is not a conversation; the text has its number.
@@ -34,9 +50,9 @@ def from_jsonl(path: Path) -> list[Demonstration]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
-        raise ConfigError(f"warmstart.demonstrations = {str(path)!r} cannot be read ({error.strerror})") from error
+        raise ConfigError(f"{setting} = {str(path)!r} cannot be read ({error.strerror})") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"warmstart.demonstrations = {str(path)!r} is not UTF-8 text: {error.reason}") from error
+        raise ConfigError(f"{setting} = {str(path)!r} is not UTF-8 text: {error.reason}") from error
     demonstrations = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -44,18 +60,34 @@ def from_jsonl(path: Path) -> list[Demonstration]:
         try:
             record = json.loads(line)
             messages, task = _conversation(record["messages"]), _task(record.get("task"))
+            taught = _taught(record.get("taught"), spoken(messages))
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(
                 f"{path}:{number} is not a demonstration ({error}); "
                 'a line is {"messages": [{"role": "user", "content": "..."}, ...]}'
             ) from error
-        taught = frozenset(i for i, message in enumerate(messages) if message.role == "assistant")
         if not taught:
             raise ConfigError(f"{path}:{number} has no assistant turn to imitate")
         demonstrations.append(Demonstration(messages, taught, task))
     if not demonstrations:
         raise ConfigError(f"{path} holds no demonstrations")
     return demonstrations
+
+
+def _record(demonstration: Demonstration) -> Mapping[str, Any]:
+    messages = [{"role": message.role, "content": message.content} for message in demonstration.messages]
+    record: dict[str, Any] = {"messages": messages}
+    if demonstration.taught != spoken(demonstration.messages):
+        record["taught"] = sorted(demonstration.taught)
+    return record | ({"task": demonstration.task.id} if demonstration.task else {})
+
+
+def _taught(named: Any, turns: frozenset[int]) -> frozenset[int]:
+    if named is None:
+        return turns
+    if not frozenset(named) <= turns:
+        raise ValueError(f"taught = {named!r} names a message that is not the assistant's")
+    return frozenset(named)
 
 
 def _task(named: Any) -> Task | None:
