@@ -103,13 +103,12 @@ class Learner:
         rows = [s for s in samples if any(s.loss_mask) and (teaches(s) or not self.loss.drop_zero_advantage)]
         metrics = UpdateMetrics()
         self._optimizer.set_lr(self.optim.lr * lr_scale)
-        reference = self._reference_logprobs(rows)
+        reference = self._of_start(rows)
         seconds_reference = time.perf_counter() - started
         rng = np.random.default_rng(seed)
         with evaluating(self.model, training=self._training_mode):
-            for _ in range(self.optim.epochs):
-                for chosen in minibatches(rows, self.optim.minibatch, rng):
-                    self._step([rows[i] for i in chosen], [reference[i] for i in chosen], metrics)
+            for chosen in minibatches(rows, self.optim.minibatch, rng, self.optim.epochs):
+                self._step([rows[i] for i in chosen], [reference[i] for i in chosen], metrics)
         return (
             metrics.result()
             | advantage_metrics([sample for sample in samples if sample.role == "episode"])
@@ -195,10 +194,15 @@ class Learner:
             )  # (B, 3)
             if self.loss.aggregation == "sequence":
                 weights = weights / batch.mask.sum(-1, keepdim=True)
-            start = nn.utils.rnn.pad_sequence([reference[i] for i in indices], True)
-            logprobs, _ = self._score(batch.token_ids, batch.mask)
+            states = self._score.states(batch.token_ids, batch.mask)
+            logprobs, _ = self._score.of_states(states, batch.token_ids, batch.mask)
             surrogate = self._surrogate(losses.ratio(logprobs, batch.behavior_logprobs), batch)
-            kl = losses.k3_kl(logprobs, start)
+            held = torch.tensor([row.hold > 0 for row in rows], device=self.device)[batch.mask.nonzero()[:, 0]]
+            start = torch.cat([reference[i] for i in indices])
+            kl = torch.zeros(batch.mask.shape, device=self.device)
+            kl[batch.mask] = torch.zeros(len(states), device=self.device).masked_scatter(
+                held, self._score.divergence(states[held], self._score_reference, start)
+            )
             terms = torch.stack([surrogate, kl, -logprobs], dim=-1)  # (B, T, 3)
             (terms * weights[:, None] * batch.mask[..., None]).sum().backward()  # type: ignore[no-untyped-call]
             self._optimizer.gather()
@@ -270,16 +274,34 @@ class Learner:
         probable = losses.low_prob_mask(logprobs, batch.mask, self.loss.mask_logprob, self.loss.mask_unit)
         return torch.where(batch.off_policy[:, None], probable, batch.mask)
 
-    def _reference_logprobs(self, samples: Sequence[Sample]) -> list[Tensor]:
-        """Once for each update, not for each epoch: the reference does not change. Zeros for rows without a KL term."""
-        rows = [torch.zeros(len(sample.token_ids), device=self.device) for sample in samples]
-        held = [i for i, s in enumerate(samples) if (self.loss.kl if s.role == "episode" else s.hold)]
-        if held and self._score_reference is self._score and not self._start:
+    def _of_start(self, samples: Sequence[Sample]) -> list[Tensor]:
+        """What the start model says of each row; once for each update, since it does not change.
+
+        Returns:
+            (L,) log-probabilities of the row of an episode, and of any other that is held the (K, H) states from which
+            its head makes the distributions of the K trained tokens; empty without a KL term.
+        """
+        rows = [torch.empty(0, device=self.device)] * len(samples)
+        episodes = [i for i, sample in enumerate(samples) if sample.role == "episode" and self.loss.kl]
+        others = [i for i, sample in enumerate(samples) if sample.role != "episode" and sample.hold]
+        if others and self._score_reference is self._score and not self._start:
             raise ConfigError("rows are to be held to the start model, and there is none: give the learner a reference")
         with self.at_start():
-            scored = self._all_logprobs([samples[i] for i in held], self._score_reference) if held else []
-        for i, row in zip(held, scored, strict=True):
+            scored = self._all_logprobs([samples[i] for i in episodes], self._score_reference)
+            states = self._all_states([samples[i] for i in others], self._score_reference)
+        for i, row in zip([*episodes, *others], [*scored, *states], strict=True):
             rows[i] = row
+        return rows
+
+    @torch.no_grad()
+    def _all_states(self, samples: Sequence[Sample], score: TokenScorer) -> list[Tensor]:
+        rows: list[Tensor] = [torch.empty(0)] * len(samples)
+        with evaluating(score.model):
+            for indices in microbatches(samples, self.optim.microbatch_tokens):
+                batch = Batch.of([samples[i] for i in indices], self.device)
+                parts = score.states(batch.token_ids, batch.mask).split(batch.mask.sum(-1).tolist())
+                for i, part in zip(indices, parts, strict=True):
+                    rows[i] = part
         return rows
 
     @contextmanager

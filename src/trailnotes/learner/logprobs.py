@@ -81,16 +81,51 @@ class TokenScorer:
             (B, T) float32 log-probabilities in nats, with gradient where it is enabled, and (B, T) entropies without;
             both 0 outside the mask.
         """
-        where = mask[:, 1:].flatten().nonzero().squeeze(1)
-        targets = token_ids[:, 1:].flatten().index_select(0, where)
-        states = self._states(token_ids[:, :-1]).flatten(0, 1).index_select(0, where)
-        parts = list(self._chunks(states, targets))
+        return self.of_states(self.states(token_ids, mask), token_ids, mask)
+
+    def of_states(self, states: Tensor, token_ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """The same from the (K, H) `states` of the mask's tokens."""
+        parts = list(self._chunks(states, token_ids[mask]))
         rows, columns = mask.nonzero(as_tuple=True)
         blank = torch.zeros(mask.shape, device=mask.device)
         if not parts:
             return blank + 0.0 * states.sum(), blank
         logprobs, entropies = (torch.cat(column) for column in zip(*parts, strict=True))
         return blank.index_put((rows, columns), logprobs), blank.index_put((rows, columns), entropies)
+
+    def states(self, token_ids: Tensor, mask: Tensor) -> Tensor:  # (K, H)
+        """What the head makes the logits of, for each of the K tokens of the mask, row by row; arguments as above."""
+        where = mask[:, 1:].flatten().nonzero().squeeze(1)
+        return self._states(token_ids[:, :-1]).flatten(0, 1).index_select(0, where)
+
+    def divergence(self, states: Tensor, teacher: TokenScorer, teacher_states: Tensor) -> Tensor:  # (K,)
+        """KL(teacher || this model) of the whole distribution at each position, in nats, with gradient.
+
+        Its gradient by the logits is the difference of the two distributions, so no token's is large.
+
+        Args:
+            states: (K, H) of this model.
+            teacher: whose head belongs to `teacher_states`.
+            teacher_states: (K, H) of the teacher, for the same positions.
+        """
+        parts = []
+        for start in range(0, len(states), self.chunk):
+            chunks = (states[start : start + self.chunk], teacher_states[start : start + self.chunk])
+            if len(states) > self.chunk:
+                parts.append(checkpoint(self._divergence, teacher, *chunks, use_reentrant=False))
+            else:
+                parts.append(self._divergence(teacher, *chunks))
+        return torch.cat(parts) if parts else states.sum(-1)
+
+    def _divergence(self, teacher: TokenScorer, states: Tensor, teacher_states: Tensor) -> Tensor:  # (K,)
+        with torch.no_grad():
+            wanted = teacher.logits(teacher_states).log_softmax(-1)
+        return (wanted.exp() * (wanted - self.logits(states).log_softmax(-1))).sum(-1)
+
+    def logits(self, states: Tensor) -> Tensor:  # (K, H) -> (K, V)
+        """At the temperature of sampling, in float32."""
+        logits = (states if self.parts is None else self.parts.head(states)).float()
+        return logits / self.temperature if self.temperature != 1.0 else logits
 
     def _states(self, token_ids: Tensor) -> Tensor:
         """(B, T) -> (B, T, H) hidden states, or (B, T, V) logits where the head alone does not give them."""
@@ -115,10 +150,7 @@ class TokenScorer:
         states: Tensor,  # (K, H), or (K, V) logits
         targets: Tensor,  # (K,)
     ) -> tuple[Tensor, Tensor]:  # (K,), (K,)
-        logits = (states if self.parts is None else self.parts.head(states)).float()
-        if self.temperature != 1.0:
-            logits = logits / self.temperature
-        logprobs, entropies = _LogSoftmaxAt.apply(logits, targets)  # type: ignore[no-untyped-call]
+        logprobs, entropies = _LogSoftmaxAt.apply(self.logits(states), targets)  # type: ignore[no-untyped-call]
         return logprobs, entropies
 
 

@@ -164,27 +164,33 @@ def teaches(sample: Sample) -> bool:
     return bool(terms_of(sample))
 
 
-def minibatches(samples: Sequence[Sample], num_trajectories: int, rng: np.random.Generator) -> Iterator[list[int]]:
-    """One pass over `samples` in random mini-batches of `num_trajectories` trajectories, each with all its rows.
+def minibatches(
+    samples: Sequence[Sample], num_trajectories: int, rng: np.random.Generator, epochs: int = 1
+) -> Iterator[list[int]]:
+    """Random mini-batches of `num_trajectories` trajectories, each with all its rows, in so many passes.
+
+    Rows that are no episodes are dealt out evenly to all mini-batches of all passes: each is used once.
 
     Args:
         samples: rows; those left out for their zero advantage are gone already, so the count is of trajectories
             that teach something.
-        num_trajectories: trajectories in a mini-batch; 0 = all. The last one may be smaller.
-        rng: draws the order.
+        num_trajectories: trajectories in a mini-batch; 0 = all. The last one of a pass may be smaller.
+        rng: draws the orders.
+        epochs: passes over the episodes.
 
     Yields:
-        Indices into `samples`, ascending. Rows that are no episodes are dealt out evenly.
+        Indices into `samples`, ascending.
     """
     trajectories = sorted({sample.trajectory for sample in samples if sample.role == "episode"})
-    order = [trajectories[i] for i in rng.permutation(len(trajectories))]
-    size = num_trajectories or len(order)
     others = [i for i, sample in enumerate(samples) if sample.role != "episode"]
+    size = max(1, num_trajectories or len(trajectories))
+    orders = [[trajectories[i] for i in rng.permutation(len(trajectories))] for _ in range(epochs)]
+    steps = [set(order[start : start + size]) for order in orders for start in range(0, len(order), size)]
     if others:
+        steps = steps or [set()]
         others = [others[i] for i in rng.permutation(len(others))]
-    starts = range(0, len(order), size) if order else range(bool(others))
-    for number, start in enumerate(starts):
-        chosen, dealt = set(order[start : start + size]), set(others[number :: len(starts)])
+    for number, chosen in enumerate(steps):
+        dealt = set(others[number :: len(steps)])
         yield [i for i, s in enumerate(samples) if (s.trajectory in chosen if s.role == "episode" else i in dealt)]
 
 
