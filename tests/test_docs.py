@@ -208,7 +208,7 @@ class Verbosity:
 
     @staticmethod
     def tasks(split: str) -> list[Task]:
-        first = ("train", "validation", "test").index(split) * 2
+        first = ("train", "validation", "test", "new").index(split) * 2
         return [Task(f"{split}-{i}", "test_docs:Verbosity", i, split) for i in range(first, first + 2)]
 
     def reset(self, task: Task) -> Observation:
@@ -234,7 +234,8 @@ def test_every_metric_that_is_written_is_explained_and_the_other_way_round(
         "--env.name test_docs:Verbosity --env.num_workers 0 --model.path models/waymarks-start --train.iterations 2 "
         "--train.eval_every 1 --rollout.num_tasks 2 --rollout.group_size 4 --rollout.style terse "
         "--rollout.max_action_tokens 8 --rollout.max_context_tokens 512 --algorithm.p_memory 0.5 "
-        "--algorithm.q_off_policy 0.5 --loss.kl 0.05 --memory.max_write_tokens 8"
+        "--algorithm.q_off_policy 0.5 --loss.kl 0.05 --memory.max_write_tokens 8 "
+        "--train.eval_notes_every 2 --train.new_split new"
     )
     lines = []
     for name, more in (
@@ -244,6 +245,7 @@ def test_every_metric_that_is_written_is_explained_and_the_other_way_round(
         config = load_config(None, f"{settings} --algorithm.name {name} {more}".split())
         trailnotes.train(config, clone / f"runs/metrics-{name}")
         lines += [json.loads(line) for line in words(clone / f"runs/metrics-{name}/metrics.jsonl").splitlines()]
-    written = {re.sub(rf"/(?:{'|'.join(MODES)})$", "/MODE", name) for line in lines for name in line}
+    names = {re.sub(r"/trial_\d+$", "/trial_K", name) for line in lines for name in line}
+    written = {re.sub(rf"/(?:{'|'.join(MODES)})$", "/MODE", name) for name in names}
     assert written == explained()
     assert any(line["update/optimiser_steps"] for line in lines)  # the tables speak of updates that happened

@@ -53,7 +53,7 @@ HOUSE = {
     "commands": """
         __main__
         __init__
-        adapt compare config critic demo diagnose envs eval export memory rollout train warmstart
+        adapt compare config critic demo diagnose envs eval export memory rehearsal rollout train warmstart
         arguments
         command
     """,
@@ -62,8 +62,9 @@ HOUSE = {
         comparison
         live page
         picture running summary
-        plan results
-        cost published
+        panels planned
+        results
+        cost plan published
         evaluations processes statistics
     """,
     "compare/published": """
@@ -114,7 +115,7 @@ HOUSE = {
     """,
     "learner": """
         __init__ learner
-        metrics optimizer samples
+        dump metrics optimizer roles samples
         logprobs losses
     """,
     "memory": """
@@ -148,6 +149,7 @@ HOUSE = {
         text
     """,
     "reporting": """
+        roles
         __init__ crossed plots story tables
         episodes intervals
     """,
@@ -159,16 +161,18 @@ HOUSE = {
         episode
     """,
     "runs": """
+roles
         __init__ evaluation footprint forecast training
         rehearsal
-        adaptation
+        adaptation watching
         console panels saving
         authors needs spent
         players
         directory loop signals
     """,
     "storage": """
-        __init__ checkpoint demonstrations records
+        __init__ checkpoint demonstrations
+        records
         files
     """,
     "warmstart": """

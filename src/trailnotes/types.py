@@ -326,5 +326,7 @@ class Sample:
             raise ValueError(f"the sequences of a sample differ in length: {sorted(lengths)}")
         if self.loss_mask and self.loss_mask[0]:
             raise ValueError("the first token of a row has no context and cannot be trained")
+        if not all(0 <= weight < math.inf for weight in (self.hold, self.imitate)):
+            raise ValueError(f"the weights of a row must be finite and not negative: {self.hold} and {self.imitate}")
         if self.role == "episode" and (self.hold or self.imitate):
             raise ValueError("the row of an episode is held by loss.kl: hold and imitate are for rows of other roles")

@@ -188,6 +188,8 @@ def test_equal_shares_score_nothing() -> None:
 def test_what_cannot_be_compared_is_refused() -> None:
     with pytest.raises(ValidationError, match=r"set algorithm\.mode_unit = \"trajectory\""):
         Config.model_validate({"algorithm": {"author_credit": 1.0, "mode_unit": "iteration"}})
+    with pytest.raises(ValidationError, match=r"set algorithm\.author = \"policy\""):
+        Config.model_validate({"algorithm": {"author_credit": 1.0, "author": "start"}})
 
 
 def test_tips_must_be_sampled_as_they_are_trained(start_model: Path) -> None:

@@ -11,7 +11,7 @@ import traceback
 import warnings
 from collections.abc import Sequence
 
-from trailnotes.commands import compare, config, envs, memory
+from trailnotes.commands import compare, config, envs, memory, rehearsal
 from trailnotes.commands.adapt import ADAPT
 from trailnotes.commands.command import Group, Table, parse
 from trailnotes.commands.critic import CRITIC
@@ -38,6 +38,7 @@ TABLE: Table = (
     DIAGNOSE,
     DEMO,
     Group("compare", "compare results side by side", compare.COMMANDS),
+    Group("rehearsal", "conversations that a training holds on to", rehearsal.COMMANDS),
     Group("memory", "read, edit and carry the tips of a run", memory.COMMANDS),
     Group("config", "settings", config.COMMANDS),
     Group("envs", "environments", envs.COMMANDS),

@@ -72,7 +72,7 @@ def _record_rehearsal(config: Config, directory: RunDir) -> None:
     from trailnotes.runs.rehearsal import record, rehearsal_path
 
     path = rehearsal_path(config, directory.path)
-    if path is not None and not config.rehearsal.path and not path.is_file():
+    if path is not None and not config.rehearsal.path:
         with Bar(1.0, "rehearsal") as bar:
             record(config, path.parent, bar)
 
@@ -168,11 +168,13 @@ def dry_run(
     from trailnotes.policies.hf.policy import is_here
     from trailnotes.runs.console import clock
     from trailnotes.runs.footprint import footprint, refuse_too_large
-    from trailnotes.runs.forecast import iterations, small
+    from trailnotes.runs.forecast import first_and_before, iterations, num_rehearsed, small
     from trailnotes.runs.needs import refuse_missing
+    from trailnotes.runs.rehearsal import refuse_rehearsal, spent_recording
 
     config.refuse_training()
     refuse_examined(config)
+    refuse_rehearsal(config)
     if memory is not None:
         _tips_for(config, memory)
     if found := footprint(config):
@@ -190,12 +192,13 @@ def dry_run(
         )
     with tempfile.TemporaryDirectory(prefix="trailnotes-") as name:
         path = Path(name)
-        train(small(config), path, memory=memory)
-        line = next(read_jsonl(path / "metrics.jsonl"))
+        copy = small(config)
+        train(copy, path, memory=memory)
+        line, before = first_and_before(config, copy, next(read_jsonl(path / "metrics.jsonl")), spent_recording(path))
         saved = sum(file.stat().st_size for file in (path / "checkpoints").rglob("*") if file.is_file())
         logged = (path / "trajectories.jsonl").stat().st_size
-    repeats = iterations(config, line)
-    seconds = float(line["seconds"]) * repeats
+    repeats = iterations(config, line, before)
+    seconds = float(line["seconds"]) * repeats + before.get("seconds", 0.0)
     kept = config.train.keep_last + bool(config.train.eval_every) + 1  # one more while the next is written
     disk = saved * kept + logged * repeats
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in kilobytes
@@ -203,6 +206,7 @@ def dry_run(
     lines = [
         f"everything could be built; one iteration took {line['seconds']:.1f} s and {line['env_steps']:,} env steps",
         f"iterations   about {repeats:,}",
+        *([f"before them  {num_rehearsed(config):,} episodes in {clock(before['seconds'])}"] if before else []),
         f"time         about {clock(seconds)}",
         f"memory       {peak / MEGABYTE:,.0f} MB at the peak of this process",
         f"disk         about {disk / MEGABYTE:,.0f} MB ({free / MEGABYTE:,.0f} MB are free here)",

@@ -8,6 +8,7 @@ from pydantic import field_validator, model_validator
 
 from trailnotes.config.methods import refuse_unknown
 from trailnotes.config.section import PAPER, Section, key
+from trailnotes.errors import ConfigError
 
 GIGPO = "GiGPO, arXiv 2505.10978"
 REMEMBERER = "REMEMBERER, arXiv 2306.07929"
@@ -59,6 +60,9 @@ class AlgorithmConfig(Section):
         ge=0,
         le=1,
     )
+    author: Literal["policy", "start"] = key(
+        "policy", "who writes the tips: the policy as it is, or the weights that training began with"
+    )
     anchor_weight: float = key(0.1, "weight of the KL by which tips and episodes with tips are held", ge=0)
     penalty_stage: Literal["before", "after"] = key(
         "before", "subtract penalties before advantages are computed (release of GiGPO), or from the advantages"
@@ -79,8 +83,13 @@ class AlgorithmConfig(Section):
         return name
 
     @model_validator(mode="after")
-    def refuse_credit_without_comparison(self) -> Self:
-        """Refuse to credit authors where no group has members without tips beside members with them."""
+    def refuse_credit_in_vain(self) -> Self:
+        """Refuse to credit authors who are not trained, or where no group has members with tips and without."""
+        if self.author_credit and self.author == "start":
+            raise ValueError(
+                "algorithm.author_credit trains who writes, and the start model is not trained: "
+                'set algorithm.author = "policy", or algorithm.author_credit = 0'
+            )
         if self.author_credit and self.mode_unit == "iteration":
             raise ValueError(
                 "algorithm.author_credit compares members with tips and without in one group: "
@@ -88,9 +97,17 @@ class AlgorithmConfig(Section):
             )
         return self
 
+    def refuse_other_sampling(self, written: float, trained: float) -> None:
+        """Refuse to credit tips of another temperature than the learner scores at. Raises `ConfigError`."""
+        if self.author_credit and written != trained:
+            raise ConfigError(
+                "algorithm.author_credit trains tips as they were sampled: "
+                f"set memory.write_temperature = {trained:g}, as rollout.temperature is"
+            )
+
 
 class RehearsalConfig(Section):
-    """Conversations of games outside all panels that each update holds on to, so that old skills stay."""
+    """Conversations of games outside all panels that each update of a method with tips holds on to."""
 
     split: str = key(
         "",
@@ -108,6 +125,13 @@ class RehearsalConfig(Section):
         "kl", "hold them to the start model by KL, or imitate them (what InstructGPT calls mixing in pretraining)"
     )
     weight: float = key(0.1, "weight of that term of the loss", ge=0)
+
+    @model_validator(mode="after")
+    def refuse_two_sources(self) -> Self:
+        """Refuse games to play beside a file that would take their place."""
+        if self.path and self.split:
+            raise ValueError("rehearsal.path and rehearsal.split are two sources: leave one of them empty")
+        return self
 
 
 class GigpoConfig(Section):

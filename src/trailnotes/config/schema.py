@@ -228,6 +228,9 @@ class TrainConfig(Section):
     validation_split: str = key(
         "validation", "held-out variations that choose the best checkpoint; never the test split"
     )
+    eval_notes_every: int = key(0, "iterations between panels played with tips, from an empty memory; 0 = never", ge=0)
+    eval_notes_trials: int = key(2, "trials with tips of these panels, after one without", ge=1)
+    new_split: str = key("", "games of families never trained, played with tips beside the validation's; '' = none")
 
     def share(self, spent: Mapping[str, float]) -> float:
         """How far a run is by the nearest of its limits; 1 and more is done. `spent`: the counters of a checkpoint."""
@@ -318,7 +321,7 @@ class Config(Section):
             )
         if rollout.max_action_tokens >= rollout.max_context_tokens:
             raise ValueError("rollout.max_action_tokens must be smaller than rollout.max_context_tokens")
-        if self.train.split == self.train.validation_split and self.train.eval_every:
+        if self.train.split == self.train.validation_split and (self.train.eval_every or self.train.eval_notes_every):
             raise ValueError(
                 "train.validation_split must differ from train.split, or training games choose the best checkpoint"
             )
@@ -355,11 +358,12 @@ class Config(Section):
 
     @property
     def holds(self) -> bool:
-        """Whether anything is held to the start model, which must then be at hand."""
+        """Whether anything is held to the start model, or written by it: it must then be at hand."""
         algorithm, rehearsal = self.algorithm, self.rehearsal
         anchored = algorithm.anchor_weight and (algorithm.anchor_tips or algorithm.anchor_reading)
         rehearsed = (rehearsal.path or rehearsal.split) and rehearsal.by == "kl" and rehearsal.weight
-        return bool(self.loss.kl or anchored or rehearsed)
+        of_tips = bool(anchored or rehearsed or algorithm.author == "start")
+        return bool(self.loss.kl) or (of_tips and method_of(algorithm.name).memory)
 
     def refuse_training(self) -> Self:
         """Refuse what is fine for acting but wrong for training. Called by `train` before anything is built."""
@@ -384,11 +388,7 @@ class Config(Section):
             )
         if self.rollout.group_size < 2:
             raise ConfigError("training compares the members of a group: set rollout.group_size to 2 or more")
-        if self.algorithm.author_credit and self.memory.write_temperature != self.rollout.temperature:
-            raise ConfigError(
-                "algorithm.author_credit trains tips as they were sampled: "
-                f"set memory.write_temperature = {self.rollout.temperature:g}, as rollout.temperature is"
-            )
+        self.algorithm.refuse_other_sampling(self.memory.write_temperature, self.rollout.temperature)
         if not self.model.path:
             raise ConfigError("model.path is empty: name a model directory (trailnotes warmstart makes a small one)")
         return self

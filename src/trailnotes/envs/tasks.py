@@ -6,6 +6,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trailnotes.config.methods import method_of
@@ -74,6 +75,11 @@ def validation_of(config: Config) -> list[Task]:
     return panel(tasks_of(config, config.train.validation_split), config.eval.num_tasks)
 
 
+def new_of(config: Config) -> list[Task]:
+    """The tasks of families never trained that are played during training: as many, of `train.new_split`."""
+    return panel(tasks_of(config, config.train.new_split), config.eval.num_tasks)
+
+
 def refuse_examined(config: Config) -> None:
     """Refuse a method that learns from a game of the panel, or whose validation plays one. Plays and loads nothing.
 
@@ -83,31 +89,93 @@ def refuse_examined(config: Config) -> None:
     method, train = method_of(config.algorithm.name), config.train
     if method.trains:
         games, source = tasks_of(config, train.split), f"train.split = {train.split!r}"
-        if train.eval_every:
+        if train.eval_every or train.eval_notes_every:
             validation = validation_of(config)
             chosen_by = f"train.validation_split = {train.validation_split!r}"
             _refuse_shared(games, source, validation, f"the validation ({chosen_by})")
             refuse_learning(validation, chosen_by, config)
         refuse_learning(games, source, config)
+        if train.eval_notes_every and train.new_split:
+            _refuse_panel(tasks_of(config, train.new_split), f"train.new_split = {train.new_split!r}", config)
     if learned_from := method.load_learned_from():
         refuse_learning(learned_from(config), f"what {method.label} learns from", config)
 
 
 def refuse_learning(games: Iterable[Task], source: str, config: Config) -> None:
-    """Refuse to learn from `games` where the panel of `config` holds one of them; `source` says what they are.
+    """Refuse to learn from `games` where a panel of `config` holds one of them; `source` says what they are.
+
+    The panels are the one that is examined, and the new families that are watched during training.
 
     An environment without the split `eval.split` has nothing to examine, and nothing is refused.
 
     Raises:
         ConfigError: as `refuse_examined`.
     """
-    if not config.eval.split:
-        return
+    games = list(games)
+    if config.train.eval_notes_every and (split := config.train.new_split):
+        _refuse_shared(games, source, tasks_of(config, split), f"the new families (train.new_split = {split!r})")
+    _refuse_panel(games, source, config)
+
+
+def _refuse_panel(games: Iterable[Task], source: str, config: Config) -> None:
+    _refuse_shared(games, source, _examined(config), f"the panel (eval.split = {config.eval.split!r})")
+
+
+def _examined(config: Config) -> list[Task]:
+    """The panel; none where there is no such split: whoever asks for the panel itself is told why."""
     try:
-        examined = panel_of(config)
-    except (ConfigError, EnvError):  # no such split; whoever asks for the panel itself is told why
-        return
-    _refuse_shared(games, source, examined, f"the panel (eval.split = {config.eval.split!r})")
+        return panel_of(config) if config.eval.split else []
+    except (ConfigError, EnvError):
+        return []
+
+
+def refuse_rehearsing(games: Sequence[Task], source: str, config: Config) -> None:
+    """Refuse to rehearse `games` of which one is trained on or examined; `source` says what they are.
+
+    What is held to the start model cannot be learned; what is shown to the model is not new to it.
+
+    Raises:
+        ConfigError: names both lists, a game that they share, and the fix.
+    """
+    refuse_learning(games, source, config)
+    for name, own in _used(config).items():
+        if both := shared(games, own):
+            raise ConfigError(f"{source}: {both[0].id} is a game of {name}: rehearse games that no other split has")
+
+
+def kept_apart(games: Sequence[Task], config: Config) -> list[Task]:
+    """Those of `games` that `config` neither trains on nor examines."""
+    used = [task for own in _used(config).values() for task in own] + _examined(config)
+    taken = {task.id for task in shared(used, games)}
+    return [task for task in games if task.id not in taken]
+
+
+def _used(config: Config) -> dict[str, list[Task]]:
+    """The games that a training itself plays, by the setting that names them."""
+    train = config.train
+    used = {f"train.split = {train.split!r}": tasks_of(config, train.split)}
+    if train.eval_every:
+        used[f"train.validation_split = {train.validation_split!r}"] = validation_of(config)
+    return used
+
+
+def rehearsed_of(config: Config) -> list[Task]:
+    """The games that a run of these settings rehearses, as far as they are known: of a split, or told by a file.
+
+    Raises:
+        ConfigError: the split is unknown, or the file cannot be read.
+    """
+    rehearsal = config.rehearsal
+    if not method_of(config.algorithm.name).memory:
+        return []
+    if rehearsal.path:
+        from trailnotes.storage.demonstrations import from_jsonl
+
+        return [each.task for each in from_jsonl(Path(rehearsal.path), "rehearsal.path") if each.task]
+    if not rehearsal.split:
+        return []
+    env = config.env.model_copy(update={"options": {**config.env.options, **rehearsal.options}})
+    return panel(tasks_of(config.model_copy(update={"env": env}), rehearsal.split), rehearsal.num_tasks)
 
 
 def seen_in_training(trained: Config | None, config: Config) -> str:
@@ -118,7 +186,11 @@ def seen_in_training(trained: Config | None, config: Config) -> str:
         games, examined = tasks_of(trained, trained.train.split), panel_of(config)
     except (ConfigError, EnvError, MissingExtraError):  # an environment that is not here has nothing to compare
         return ""
-    return _told(shared(games, examined), examined, "the model was trained on")
+    said = _told(shared(games, examined), examined, "the model was trained on")
+    try:
+        return said or _told(shared(rehearsed_of(trained), examined), examined, "the model rehearsed")
+    except (ConfigError, EnvError):  # the file of a run may have gone
+        return said
 
 
 def seen_by_authors(namespaces: Iterable[str], config: Config) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,19 +11,20 @@ from typing import Any, NoReturn
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from trailnotes.config.schema import LossConfig, OptimConfig
 from trailnotes.errors import ConfigError, NonFiniteError
 from trailnotes.learner import losses
+from trailnotes.learner.dump import dump_batch
 from trailnotes.learner.logprobs import Batch, TokenScorer
 from trailnotes.learner.metrics import UpdateMetrics, advantage_metrics
 from trailnotes.learner.optimizer import MasterAdamW
-from trailnotes.learner.samples import TERMS, microbatches, minibatches, teaches, terms_of
+from trailnotes.learner.roles import weights_of, weights_of_tokens
+from trailnotes.learner.samples import microbatches, minibatches, teaches
 from trailnotes.policies.hf.adapters import save_adapters
 from trailnotes.policies.hf.network import evaluating
-from trailnotes.storage.checkpoint import atomic_directory, write_json
+from trailnotes.storage.checkpoint import atomic_directory
 from trailnotes.types import Sample
 
 
@@ -100,10 +100,12 @@ class Learner:
             NonFiniteError: a loss or gradient is not finite; that mini-batch was not stepped, and lies in a dump.
         """
         started = time.perf_counter()
-        rows = [s for s in samples if any(s.loss_mask) and (teaches(s) or not self.loss.drop_zero_advantage)]
+        rows = [sample for sample in samples if any(sample.loss_mask) and self._learns(sample)]
         metrics = UpdateMetrics()
         self._optimizer.set_lr(self.optim.lr * lr_scale)
-        reference = self._of_start(rows)
+        if any(row.hold for row in rows) and self._score_reference is self._score and not self._start:
+            raise ConfigError("rows are to be held to the start model, and there is none: give the learner a reference")
+        reference = self._reference_logprobs(rows)
         seconds_reference = time.perf_counter() - started
         rng = np.random.default_rng(seed)
         with evaluating(self.model, training=self._training_mode):
@@ -140,17 +142,26 @@ class Learner:
         """Write a Hugging Face directory that `load_model` loads; see `export_model`."""
         export_model(self.model, path, tokenizer)
 
+    def _learns(self, sample: Sample) -> bool:
+        """Whether the row is part of the update."""
+        if sample.role != "episode":
+            return bool(weights_of(sample))
+        return teaches(sample) or not self.loss.drop_zero_advantage
+
     def _step(self, samples: Sequence[Sample], reference: Sequence[Tensor], metrics: UpdateMetrics) -> None:
         """One mini-batch: the gradient of its episodes, with that of its other rows, clipped; and a step along it."""
         self._optimizer.zero_grad()
-        sums = self._episodes(*_of(samples, reference, episodes=True), metrics)
-        others, others_reference = _of(samples, reference, episodes=False)
+        episodes = [i for i, sample in enumerate(samples) if sample.role == "episode"]
+        sums = self._episodes([samples[i] for i in episodes], [reference[i] for i in episodes], metrics)
+        others = [sample for sample in samples if sample.role != "episode"]
+        added = torch.zeros((), device=self.device)
         if others:
             self._optimizer.scale(1 / max(1.0, float(sums[3])))  # a mean, as those of the others are
-            self._others(others, others_reference, metrics)
-        norm, policy, kept, kl, count = torch.stack([self._optimizer.grad_norm(), *sums]).tolist()
-        if not (math.isfinite(norm) and math.isfinite(policy + kl)):
-            self._refuse(samples, {"grad_norm_of_sum": norm, "policy_loss_sum": policy, "kl_sum": kl, "tokens": count})
+            added = self._others(others, metrics)
+        norm, policy, kept, kl, count, rest = torch.stack([self._optimizer.grad_norm(), *sums, added]).tolist()
+        if not (math.isfinite(norm) and math.isfinite(policy + kl + rest)):
+            numbers = {"policy_loss_sum": policy, "kl_sum": kl, "tokens": count, "loss_of_other_rows": rest}
+            self._refuse(samples, {"grad_norm_of_sum": norm} | numbers)
         divisor = 1.0 if others else count
         if divisor == 0 or norm == 0:
             return
@@ -158,7 +169,8 @@ class Learner:
         clip = self.optim.grad_clip
         self._optimizer.step((min(1.0, clip / (norm + 1e-6)) if clip else 1.0) / divisor)
         self.steps += 1
-        metrics.add_step(policy / max(1.0, kept), kl / max(1.0, count), self.loss.kl, norm)
+        policy, kl = policy / max(1.0, kept), kl / max(1.0, count)
+        metrics.add_step(policy + self.loss.kl * kl + rest, policy, kl, norm)
 
     def _episodes(self, samples: Sequence[Sample], reference: Sequence[Tensor], metrics: UpdateMetrics) -> Tensor:
         """Add the gradient of the episodes' summed loss; its micro-batches do not show in it.
@@ -178,39 +190,51 @@ class Learner:
             self._optimizer.gather()
         return sums
 
-    def _others(self, samples: Sequence[Sample], reference: Sequence[Tensor], metrics: UpdateMetrics) -> None:
-        """Add the gradient of the rows that are no episodes: by role, the mean of each term over the rows that have it.
+    def _others(self, samples: Sequence[Sample], metrics: UpdateMetrics) -> Tensor:
+        """Add the gradient of the rows that are no episodes; see `roles`.
 
-        The terms are the clipped surrogate, where there is an advantage; the KL to the start model, by `hold`; and the
-        negative log-likelihood, by `imitate`.
+        Returns:
+            () their loss.
         """
-        counts = Counter((s.role, term) for s in samples for term in terms_of(s) for _ in range(self._size(s)))
+        weights = weights_of_tokens(samples, self.loss.aggregation)
+        total = torch.zeros((), device=self.device)
         for indices in microbatches(samples, self.optim.microbatch_tokens):
             rows = [samples[i] for i in indices]
             batch = Batch.of(rows, self.device)
-            weights = torch.tensor(
-                [[terms_of(s).get(term, 0.0) / max(1, counts[s.role, term]) for term in TERMS] for s in rows],
-                device=self.device,
-            )  # (B, 3)
-            if self.loss.aggregation == "sequence":
-                weights = weights / batch.mask.sum(-1, keepdim=True)
-            states = self._score.states(batch.token_ids, batch.mask)
-            logprobs, _ = self._score.of_states(states, batch.token_ids, batch.mask)
-            surrogate = self._surrogate(losses.ratio(logprobs, batch.behavior_logprobs), batch)
-            held = torch.tensor([row.hold > 0 for row in rows], device=self.device)[batch.mask.nonzero()[:, 0]]
-            start = torch.cat([reference[i] for i in indices])
-            kl = torch.zeros(batch.mask.shape, device=self.device)
-            kl[batch.mask] = torch.zeros(len(states), device=self.device).masked_scatter(
-                held, self._score.divergence(states[held], self._score_reference, start)
-            )
-            terms = torch.stack([surrogate, kl, -logprobs], dim=-1)  # (B, T, 3)
-            (terms * weights[:, None] * batch.mask[..., None]).sum().backward()  # type: ignore[no-untyped-call]
+            terms = self._terms(rows, batch)
+            weight = torch.tensor([weights[i] for i in indices], device=self.device)  # (B, 3)
+            loss = (terms * weight[:, None] * batch.mask[..., None]).sum()
+            loss.backward()  # type: ignore[no-untyped-call]
             self._optimizer.gather()
-            metrics.add_others(rows, batch, kl.detach())
+            metrics.add_others(rows, batch, terms.detach())
+            total += loss.detach()
+        return total
 
-    def _size(self, sample: Sample) -> int:
-        """What a row counts for in a mean."""
-        return 1 if self.loss.aggregation == "sequence" else sum(sample.loss_mask)
+    def _terms(self, rows: Sequence[Sample], batch: Batch) -> Tensor:  # (B, T, 3)
+        """Surrogate, KL(start model || model) and negative log-likelihood of each token, 0 where it is not trained."""
+        held = torch.tensor([row.hold > 0 for row in rows], device=self.device)  # (B,)
+        start = self._start_states(batch.token_ids[held], batch.mask[held])
+        states = self._score.states(batch.token_ids, batch.mask)
+        logprobs, _ = self._score.of_states(states, batch.token_ids, batch.mask)
+        surrogate = self._surrogate(losses.ratio(logprobs, batch.behavior_logprobs), batch)
+        where = held[batch.mask.nonzero()[:, 0]]  # (K,)
+        divergence = self._score.divergence(states[where], self._start_logits, start)
+        kl = torch.zeros_like(logprobs)
+        kl[batch.mask] = torch.zeros(len(states), device=self.device).masked_scatter(where, divergence)
+        return torch.stack([surrogate, kl, -logprobs], dim=-1)
+
+    @torch.no_grad()
+    def _start_states(self, token_ids: Tensor, mask: Tensor) -> Tensor:  # (B, T), (B, T) -> (K, H)
+        """What the start model's head makes distributions of; rows that are no episodes are used once an update."""
+        if not len(token_ids):
+            return torch.empty(0, device=self.device)
+        with self.at_start(), evaluating(self._score_reference.model):
+            return self._score_reference.states(token_ids, mask)
+
+    def _start_logits(self, states: Tensor) -> Tensor:  # (K, H) -> (K, V)
+        """Of `_start_states`; adapters may sit on the head, too."""
+        with self.at_start():
+            return self._score_reference.logits(states)
 
     @torch.no_grad()
     def _policy_weight(self, samples: Sequence[Sample]) -> float:
@@ -274,34 +298,14 @@ class Learner:
         probable = losses.low_prob_mask(logprobs, batch.mask, self.loss.mask_logprob, self.loss.mask_unit)
         return torch.where(batch.off_policy[:, None], probable, batch.mask)
 
-    def _of_start(self, samples: Sequence[Sample]) -> list[Tensor]:
-        """What the start model says of each row; once for each update, since it does not change.
-
-        Returns:
-            (L,) log-probabilities of the row of an episode, and of any other that is held the (K, H) states from which
-            its head makes the distributions of the K trained tokens; empty without a KL term.
-        """
+    def _reference_logprobs(self, samples: Sequence[Sample]) -> list[Tensor]:
+        """What the start model says of episodes; once for each update, not for each epoch. Empty without `loss.kl`."""
         rows = [torch.empty(0, device=self.device)] * len(samples)
-        episodes = [i for i, sample in enumerate(samples) if sample.role == "episode" and self.loss.kl]
-        others = [i for i, sample in enumerate(samples) if sample.role != "episode" and sample.hold]
-        if others and self._score_reference is self._score and not self._start:
-            raise ConfigError("rows are to be held to the start model, and there is none: give the learner a reference")
+        held = [i for i, sample in enumerate(samples) if sample.role == "episode" and self.loss.kl]
         with self.at_start():
-            scored = self._all_logprobs([samples[i] for i in episodes], self._score_reference)
-            states = self._all_states([samples[i] for i in others], self._score_reference)
-        for i, row in zip([*episodes, *others], [*scored, *states], strict=True):
+            scored = self._all_logprobs([samples[i] for i in held], self._score_reference)
+        for i, row in zip(held, scored, strict=True):
             rows[i] = row
-        return rows
-
-    @torch.no_grad()
-    def _all_states(self, samples: Sequence[Sample], score: TokenScorer) -> list[Tensor]:
-        rows: list[Tensor] = [torch.empty(0)] * len(samples)
-        with evaluating(score.model):
-            for indices in microbatches(samples, self.optim.microbatch_tokens):
-                batch = Batch.of([samples[i] for i in indices], self.device)
-                parts = score.states(batch.token_ids, batch.mask).split(batch.mask.sum(-1).tolist())
-                for i, part in zip(indices, parts, strict=True):
-                    rows[i] = part
         return rows
 
     @contextmanager
@@ -336,12 +340,6 @@ class Learner:
         raise NonFiniteError(f"{what}; the batch is in {path}")
 
 
-def _of(samples: Sequence[Sample], reference: Sequence[Tensor], *, episodes: bool) -> tuple[list[Sample], list[Tensor]]:
-    """The rows of episodes, or all others, with what the start model says of them."""
-    chosen = [i for i, sample in enumerate(samples) if (sample.role == "episode") == episodes]
-    return [samples[i] for i in chosen], [reference[i] for i in chosen]
-
-
 def _needs_training_mode(model: nn.Module) -> bool:
     """Whether to update in training mode.
 
@@ -369,30 +367,3 @@ def export_model(model: Any, path: Path, tokenizer: Any = None) -> None:
             model.save_pretrained(aside)
         if tokenizer is not None:
             tokenizer.save_pretrained(aside)
-
-
-def dump_batch(path: Path, samples: Sequence[Sample], numbers: Mapping[str, float]) -> Path:
-    """Write rows end to end as ``<path>.safetensors`` and what was computed from them as ``<path>.json``.
-
-    Returns:
-        The ``.safetensors`` file: ``token_ids``, ``loss_mask``, ``behavior_logprobs``, ``advantages`` (all
-        rows joined), ``lengths``, ``off_policy`` and ``trajectory`` (one for each row).
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-
-    def joined(rows: Sequence[Sequence[float]], dtype: torch.dtype) -> torch.Tensor:
-        return torch.tensor([value for row in rows for value in row], dtype=dtype)
-
-    tensors = {
-        "token_ids": joined([s.token_ids for s in samples], torch.int64),
-        "loss_mask": joined([s.loss_mask for s in samples], torch.uint8),
-        "behavior_logprobs": joined([s.behavior_logprobs for s in samples], torch.float64),
-        "advantages": joined([s.advantages for s in samples], torch.float64),
-        "lengths": torch.tensor([len(s.token_ids) for s in samples]),
-        "off_policy": torch.tensor([s.off_policy for s in samples]),
-        "trajectory": torch.tensor([s.trajectory for s in samples]),
-    }
-    file = path.with_name(path.name + ".safetensors")
-    save_file(tensors, file)
-    write_json(path.with_name(path.name + ".json"), {name: str(value) for name, value in numbers.items()})
-    return file

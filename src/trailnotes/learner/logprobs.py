@@ -7,7 +7,7 @@ backward pass each chunk is computed again, so that the logits of one chunk are 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,14 +98,14 @@ class TokenScorer:
         where = mask[:, 1:].flatten().nonzero().squeeze(1)
         return self._states(token_ids[:, :-1]).flatten(0, 1).index_select(0, where)
 
-    def divergence(self, states: Tensor, teacher: TokenScorer, teacher_states: Tensor) -> Tensor:  # (K,)
+    def divergence(self, states: Tensor, teacher: Callable[[Tensor], Tensor], teacher_states: Tensor) -> Tensor:  # (K,)
         """KL(teacher || this model) of the whole distribution at each position, in nats, with gradient.
 
         Its gradient by the logits is the difference of the two distributions, so no token's is large.
 
         Args:
             states: (K, H) of this model.
-            teacher: whose head belongs to `teacher_states`.
+            teacher: makes (K, V) logits of the teacher's states.
             teacher_states: (K, H) of the teacher, for the same positions.
         """
         parts = []
@@ -115,12 +115,16 @@ class TokenScorer:
                 parts.append(checkpoint(self._divergence, teacher, *chunks, use_reentrant=False))
             else:
                 parts.append(self._divergence(teacher, *chunks))
-        return torch.cat(parts) if parts else states.sum(-1)
+        return torch.cat(parts) if parts else states.float().sum(-1)
 
-    def _divergence(self, teacher: TokenScorer, states: Tensor, teacher_states: Tensor) -> Tensor:  # (K,)
+    def _divergence(
+        self, teacher: Callable[[Tensor], Tensor], states: Tensor, teacher_states: Tensor
+    ) -> Tensor:  # (K,)
         with torch.no_grad():
-            wanted = teacher.logits(teacher_states).log_softmax(-1)
-        return (wanted.exp() * (wanted - self.logits(states).log_softmax(-1))).sum(-1)
+            wanted = teacher(teacher_states).log_softmax(-1)
+        apart = wanted - self.logits(states).log_softmax(-1)
+        # A token that the model rules out has -inf in both, and 0 * (inf - inf) is 0 here.
+        return (wanted.exp() * torch.where(wanted == -torch.inf, 0.0, apart)).sum(-1)
 
     def logits(self, states: Tensor) -> Tensor:  # (K, H) -> (K, V)
         """At the temperature of sampling, in float32."""

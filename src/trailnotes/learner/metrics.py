@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -57,24 +57,32 @@ class UpdateMetrics:
             "dual": dual,
         }
         for name, value in sums.items():
-            self._sums[name] = self._sums[name] + value.double() if name in self._sums else value.double()
+            self._add(name, value)
         self._ratio_max.append(torch.where(kept, ratio, -torch.inf).max())
         self._ratio_min.append(torch.where(kept, ratio, torch.inf).min())
         self._tokens_forward += batch.token_ids.numel()
 
     @torch.no_grad()
-    def add_others(self, rows: Sequence[Sample], batch: Batch, kl: Tensor) -> None:
-        """Add one micro-batch of rows that are no episodes; `kl` (B, T) is theirs to the start model."""
-        for role in {row.role for row in rows}:
-            mask = batch.mask & torch.tensor([[row.role == role] for row in rows], device=batch.mask.device)
-            for name, value in {"tokens": mask.sum(), "kl": (kl * mask).sum()}.items():
-                key = f"{name}_{role}"
-                self._sums[key] = self._sums[key] + value.double() if key in self._sums else value.double()
+    def add_others(self, rows: Sequence[Sample], batch: Batch, terms: Tensor) -> None:
+        """Add one micro-batch of rows that are no episodes; `terms` (B, T, 3) are theirs, as `roles.TERMS` has them."""
+        tokens = batch.mask.sum(-1)  # (B,)
+        _, kl, nll = (terms * batch.mask[..., None]).sum(1).unbind(-1)  # (B,) each
+        for i, row in enumerate(rows):
+            self._add(f"tokens_{row.role}", tokens[i])
+            if row.hold:
+                self._add(f"kl_{row.role}", kl[i])
+                self._add(f"held_{row.role}", tokens[i])
+            if row.imitate:
+                self._add(f"nll_{row.role}", nll[i])
+                self._add(f"imitated_{row.role}", tokens[i])
         self._tokens_forward += batch.token_ids.numel()
 
-    def add_step(self, policy: float, kl: float, coefficient: float, grad_norm: float) -> None:
-        """Add one optimiser step: its mean losses, and the gradient's norm before clipping."""
-        self._steps["loss"].append(policy + coefficient * kl)
+    def _add(self, name: str, value: Tensor) -> None:
+        self._sums[name] = self._sums[name] + value.double() if name in self._sums else value.double()
+
+    def add_step(self, loss: float, policy: float, kl: float, grad_norm: float) -> None:
+        """Add one optimiser step: its loss, two means of its episodes, and the gradient's norm before clipping."""
+        self._steps["loss"].append(loss)
         self._steps["policy_loss"].append(policy)
         self._steps["kl_to_reference"].append(kl)
         self._steps["grad_norm"].append(grad_norm)
@@ -86,7 +94,7 @@ class UpdateMetrics:
             sums.update(zip(self._sums, torch.stack(list(self._sums.values())).tolist(), strict=True))
         on = sums["trained"] - sums["off"]
         names = ("loss", "policy_loss", "kl_to_reference", "grad_norm")
-        others = [name.removeprefix("tokens_") for name in self._sums if name.startswith("tokens_")]
+        others = {name: sums[name] for name in self._sums if name.startswith("tokens_")}
         return {name: float(np.mean(self._steps[name])) if self._steps[name] else 0.0 for name in names} | {
             "kl_to_behavior": _share(sums["kl_on"], on),
             "kl_to_behavior_off_policy": _share(sums["kl_off"], sums["off"]),
@@ -99,13 +107,20 @@ class UpdateMetrics:
             "dual_clip_fraction": _share(sums["dual"], sums["kept"]),
             "masked_fraction": _share(sums["off"] - sums["kept_off"], sums["off"]),
             "entropy": _share(sums["entropy"], sums["trained"]),
-            "tokens_trained": sums["trained"] + sum(sums[f"tokens_{role}"] for role in others),
+            "tokens_trained": sums["trained"] + sum(others.values()),
             "tokens_off_policy": sums["off"],
             "tokens_forward": float(self._tokens_forward),
             "optimiser_steps": float(len(self._steps["loss"])),
-            **{f"tokens_{role}": sums[f"tokens_{role}"] for role in others},
-            **{f"kl_to_reference_{role}": _share(sums[f"kl_{role}"], sums[f"tokens_{role}"]) for role in others},
+            **others,
+            **{f"kl_to_reference_{role}": value for role, value in _means(sums, "kl", "held").items()},
+            **{f"nll_{role}": value for role, value in _means(sums, "nll", "imitated").items()},
         }
+
+
+def _means(sums: Mapping[str, float], value: str, count: str) -> dict[str, float]:
+    """By role, the mean over the tokens that were counted for it."""
+    roles = [name.removeprefix(f"{count}_") for name in sums if name.startswith(f"{count}_")]
+    return {role: _share(sums[f"{value}_{role}"], sums[f"{count}_{role}"]) for role in roles}
 
 
 def advantage_metrics(samples: Sequence[Sample]) -> dict[str, float]:

@@ -6,14 +6,20 @@ the number of rows, nor dropping, nor the cut into batches changes them.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from trailnotes.types import Completion, RowRole, Sample, Step, TokenIds, Trajectory, TrajectoryGroup
+
+if TYPE_CHECKING:
+    from trailnotes.config.methods_schema import AlgorithmConfig
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -70,6 +76,37 @@ def build_samples(
             if any(row.loss_mask)
         ]
     return samples
+
+
+def anchor_rows(
+    tips: Sequence[Completion],
+    groups: Sequence[TrajectoryGroup],
+    algorithm: AlgorithmConfig,
+    rows: Literal["auto", "step"],
+    seed: int,
+) -> list[Sample]:
+    """Rows that hold the model, where it writes tips and where it acts on them, to what it was at the start.
+
+    Args:
+        tips: what was written in an iteration.
+        groups: its episodes.
+        algorithm: `anchor_tips` and `anchor_reading`, shares of the tips and of the off-policy episodes that were shown
+            any; `anchor_weight`.
+        rows: as in `build_samples`.
+        seed: draws which; each share by itself, and rounded to whole rows.
+    """
+    weight = algorithm.anchor_weight
+    written = [tip for tip in tips if tip.token_ids]
+    held = [held_row(tip, "tip", weight) for tip in _share(written, algorithm.anchor_tips, random.Random(seed))]
+    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+    read = [t for t in trajectories if t.mode == "off_policy" and any(step.tips for step in t.steps)]
+    return held + held_as_acted(_share(read, algorithm.anchor_reading, random.Random(seed)), weight, rows)
+
+
+def _share(of: Sequence[T], share: float, rng: random.Random) -> list[T]:
+    """So many of them, drawn; in their order."""
+    chosen = set(rng.sample(range(len(of)), round(share * len(of))))
+    return [each for i, each in enumerate(of) if i in chosen]
 
 
 def held_row(completion: Completion, role: RowRole, hold: float, advantage: float = 0.0) -> Sample:
@@ -150,18 +187,9 @@ def with_behavior(samples: Sequence[Sample], logprobs: Sequence[Sequence[float]]
     return [replace(s, behavior_logprobs=tuple(row)) for s, row in zip(samples, logprobs, strict=True)]
 
 
-TERMS = ("policy", "hold", "imitate")
-
-
-def terms_of(sample: Sample) -> dict[str, float]:
-    """What a row that is no episode's adds to the loss, with its weight."""
-    weights = {"policy": float(any(sample.advantages)), "hold": sample.hold, "imitate": sample.imitate}
-    return {name: weight for name, weight in weights.items() if weight}
-
-
 def teaches(sample: Sample) -> bool:
-    """Whether any token of the row has an advantage other than zero, or the row is there to be held or imitated."""
-    return bool(terms_of(sample))
+    """Whether any token of an episode's row has an advantage other than zero."""
+    return any(sample.advantages)
 
 
 def minibatches(
@@ -169,7 +197,8 @@ def minibatches(
 ) -> Iterator[list[int]]:
     """Random mini-batches of `num_trajectories` trajectories, each with all its rows, in so many passes.
 
-    Rows that are no episodes are dealt out evenly to all mini-batches of all passes: each is used once.
+    Rows that are no episodes are used once, and do not change the order of the episodes: those of each role are spread
+    evenly over all mini-batches of all passes.
 
     Args:
         samples: rows; those left out for their zero advantage are gone already, so the count is of trajectories
@@ -182,16 +211,19 @@ def minibatches(
         Indices into `samples`, ascending.
     """
     trajectories = sorted({sample.trajectory for sample in samples if sample.role == "episode"})
-    others = [i for i, sample in enumerate(samples) if sample.role != "episode"]
     size = max(1, num_trajectories or len(trajectories))
     orders = [[trajectories[i] for i in rng.permutation(len(trajectories))] for _ in range(epochs)]
     steps = [set(order[start : start + size]) for order in orders for start in range(0, len(order), size)]
-    if others:
-        steps = steps or [set()]
-        others = [others[i] for i in rng.permutation(len(others))]
-    for number, chosen in enumerate(steps):
-        dealt = set(others[number :: len(steps)])
-        yield [i for i, s in enumerate(samples) if (s.trajectory in chosen if s.role == "episode" else i in dealt)]
+    roles = sorted({sample.role for sample in samples} - {"episode"})
+    steps = steps or [set() for _ in roles[:1]]
+    dealt: list[set[int]] = [set() for _ in steps]
+    for role in roles:
+        own = rng.permutation([i for i, sample in enumerate(samples) if sample.role == role]).tolist()
+        offset = rng.random()
+        for place, i in enumerate(own):
+            dealt[int((place + offset) * len(steps) / len(own)) % len(steps)].add(i)
+    for chosen, others in zip(steps, dealt, strict=True):
+        yield [i for i, s in enumerate(samples) if (s.trajectory in chosen if s.role == "episode" else i in others)]
 
 
 class Tokens(Protocol):

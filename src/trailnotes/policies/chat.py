@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from itertools import chain, product
 from typing import Any, NamedTuple
@@ -95,17 +96,29 @@ class ChatFormat:
         """Token ids of a conversation and the mask of what is learned of it.
 
         Args:
-            messages: the conversation.
+            messages: the conversation. Sampled ids enter as they are, unless they are another tokenizer's.
             turns: indices of the assistant's messages that are learned, with their end tokens.
         """
-        speakers = iter([i for i, message in enumerate(messages) if message.role == "assistant"])
+        messages = [self._without_foreign_ids(message) for message in messages]
+        _, parts = self._parts(messages)
         ids: list[int] = []
         mask: list[int] = []
-        for segment in self.segments(messages):
-            learned = segment.spoken and next(speakers) in turns
+        for index, segment in enumerate(self._segments(messages)):  # each part stands behind a piece of the template
+            learned = segment.spoken and parts[index // 2].message in turns
             ids += segment.token_ids
             mask += [int(learned)] * len(segment.token_ids)
         return ids, mask
+
+    def _without_foreign_ids(self, message: Message) -> Message:
+        """The message without its ids where this tokenizer reads other text in them."""
+        if message.token_ids is None:
+            return message
+        try:
+            text = self.tokenizer.decode(list(message.token_ids), clean_up_tokenization_spaces=False)
+        except (IndexError, OverflowError, TypeError, ValueError):  # ids that it does not know, in its own words
+            text = None
+        known = text is not None and text.startswith(message.content.removeprefix(self.opening))
+        return message if known else replace(message, token_ids=None)
 
     def count_tokens(self, text: str) -> int:
         """Tokens of `text` as the content of a message."""

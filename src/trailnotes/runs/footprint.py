@@ -171,13 +171,12 @@ def _held(config: Config, number: int, whole: float, trained: float) -> dict[str
     parts = {f"weights, {config.model.dtype}": whole * number}
     if config.model.lora.enabled:
         parts["adapters, their gradients and two moments, float32"] = trained * 4 * FLOAT32
-        if config.loss.kl:
-            parts["reference: the adapters of the start"] = trained * FLOAT32
+        parts["reference: the adapters of the start"] = trained * FLOAT32
         return parts
     copies = 3 if number == FLOAT32 else 4  # weights of lower precision have a float32 copy besides
     named = "float32 gradients" if number == FLOAT32 else "float32 copy and gradients"
     parts[f"optimiser: {named}, two moments"] = whole * copies * FLOAT32
-    if config.loss.kl:
+    if config.holds:
         parts["reference: the weights of the start"] = whole * number
     return parts
 

@@ -6,15 +6,17 @@ not played again. What fitting a critic takes grows with its data and is not ext
 
 from __future__ import annotations
 
-import math
+from bisect import bisect_left
 from collections.abc import Mapping
 from typing import Any
 
 from trailnotes.config.methods import method_of
 from trailnotes.config.schema import Config
-from trailnotes.envs.tasks import panel, panel_of, tasks_of
+from trailnotes.envs.tasks import panel, panel_of, rehearsed_of, tasks_of
+from trailnotes.runs.spent import SPENT
 
-GAMES = 4  # of the panel that are played for it
+GAMES = 4  # of the panel, or to rehearse, that are played for it
+NOTHING: Mapping[str, float] = {}
 
 
 def small(config: Config) -> Config:
@@ -26,6 +28,10 @@ def small(config: Config) -> Config:
     }
     if method_of(config.algorithm.name).trains:
         changes = {"train": {"iterations": 1}}
+        if num_rehearsed(config):
+            rehearsal = config.rehearsal
+            num_tasks, trials = min(GAMES, rehearsal.num_tasks) or GAMES, min(1, rehearsal.trials)
+            changes["rehearsal"] = {"num_tasks": num_tasks, "num_samples": 1, "trials": trials}
     changes["run"] = {"name": "dry run"}
     sections = {name: getattr(config, name).model_copy(update=values) for name, values in changes.items()}
     return config.model_copy(update=sections)
@@ -44,9 +50,44 @@ def times(config: Config, copy: Config, line: Mapping[str, Any]) -> float:
     return _num_episodes(config) / max(1, _num_episodes(copy))
 
 
-def iterations(config: Config, first: Mapping[str, Any]) -> int:
-    """As often as the `first` iteration goes into the nearest limit of a training run."""
-    return math.ceil(round(1 / config.train.share({**first, "iteration": 1}), 6))  # 1 / (1 / n) may be above n
+def iterations(config: Config, first: Mapping[str, Any], before: Mapping[str, float] = NOTHING) -> int:
+    """As often as the `first` iteration goes into the nearest limit of a training run.
+
+    Args:
+        config: of the run.
+        first: what the iteration spent, by the names of `Spent`.
+        before: what the run spends before it.
+    """
+
+    def done(number: int) -> bool:
+        spent = {name: before.get(name, 0) + number * value for name, value in first.items() if name in SPENT}
+        return config.train.share({**spent, "iteration": number}) > 1 - 1e-9
+
+    return 1 + bisect_left(range(1, config.train.iterations), True, key=done)
+
+
+def first_and_before(
+    config: Config, copy: Config, line: Mapping[str, Any], recorded: Mapping[str, float]
+) -> tuple[dict[str, Any], dict[str, float]]:
+    """What the copy's first iteration spent by itself, and what the run will spend before its own.
+
+    Args:
+        config: of the run.
+        copy: as `small` made it.
+        line: the first of the copy's metrics.jsonl.
+        recorded: what the copy spent on recording what it rehearses; {} for nothing.
+    """
+    first = {**line, **{name: line[name] - spent for name, spent in recorded.items()}}
+    times = num_rehearsed(config) / num_rehearsed(copy) if recorded else 0.0
+    return first, {name: spent * times for name, spent in recorded.items()}
+
+
+def num_rehearsed(config: Config) -> int:
+    """Episodes that the start model of a training plays before it begins."""
+    rehearsal = config.rehearsal
+    if rehearsal.path:
+        return 0
+    return len(rehearsed_of(config)) * rehearsal.num_samples * (rehearsal.trials + 1)
 
 
 def _num_episodes(config: Config) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trailnotes.config.schema import OPENAI, Config, LoraConfig, refuse_nameless
 from trailnotes.errors import PolicyError, RunError
@@ -87,15 +87,15 @@ def load_policy(config: Config, subject: Subject, directory: Path | None = None)
     return model_policy(config.model_copy(update={"model": config.model.model_copy(update=whole)}))
 
 
-def model_policy(config: Config) -> HFPolicy:
-    """The model at `model.path`, as it acts."""
+def model_policy(config: Config, loaded: Any = None) -> HFPolicy:
+    """The model at `model.path`, as it acts; `loaded` is its model where that is in memory already."""
     import torch
 
-    from trailnotes.policies.hf.policy import HFPolicy, load_model
+    from trailnotes.policies.hf.policy import HFPolicy, load_model, load_tokenizer
 
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
-    model, tokenizer = load_model(config.model)
+    model, tokenizer = load_model(config.model) if loaded is None else (loaded, load_tokenizer(config.model))
     return HFPolicy(
         model,
         tokenizer,

@@ -1,34 +1,41 @@
 """What a training run rehearses: conversations of games outside all panels, held to the start model in every update.
 
 The start model plays them itself before training begins (`record`), or they are a file: what somebody wrote, or an
-environment's scripted episodes.
+environment's scripted episodes (`script`).
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trailnotes.config.methods import method_of
-from trailnotes.config.schema import LoraConfig
-from trailnotes.envs.tasks import refuse_learning, shared, tasks_of
+from trailnotes.config.methods_schema import AlgorithmConfig
+from trailnotes.config.schema import Config, EvalConfig, LoraConfig
+from trailnotes.config.toml import SURROUNDINGS, diff
+from trailnotes.envs.tasks import panel_of, refuse_rehearsing, tasks_of
 from trailnotes.errors import ConfigError
 from trailnotes.prompts import reflection_messages, replay
 from trailnotes.rollout import written_about
+from trailnotes.runs.directory import run_config
+from trailnotes.runs.spent import BY_ROW
 from trailnotes.storage.demonstrations import Demonstration, from_jsonl, spoken, to_jsonl
 from trailnotes.storage.files import read_jsonl
 from trailnotes.storage.records import completion_from_json, trajectory_from_json
-from trailnotes.types import Message, Sample, Task
+from trailnotes.types import Message, Sample, Trajectory
 
 if TYPE_CHECKING:
-    from trailnotes.config.schema import Config
     from trailnotes.policies.chat import ChatFormat
     from trailnotes.prompts import CountTokens
     from trailnotes.runs.console import Bar
 
 PLACE, FILE = "rehearsal", "rehearsal.jsonl"
+METHOD = "empo2-tips"
+FREE = (*SURROUNDINGS, "run.name", "run.tensorboard")
+"""What may differ when a recording is continued, or used."""
 
 
 class Rehearsal:
@@ -40,14 +47,14 @@ class Rehearsal:
         chat: makes tokens of them.
 
     Raises:
-        ConfigError: the file cannot be read, has a game of the panel or of the training, or nothing fits the context.
+        ConfigError: the file cannot be read, has a game that is trained on or examined, or nothing fits the context.
     """
 
     def __init__(self, config: Config, path: Path, chat: ChatFormat) -> None:
         self.config = config.rehearsal
         found = read_rehearsal(config, path)
         rows = [chat.taught(demonstration.messages, demonstration.taught) for demonstration in found]
-        self._rows = [row for row in rows if len(row[0]) <= config.rollout.max_context_tokens]
+        self._rows = [row for row in rows if any(row[1]) and len(row[0]) <= config.rollout.max_context_tokens]
         if not self._rows:
             raise ConfigError(f"{path}: none fits rollout.max_context_tokens = {config.rollout.max_context_tokens}")
 
@@ -65,8 +72,13 @@ def _row(ids: Sequence[int], mask: Sequence[int], hold: float, imitate: float) -
 
 
 def rehearsal_path(config: Config, run_dir: Path) -> Path | None:
-    """The conversations of a run: its file, or what its start model recorded; None rehearses nothing."""
+    """The conversations of a run: its file, or what its start model recorded; None rehearses nothing.
+
+    A method without tips has none to keep alive, and ignores these settings as it does those of the memory.
+    """
     rehearsal = config.rehearsal
+    if not method_of(config.algorithm.name).memory:
+        return None
     if rehearsal.path:
         return Path(rehearsal.path)
     return run_dir / PLACE / FILE if rehearsal.split else None
@@ -78,28 +90,27 @@ def read_rehearsal(config: Config, path: Path) -> list[Demonstration]:
     Raises:
         ConfigError: as `Rehearsal`.
     """
-    found = from_jsonl(path, "rehearsal.path")
+    if config.rehearsal.path:
+        found = from_jsonl(path, "rehearsal.path")
+    else:
+        try:
+            found = from_jsonl(path, "rehearsal")
+        except ConfigError as error:
+            raise ConfigError(
+                f"{error}: remove the file, and the same command makes it again, without playing"
+            ) from error
     games = {demonstration.task.id: demonstration.task for demonstration in found if demonstration.task}
-    refuse_learning(games.values(), f"rehearsal.path = {str(path)!r}", config)
-    _refuse_trained(list(games.values()), f"rehearsal.path = {str(path)!r}", config)
+    refuse_rehearsing([*games.values()], f"rehearsal.path = {str(path)!r}", config)
     return found
 
 
 def refuse_rehearsal(config: Config) -> None:
     """Refuse, before anything is built, games to rehearse that are trained on or examined, and files that are none."""
-    if config.rehearsal.path:
-        read_rehearsal(config, Path(config.rehearsal.path))
-    elif config.rehearsal.split:
+    path = rehearsal_path(config, Path())
+    if path is not None and config.rehearsal.path:
+        read_rehearsal(config, path)
+    elif path is not None:
         recording_config(config)
-
-
-def _refuse_trained(games: Sequence[Task], source: str, config: Config) -> None:
-    """What is trained must not be held where it began."""
-    if both := shared(games, tasks_of(config, config.train.split)):
-        raise ConfigError(
-            f"{source}: {both[0].id} is a game of train.split = {config.train.split!r}, and what is held to the start "
-            "model cannot be learned: rehearse other games"
-        )
 
 
 # -- recorded by the start model
@@ -108,26 +119,34 @@ def _refuse_trained(games: Sequence[Task], source: str, config: Config) -> None:
 def recording_config(config: Config) -> Config:
     """The settings with which the start model plays the games to rehearse, as `trailnotes adapt` would.
 
+    What nothing of it depends on is at its default, so that a recording is continued, and used, when that changes.
+
     Raises:
-        ConfigError: the split has a game that is trained on or examined.
+        ConfigError: no split is named, or it has a game that is trained on or examined.
     """
     rehearsal = config.rehearsal
+    if not rehearsal.split:
+        raise ConfigError("rehearsal.split is empty: name the games to record, as in --rehearsal.split spare")
     env = config.env.model_copy(update={"options": {**config.env.options, **rehearsal.options}})
-    chosen = {"split": rehearsal.split, "num_tasks": rehearsal.num_tasks, "num_samples": rehearsal.num_samples}
-    panel = config.eval.model_copy(
-        update={**chosen, "trials": rehearsal.trials, "temperature": config.rollout.temperature}
-    )
-    played = config.model_copy(
+    played = Config().model_copy(
         update={
-            "env": env,
-            "eval": panel,
-            "algorithm": config.algorithm.model_copy(update={"name": "empo2-tips"}),
+            "run": config.run,
             "model": config.model.model_copy(update={"lora": LoraConfig()}),
+            "endpoint": config.endpoint,
+            "env": env,
+            "rollout": config.rollout,
+            "memory": config.memory,
+            "algorithm": AlgorithmConfig(name=METHOD),
+            "eval": EvalConfig(
+                split=rehearsal.split,
+                num_tasks=rehearsal.num_tasks,
+                num_samples=rehearsal.num_samples,
+                trials=rehearsal.trials,
+                temperature=config.rollout.temperature,
+            ),
         }
     )
-    games, source = tasks_of(played, rehearsal.split), f"rehearsal.split = {rehearsal.split!r}"
-    refuse_learning(games, source, config)
-    _refuse_trained(games, source, config)
+    refuse_rehearsing(tasks_of(played, rehearsal.split), f"rehearsal.split = {rehearsal.split!r}", config)
     return played
 
 
@@ -141,7 +160,8 @@ def record(config: Config, out: Path, progress: Bar | None = None) -> Path:
         The file.
 
     Raises:
-        ConfigError: the split has a game that is trained on or examined, or nothing could be played.
+        ConfigError: the split has a game that is trained on or examined, nothing could be played, or `out` holds what
+            was recorded with other settings.
         RunError: `out` is in use, or holds something else.
     """
     from trailnotes.envs.workers.pool import EnvPool
@@ -150,38 +170,65 @@ def record(config: Config, out: Path, progress: Bar | None = None) -> Path:
     from trailnotes.runs.loop import run_to_end
     from trailnotes.runs.players import examined, load_policy
 
-    path = out / FILE
+    path, played = out / FILE, recording_config(config)
+    _refuse_other(out, played)
     if path.is_file():
         return path
-    played = recording_config(config)
-    with examined(played.model.path) as subject, RunDir.open(out, played) as directory:
+    with examined(played.model.path) as subject, RunDir.open(out, played, allow_change=FREE) as directory:
         policy = load_policy(played, subject, out)
 
         async def play() -> None:
             with EnvPool(played.env) as pool:
-                await method_of(played.algorithm.name).load()(
-                    AdaptationRun(played, directory, policy, pool, subject, progress)
-                )
+                run = AdaptationRun(played, directory, policy, pool, subject, progress)
+                await method_of(METHOD).load()(run)
 
         run_to_end(play())
         to_jsonl(conversations(played, out, policy.count_tokens), path)
     return path
 
 
+def _refuse_other(out: Path, config: Config) -> None:
+    """Refuse what was recorded with other settings, finished or not."""
+    if not (out / "config.toml").is_file():
+        return
+    free = tuple(f"{key}." for key in FREE)
+    if names := [name for name in diff(run_config(out), config) if not f"{name}.".startswith(free)]:
+        raise ConfigError(
+            f"{out} holds what was recorded with another {', '.join(names)}: set it back, or remove that directory, "
+            "and the same command records anew"
+        )
+
+
 def conversations(config: Config, run_dir: Path, count_tokens: CountTokens) -> Iterator[Demonstration]:
     """What was done and written in an adaptation: each episode as it was acted, each tip as it was asked for."""
-    order = {task.id: index for index, task in enumerate(tasks_of(config, config.eval.split))}
-    for journal in sorted((run_dir / "phases").glob("*.episodes.jsonl")):
-        records = [record for record in read_jsonl(journal) if record["outcome"] != "error"]
-        records.sort(key=lambda record: (order[record["task"]["id"]], record["member"]))
-        tips = {record["index"]: record for record in read_jsonl(_notes(journal))}
-        for index, episode in enumerate(written_about(list(map(trajectory_from_json, records)))):
+    for trial in range(config.eval.trials + 1):
+        phases = run_dir / "phases"
+        episodes = _played(config, read_jsonl(phases / f"trial-{trial}.episodes.jsonl"))
+        tips = {record["index"]: record for record in read_jsonl(phases / f"trial-{trial}.notes.jsonl")}
+        for index, episode in enumerate(written_about(episodes)):
             (*_, conversation) = replay(episode, config.rollout, config.memory, count_tokens)
             yield Demonstration(tuple(conversation.acting), spoken(conversation.acting), episode.task)
-            asked = reflection_messages(episode, config.rollout, config.memory, count_tokens)
-            text = completion_from_json(tips[index]).text
-            yield Demonstration((*asked, Message("assistant", text)), frozenset({len(asked)}), episode.task)
+            tip = completion_from_json(tips[index])
+            if tip.token_ids:  # else there was no room for any
+                asked = reflection_messages(episode, config.rollout, config.memory, count_tokens)
+                said = Message("assistant", tip.text, tip.token_ids)
+                yield Demonstration((*asked, said), frozenset({len(asked)}), episode.task)
 
 
-def _notes(journal: Path) -> Path:
-    return journal.with_name(journal.name.replace(".episodes.", ".notes."))
+def _played(config: Config, records: Iterator[Mapping[str, object]]) -> list[Trajectory]:
+    """The episodes of a phase in the order in which tips were asked for, without those of groups that were dropped."""
+    order = {task.id: index for index, task in enumerate(panel_of(config))}
+    ended = [t for t in map(trajectory_from_json, records) if t.outcome != "error"]
+    ended.sort(key=lambda t: (order[t.task.id], t.member))
+    groups = [[*group] for _, group in groupby(ended, key=lambda t: t.task.id)]
+    return [t for group in groups if len(group) >= min(2, config.eval.num_samples) for t in group]
+
+
+def spent_recording(run_dir: Path) -> dict[str, float]:
+    """What a training run's start model spent on what it recorded: environment steps, tokens, seconds; {} for a file.
+
+    Args:
+        run_dir: of the training run.
+    """
+    lines = [*read_jsonl(run_dir / PLACE / "metrics.jsonl")]
+    return {name: lines[-1][name] for name in BY_ROW} if lines else {}

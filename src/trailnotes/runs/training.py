@@ -11,7 +11,7 @@ import random
 import time
 from dataclasses import asdict
 from functools import cache, partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -20,9 +20,9 @@ from trailnotes.credit.episodes import scores_of, valid_share
 from trailnotes.credit.novelty import Novelty
 from trailnotes.envs.tasks import batch_of, tasks_of, validation_of
 from trailnotes.envs.workers.pool import EnvPool
-from trailnotes.errors import RunError
+from trailnotes.errors import ConfigError, RunError
 from trailnotes.learner.learner import Learner
-from trailnotes.learner.samples import held_as_acted, held_row
+from trailnotes.learner.samples import anchor_rows
 from trailnotes.memory import embedder_of, open_memory
 from trailnotes.memory.owner import forget_start, settle
 from trailnotes.policies.hf.policy import load_model
@@ -34,8 +34,9 @@ from trailnotes.runs.console import Progress
 from trailnotes.runs.directory import has_begun
 from trailnotes.runs.panels import play_panel
 from trailnotes.runs.players import model_policy
-from trailnotes.runs.rehearsal import Rehearsal, rehearsal_path
+from trailnotes.runs.rehearsal import Rehearsal, rehearsal_path, spent_recording
 from trailnotes.runs.saving import Counters, load, save
+from trailnotes.runs.watching import watch
 from trailnotes.seeds import derive_seed
 from trailnotes.storage import checkpoint
 from trailnotes.storage.files import free_name
@@ -46,10 +47,10 @@ if TYPE_CHECKING:
 
     from trailnotes.config.schema import Config
     from trailnotes.credit import Scores
+    from trailnotes.policies.hf import HFPolicy
     from trailnotes.runs.directory import RunDir
     from trailnotes.types import Mode, Sample, Task, Tip, Trajectory, TrajectoryGroup
 
-T = TypeVar("T")
 EMPTY_ITERATIONS = 3  # without any episode, after which the environment counts as broken
 
 
@@ -83,6 +84,8 @@ def open_run(
     run = TrainingRun(config, directory, pool, progress)
     if saved is not None:
         load(run, saved)
+    elif run.rehearsal and not config.rehearsal.path:
+        run.count_before(spent_recording(directory.path))
     kept = directory.set_aside_after(done)
     begins = saved is None
     if run.memory is not None:
@@ -109,20 +112,22 @@ class TrainingRun:
         self.config, self.directory, self.pool, self.progress = config, directory, pool, progress
         self.archive = Archive(config.archive) if config.archive.share else None
         self.authors = Authors(config) if config.algorithm.author_credit else None
-        make_embedder = cache(partial(embedder_of, config))  # one model for novelty and memory
+        self.embedder = make_embedder = cache(partial(embedder_of, config))  # one model for novelty and memory
         novelty_seed = derive_seed(config.run.seed, "novelty")
         self.novelty = Novelty(config.algorithm, config.memory, novelty_seed, make=make_embedder)
         self.tasks = tasks_of(config, config.train.split)
         torch.manual_seed(derive_seed(config.run.seed, "weights"))  # adapters start at random
         self.policy = model_policy(config)
+        reference = load_model(config.model)[0] if config.holds and not config.model.lora.enabled else None
         self.learner = Learner(
             self.policy.model,
             config.optim,
             config.loss,
             temperature=config.rollout.temperature,
-            reference=load_model(config.model)[0] if config.holds and not config.model.lora.enabled else None,
+            reference=reference,
             dump_dir=directory.path / "dumps",
         )
+        self._start = model_policy(config, reference) if reference and config.algorithm.author == "start" else None
         uses_memory = method_of(config.algorithm.name).memory
         self.memory = (
             open_memory(directory.memory_path, config.memory, embedder=make_embedder()) if uses_memory else None
@@ -138,6 +143,21 @@ class TrainingRun:
         self._errors: list[Trajectory] = []
         self._left_out: list[Trajectory] = []  # ended well, but too few others of their group did
         self._empty = 0  # iterations in a row without any episode
+
+    def count_before(self, spent: Mapping[str, float]) -> None:
+        """Count what was spent on this run before its first iteration.
+
+        Raises:
+            ConfigError: nothing is left of a limit of the run.
+        """
+        for name, value in spent.items():
+            setattr(self.count, name, getattr(self.count, name) + value)
+        if self.finished:
+            raise ConfigError(
+                f"recording what is to be rehearsed took {self.count.env_steps:,} environment steps and "
+                f"{self.count.tokens_generated:,} tokens, and leaves nothing to train: raise train.max_env_steps and "
+                "train.max_tokens, or lower rehearsal.num_tasks, num_samples or trials"
+            )
 
     # -- what a method's loop reads
 
@@ -231,9 +251,9 @@ class TrainingRun:
         """
         assert self.memory is not None
         written: list[WrittenTip] = []
-        with self._timed("write_tips"):
+        with self._timed("write_tips"), self._author() as author:
             tips, num_tokens = await write_tips(
-                self.policy,
+                author,
                 self._from_start(groups),
                 self.config,
                 seed=self.seed("tips"),
@@ -246,17 +266,26 @@ class TrainingRun:
         self.add_metrics("tips", tip_metrics(written))
         return written
 
+    @contextlib.contextmanager
+    def _author(self) -> Iterator[HFPolicy]:
+        """Who writes the tips, by `algorithm.author`: a model of its own, or the policy with its adapters set back."""
+        if self.config.algorithm.author == "policy" or self._start is not None:
+            yield self._start or self.policy
+            return
+        version = self.policy.version
+        with self.learner.at_start():
+            self.policy.forget()
+            self.policy.version = 0
+            try:
+                yield self.policy
+            finally:
+                self.policy.forget()
+                self.policy.version = version
+
     def held(self, written: Sequence[WrittenTip], groups: Sequence[TrajectoryGroup]) -> list[Sample]:
-        """The rows that keep what the model could from the start: writing tips, reading them, and what is rehearsed."""
-        algorithm, rng = self.config.algorithm, self.rng("held")
-        weight = algorithm.anchor_weight
-        tips = [each.completion for each in written if each.completion.token_ids]
-        rows = [held_row(tip, "tip", weight) for tip in _share(tips, algorithm.anchor_tips, rng)]
-        read = [
-            t for group in groups for t in group.trajectories if t.mode == "off_policy" and any(s.tips for s in t.steps)
-        ]
-        rows += held_as_acted(_share(read, algorithm.anchor_reading, rng), weight, self.config.optim.rows)
-        return rows + (self.rehearsal.draw(rng) if self.rehearsal else [])
+        """The rows that keep what the model could from the start: writing tips, and acting on them."""
+        tips = [each.completion for each in written]
+        return anchor_rows(tips, groups, self.config.algorithm, self.config.optim.rows, self.seed("anchors"))
 
     def author_rows(self, written: Sequence[WrittenTip], groups: Sequence[TrajectoryGroup]) -> list[Sample]:
         """Rows that credit the authors of the tips that were read; none without `algorithm.author_credit`."""
@@ -291,9 +320,11 @@ class TrainingRun:
         self._metrics |= {f"{section}/{name}": value for name, value in metrics.items()}
 
     def update(self, samples: Sequence[Sample]) -> dict[str, float]:
-        """One pass of the learner over the batch; the engine's caches are void afterwards."""
+        """One pass of the learner over the batch and what is rehearsed; the engine's caches are void afterwards."""
         with self._timed("update"):
             seed = self.seed("update")
+            if self.rehearsal is not None:
+                samples = [*samples, *self.rehearsal.draw(self.rng("rehearsal"))]
             torch.manual_seed(seed)
             metrics = self.learner.update(samples, seed=seed, lr_scale=self.lr_scale)
             self.policy.weights_changed()
@@ -319,6 +350,9 @@ class TrainingRun:
             self.add_metrics("memory", self.memory.stats())
         if self.config.train.eval_every and count.iteration % self.config.train.eval_every == 0:
             self._metrics |= await self.validate()
+        if self.config.train.eval_notes_every and count.iteration % self.config.train.eval_notes_every == 0:
+            with self._timed("watch"):
+                self._metrics |= await watch(self.policy, self.pool, self.config, self.embedder())
         count.seconds += time.monotonic() - self._iteration_started
         self._iteration_started = time.monotonic()
         modes = "+".join(sorted({t.mode for t in trajectories}))
@@ -355,9 +389,3 @@ class TrainingRun:
             yield
         finally:
             self._timings[name] = self._timings.get(name, 0.0) + time.monotonic() - started
-
-
-def _share(of: Sequence[T], share: float, rng: random.Random) -> list[T]:
-    """So many of them, drawn; in their order."""
-    chosen = set(rng.sample(range(len(of)), round(share * len(of))))
-    return [each for i, each in enumerate(of) if i in chosen]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from trailnotes.errors import ConfigError
 from trailnotes.storage.files import encode_line, write_bytes_atomic
+from trailnotes.storage.records import task_to_json
 from trailnotes.types import Message, Task
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ def from_jsonl(path: Path, setting: str) -> list[Demonstration]:
 
     All assistant turns teach, unless ``"taught"`` lists those that do (0 is the first message). A line may also name
     its game, which must not be examined: ``"task"`` is a task's id, or a task as in the trajectories.jsonl of a run.
+    An assistant turn may hold the ``"token_ids"`` that were sampled; a model whose tokenizer reads other text in them
+    goes by the text.
 
     Args:
         path: the file.
@@ -48,7 +51,7 @@ def from_jsonl(path: Path, setting: str) -> list[Demonstration]:
         ConfigError: there is no such file, or a line is not a conversation; the text has its number.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")  # other ends of lines may stand inside of texts
     except OSError as error:
         raise ConfigError(f"{setting} = {str(path)!r} cannot be read ({error.strerror})") from error
     except UnicodeDecodeError as error:
@@ -75,11 +78,15 @@ def from_jsonl(path: Path, setting: str) -> list[Demonstration]:
 
 
 def _record(demonstration: Demonstration) -> Mapping[str, Any]:
-    messages = [{"role": message.role, "content": message.content} for message in demonstration.messages]
-    record: dict[str, Any] = {"messages": messages}
+    record: dict[str, Any] = {"messages": [_turn(message) for message in demonstration.messages]}
     if demonstration.taught != spoken(demonstration.messages):
         record["taught"] = sorted(demonstration.taught)
-    return record | ({"task": demonstration.task.id} if demonstration.task else {})
+    return record | ({"task": task_to_json(demonstration.task)} if demonstration.task else {})
+
+
+def _turn(message: Message) -> Mapping[str, Any]:
+    turn = {"role": message.role, "content": message.content}
+    return turn | ({"token_ids": message.token_ids} if message.token_ids else {})
 
 
 def _taught(named: Any, turns: frozenset[int]) -> frozenset[int]:
@@ -101,9 +108,11 @@ def _conversation(rows: Any) -> tuple[Message, ...]:
     for row in rows:
         if not isinstance(row["content"], str):
             raise TypeError(f"a turn's content is {type(row['content']).__name__}, not text")
+        if not all(type(index) is int and index >= 0 for index in row.get("token_ids", ())):
+            raise ValueError(f"token_ids = {row['token_ids']!r} are no ids")
     roles = [row["role"] for row in rows]
     head = int(roles[:1] == ["system"])
     for i, role in enumerate(roles[head:]):
         if role != (expected := ("user", "assistant")[i % 2]):
             raise ValueError(f"turn {head + i + 1} has role {role!r} instead of {expected!r}")
-    return tuple(Message(row["role"], row["content"]) for row in rows)
+    return tuple(Message(row["role"], row["content"], tuple(row.get("token_ids", ())) or None) for row in rows)

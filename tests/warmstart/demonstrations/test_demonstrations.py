@@ -26,7 +26,7 @@ from trailnotes.rollout import run_episode, write_tips
 from trailnotes.types import Message, Tip, Trajectory, TrajectoryGroup
 from trailnotes.warmstart.demonstrations import DEMONSTRATORS, Demonstration, from_jsonl
 from trailnotes.warmstart.demonstrations.waymarks import NOTHING_FOUND, WaymarksDemonstrator, note_after, rule_note
-from trailnotes.warmstart.training import encode
+from trailnotes.warmstart.training import SETTING, encode
 
 Played = tuple[ws.GameSpec, tuple[Tip, ...], tuple[str, ...], Trajectory, list[Demonstration]]
 ALL_FAMILIES = [f"{kind}/{family}" for kind in ws.KINDS for family in ws.FAMILY_NAMES[kind]]
@@ -392,7 +392,7 @@ GOOD = {"messages": [turn("system", "s"), turn("user", "u"), turn("assistant", "
 
 def test_all_assistant_turns_of_a_file_teach(tmp_path: Path) -> None:
     more = {"messages": [turn("user", "u"), turn("assistant", "a"), turn("user", "v"), turn("assistant", "b")], "x": 1}
-    first, second = from_jsonl(jsonl(tmp_path / "d.jsonl", GOOD, "", more))
+    first, second = from_jsonl(jsonl(tmp_path / "d.jsonl", GOOD, "", more), SETTING)
     assert first.messages[2] == Message("assistant", "a")
     assert (first.taught, second.taught) == ({2}, {1, 3})
 
@@ -415,14 +415,14 @@ def test_all_assistant_turns_of_a_file_teach(tmp_path: Path) -> None:
 )
 def test_a_bad_line_is_named(line: Any, fault: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=fault):
-        from_jsonl(jsonl(tmp_path / "d.jsonl", GOOD, line))
+        from_jsonl(jsonl(tmp_path / "d.jsonl", GOOD, line), SETTING)
 
 
 def test_a_file_that_is_empty_missing_or_no_text_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="holds no demonstrations"):
-        from_jsonl(jsonl(tmp_path / "empty.jsonl"))
+        from_jsonl(jsonl(tmp_path / "empty.jsonl"), SETTING)
     with pytest.raises(ConfigError, match=r"warmstart\.demonstrations.*gone\.jsonl"):
-        from_jsonl(tmp_path / "gone.jsonl")
+        from_jsonl(tmp_path / "gone.jsonl", SETTING)
     (tmp_path / "bytes.jsonl").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match=r"bytes\.jsonl.*UTF-8"):
-        from_jsonl(tmp_path / "bytes.jsonl")
+        from_jsonl(tmp_path / "bytes.jsonl", SETTING)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 Families = Sequence[str] | int  # ``kind/name`` each; or how many, half of either kind
 
 FEW_FAMILIES = ("route/amber", "route/birch", "keys/granite", "keys/hazel")
-NUM_VARIATIONS = {"train": 5, "validation": 5, "test": 20, "new": 20, "new-validation": 5, "spare": 5}
+NUM_VARIATIONS = {"train": 5, "validation": 5, "test": 20, "new": 20, "new-validation": 5, "spare": 20}
 NO_SIZES: Mapping[str, int] = MappingProxyType({})
 COMPARE_SIZES: Mapping[str, int] = MappingProxyType(  # the half of the comparison's panel that luck can solve
     {f"route/{name}": 3 for name in ("glade", "heron", "indigo")}

@@ -131,9 +131,17 @@ class HFPolicy:
         Raises:
             PolicyError: a completion is under way, of which half would be of either version.
         """
+        self.forget()
+        self.version += 1
+
+    def forget(self) -> None:
+        """Forget all that was computed with the weights as they were.
+
+        Raises:
+            PolicyError: as `weights_changed`.
+        """
         if self.engine.num_unfinished:
             raise PolicyError(f"the weights changed while {self.engine.num_unfinished} completions were under way")
-        self.version += 1
         self.engine.decoder.forget()
 
     def _decode(self, token_ids: TokenIds) -> str:
@@ -161,8 +169,7 @@ def load_model(config: ModelConfig) -> tuple[Any, Any]:
         adapters = saved_at(path, is_local)
         base, base_is_local = _base(config, adapters) if adapters else (path, is_local)
         common = {"local_files_only": base_is_local}
-        speaks = not adapters or (Path(path) / "tokenizer_config.json").is_file()
-        tokenizer = transformers.AutoTokenizer.from_pretrained(path if speaks else base, **common)
+        tokenizer = load_tokenizer(config)
         model = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=getattr(torch, config.dtype), **common)
         base = str(Path(base).resolve()) if base_is_local else base
         if config.gradient_checkpointing:
@@ -178,6 +185,25 @@ def load_model(config: ModelConfig) -> tuple[Any, Any]:
     if config.lora.enabled and not adapters:
         model = new_adapters(model, config.lora, base)
     return model.to(device).eval(), tokenizer
+
+
+def load_tokenizer(config: ModelConfig) -> Any:
+    """The tokenizer of `load_model` alone; adapters that bring none speak by that of their base.
+
+    Raises:
+        ConfigError: `model.path` or `model.base` cannot be used.
+        PolicyError: the files are there, but do not load.
+    """
+    path, is_local = _resolve(config.path)
+    try:
+        if (adapters := saved_at(path, is_local)) and not (Path(path) / "tokenizer_config.json").is_file():
+            path, is_local = _base(config, adapters)
+        return transformers.AutoTokenizer.from_pretrained(path, local_files_only=is_local)
+    except ConfigError:
+        raise
+    except Exception as error:  # the boundary, as in `load_model`
+        line = " ".join(str(error).split())
+        raise PolicyError(f"the tokenizer of model.path = {config.path!r} does not load: {line}") from error
 
 
 def context_length_of(config: ModelConfig) -> int:

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from trailnotes.errors import ConfigError
 from trailnotes.storage.demonstrations import Demonstration, from_jsonl
 
-__all__ = ["DEMONSTRATORS", "Demonstration", "demonstrator_of", "from_jsonl"]
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
 
-# By environment. Called with (config, count_tokens, seed), it is an endless iterable of `Demonstration`.
+    from trailnotes.config.schema import Config
+
+__all__ = ["DEMONSTRATORS", "Demonstration", "demonstrator_of", "from_jsonl", "scripted_apart"]
+
+# By environment. Called with (config, count_tokens, seed), it is an endless iterable of `Demonstration`; so is what its
+# class method `apart` returns, of games that `config` neither trains on nor examines.
 DEMONSTRATORS: dict[str, str] = {
     "scienceworld": "trailnotes.warmstart.demonstrations.scienceworld:ScienceWorldDemonstrator",
     "waymarks": "trailnotes.warmstart.demonstrations.waymarks:WaymarksDemonstrator",
@@ -23,3 +30,20 @@ def demonstrator_of(env: str) -> Any:
         return None
     module, _, name = DEMONSTRATORS[env].partition(":")
     return getattr(importlib.import_module(module), name)
+
+
+def scripted_apart(config: Config, count_tokens: Callable[[str], int], seed: int) -> Iterable[Demonstration]:
+    """Endless scripted episodes of games that `config` neither trains on nor examines, drawn by `seed`.
+
+    Raises:
+        ConfigError: the environment has no script, or no such games.
+    """
+    demonstrator = demonstrator_of(config.env.name)
+    if demonstrator is None:
+        known = ", ".join(sorted(DEMONSTRATORS))
+        raise ConfigError(
+            f"env.name = {config.env.name!r} has no scripted episodes (those that have: {known}); let the start model "
+            "play instead: trailnotes rehearsal record"
+        )
+    found: Iterable[Demonstration] = demonstrator.apart(config, count_tokens, seed)
+    return found

@@ -12,11 +12,12 @@ import random
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from hashlib import sha256
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from trailnotes.envs import make_env
 from trailnotes.envs.scienceworld.client import close_gold_paths, gold_path
 from trailnotes.envs.scienceworld.tasks import scienceworld_tasks
+from trailnotes.envs.tasks import kept_apart
 from trailnotes.envs.textworld.interpreter import cache_dir
 from trailnotes.errors import ConfigError
 from trailnotes.prompts import Conversation, reflection_messages
@@ -66,6 +67,25 @@ class ScienceWorldDemonstrator:
     def __init__(self, config: Config, count_tokens: Callable[[str], int], seed: int) -> None:
         self.config, self.count_tokens = config, count_tokens
         self.rng = random.Random(seed)
+
+    @classmethod
+    def apart(cls, config: Config, count_tokens: Callable[[str], int], seed: int) -> Self:
+        """Those of the tasks in `rehearsal.options`, without variations that `config` trains on or examines.
+
+        Raises:
+            ConfigError: none is left.
+        """
+        played = {"env": config.env.model_copy(update={"options": {**config.env.options, **config.rehearsal.options}})}
+        subject = cls(config.model_copy(update=played), count_tokens, seed)
+        names = subject.config.env.options.get("task", "all")
+        left = {task.id for task in kept_apart(_chosen(names, config.warmstart.variations), config)}
+        if not left:
+            raise ConfigError(
+                f"every training variation of task = {names!r} is trained on or examined: name other tasks in "
+                "rehearsal.options.task"
+            )
+        subject.recordings = [each for each in subject.recordings if each.wandered[0].task.id in left]
+        return subject
 
     def __iter__(self) -> Iterator[Demonstration]:
         by_task: dict[str, list[Recorded]] = {}

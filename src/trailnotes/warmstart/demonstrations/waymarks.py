@@ -7,23 +7,33 @@ what is learned is how to explore, to follow tips and advice, and to write.
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from trailnotes.algorithms.reflexion.plans import plan_messages
 from trailnotes.algorithms.rememberer.advice import Example, Situation, Valued, advice_messages, advice_text
 from trailnotes.envs.waymarks import spec as ws
-from trailnotes.envs.waymarks.env import COMPARE_SIZES, NO_SIZES, WaymarksSimulator, panel_rules, task_of
+from trailnotes.envs.waymarks.env import (
+    COMPARE_SIZES,
+    FEW_FAMILIES,
+    NO_SIZES,
+    WaymarksSimulator,
+    families_of,
+    panel_rules,
+    task_of,
+)
+from trailnotes.errors import ConfigError
 from trailnotes.prompts import Conversation, reflection_messages, truncate
 from trailnotes.storage.demonstrations import Demonstration
 from trailnotes.types import Completion, Message, Observation, Step, Tip, Trajectory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from trailnotes.config.schema import Config
     from trailnotes.types import Task
 
 NOTHING_FOUND = "nothing found"
+OPTIONS_OF_FAMILIES = {"families": FEW_FAMILIES, "new_families": 0, "new_validation": 0}
 MAX_PLANS = 3  # quoted in a request for another one
 
 
@@ -37,17 +47,36 @@ class WaymarksDemonstrator:
         config: prompts, memory and the shares of `config.warmstart`.
         count_tokens: of the tokenizer, for the length caps.
         seed: of everything drawn here.
+        families: the only ones that games are drawn from; by default all.
     """
 
-    def __init__(self, config: Config, count_tokens: Callable[[str], int], seed: int) -> None:
+    def __init__(
+        self, config: Config, count_tokens: Callable[[str], int], seed: int, families: Sequence[str] = ()
+    ) -> None:
         self.config, self.count_tokens = config, count_tokens
         self.rng = random.Random(seed)
         self.env = WaymarksSimulator(**config.env.options)
         everyone = [f"{kind}/{name}" for kind in ws.KINDS for name in ws.FAMILY_NAMES[kind]]
+        drawn = [ws.split_family(family) for family in families or everyone]
+        self.names = {kind: [name for own, name in drawn if own == kind] for kind in dict(drawn)}
         seeds = {0, int(config.env.options.get("dataset_seed", 0))}
         panels = (NO_SIZES, COMPARE_SIZES, config.env.options.get("sizes", NO_SIZES))
         rules = (panel_rules(everyone, seed, sizes) for seed in seeds for sizes in panels)
         self.forbidden = frozenset().union(*rules)
+
+    @classmethod
+    def apart(cls, config: Config, count_tokens: Callable[[str], int], seed: int) -> Self:
+        """Those of families that `env.options` neither trains nor examines.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        options = config.env.options
+        asked = (options.get(name, default) for name, default in OPTIONS_OF_FAMILIES.items())
+        spare = families_of(*asked)["spare"]
+        if not spare:
+            raise ConfigError("every family is trained or examined: leave some out of env.options")
+        return cls(config, count_tokens, seed, spare)
 
     def __iter__(self) -> Iterator[Demonstration]:
         while True:
@@ -55,8 +84,8 @@ class WaymarksDemonstrator:
 
     def draw_spec(self) -> ws.GameSpec:
         """A game of a family name drawn at random, under a fresh rule that no panel has."""
-        kind = self.rng.choice(ws.KINDS)
-        family = self.rng.choice(ws.FAMILY_NAMES[kind])
+        kind = self.rng.choice([*self.names])
+        family = self.rng.choice(self.names[kind])
         size = ws.DEFAULT_SIZE[kind]
         if self.rng.random() < self.config.warmstart.sizes:
             size = self.rng.choice(ws.SIZES[kind])

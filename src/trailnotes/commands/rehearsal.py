@@ -1,0 +1,105 @@
+"""`trailnotes rehearsal`: conversations that a training holds on to, recorded by its start model or by a script."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trailnotes.commands.arguments import CONFIG
+from trailnotes.commands.command import Command, argument
+from trailnotes.errors import ConfigError
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from trailnotes.config.schema import Config
+
+USE = "`rehearsal.path` of a training takes the file; `rehearsal.rows`, `by` and `weight` say how it is held."
+
+
+def script(config: Config, out: Path, num: int) -> int:
+    """Write `num` of the environment's scripted conversations to `out`, of games that no split of `config` has.
+
+    Returns:
+        Their number.
+
+    Raises:
+        ConfigError: `out` exists, the environment has no script, or nothing of it can be kept apart.
+    """
+    from itertools import islice
+
+    from trailnotes.policies.chat import ChatFormat
+    from trailnotes.policies.hf.policy import load_tokenizer
+    from trailnotes.storage.demonstrations import to_jsonl
+    from trailnotes.warmstart.demonstrations import scripted_apart
+
+    if out.exists():
+        raise ConfigError(f"{out} already exists; choose another --out, or remove it")
+    if num < 1:
+        raise ConfigError(f"--num {num} writes nothing: ask for one conversation or more")
+    chat = ChatFormat(load_tokenizer(config.model), config.model.template_options)
+    found = [*islice(scripted_apart(config, chat.count_tokens, config.run.seed), num)]
+    to_jsonl(found, out)
+    return len(found)
+
+
+def _record(args: Namespace) -> None:
+    from trailnotes.config.toml import load_config
+    from trailnotes.runs.console import Bar
+    from trailnotes.runs.needs import refuse_missing
+    from trailnotes.runs.rehearsal import record, recording_config, spent_recording
+
+    config = load_config(args.config, args.settings)
+    refuse_missing(recording_config(config), plays_only=True)
+    with Bar(1.0, "rehearsal") as bar:
+        path = record(config, args.out, bar)
+    spent = spent_recording(args.out)
+    with path.open("rb") as file:
+        print(f"{sum(1 for _ in file):,} conversations, which took {spent['env_steps']:,} environment steps and "
+              f"{spent['tokens_generated']:,} generated tokens")  # fmt: skip
+    print(f"written to {path}")
+
+
+def _script(args: Namespace) -> None:
+    from trailnotes.config.toml import load_config
+
+    print(f"{script(load_config(args.config, args.settings), args.out, args.num):,} conversations")
+    print(f"written to {args.out}")
+
+
+COMMANDS = (
+    Command(
+        name="rehearsal record",
+        summary="let the start model play games to rehearse, and keep what it did and wrote",
+        about="The model at model.path plays the games of rehearsal.split as `trailnotes adapt` would, without tips "
+        "and then with its own, and writes a tip after each episode. What it said becomes conversations in "
+        "DIR/rehearsal.jsonl, to be held to it while it is trained on other games, so that it goes on writing and "
+        f"reading tips as it did. {USE} A training with rehearsal.split records by itself, and counts what that takes; "
+        "this command is for recording once and using it in several trainings, which count nothing for it. Games that "
+        "the config trains on or examines are refused. The same command continues where it stopped.",
+        example="trailnotes rehearsal record configs/demo.toml --out runs/rehearsed --rehearsal.split spare",
+        run=_record,
+        arguments=(
+            CONFIG,
+            argument("--out", type=Path, metavar="DIR", required=True, help="directory of the recording"),
+        ),
+        settings=True,
+    ),
+    Command(
+        name="rehearsal script",
+        summary="write the environment's scripted episodes of games that no split has",
+        about="Scripted episodes, from which `trailnotes warmstart` makes a start model, as conversations to hold on "
+        "to while other games are trained. Waymarks draws fresh hidden rules for families that are neither trained nor "
+        "examined (those of the split spare); ScienceWorld plays training variations of the tasks that "
+        "rehearsal.options names, of which the config trains and examines none. Where nothing can be kept apart, it "
+        f"says so. {USE} Nothing is played by a model.",
+        example="trailnotes rehearsal script configs/demo.toml --out runs/rehearsal.jsonl --num 500",
+        run=_script,
+        arguments=(
+            CONFIG,
+            argument("--out", type=Path, metavar="FILE", required=True, help="the JSONL file, which must not exist"),
+            argument("--num", type=int, metavar="N", default=500, help="conversations (500)"),
+        ),
+        settings=True,
+    ),
+)

@@ -1,0 +1,45 @@
+"""What rows that are no episodes add to the loss: tips, episodes read with tips, and what is rehearsed.
+
+A row has up to three terms: the clipped surrogate, where it has an advantage; KL(start model || model), by
+`Sample.hold`; the negative log-likelihood, by `Sample.imitate`. Each term is a mean over the rows of one role that have
+it, so that rows of another role, or of an episode, thin out nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Literal
+
+from trailnotes.types import RowRole, Sample
+
+TERMS = ("policy", "hold", "imitate")
+
+
+def weights_of(sample: Sample) -> dict[str, float]:
+    """The terms of a row that is no episode's, with their weights; a term that it does not have is missing."""
+    weights = {"policy": float(any(sample.advantages)), "hold": sample.hold, "imitate": sample.imitate}
+    return {name: weight for name, weight in weights.items() if weight}
+
+
+def weights_of_tokens(samples: Sequence[Sample], aggregation: Literal["token", "sequence"]) -> list[list[float]]:
+    """What each of `TERMS` of a trained token is multiplied by, so that the sum over all rows is the loss.
+
+    Args:
+        samples: the rows of one mini-batch that are no episodes; all have a trained token.
+        aggregation: "token": the mean runs over the tokens of the role that have the term. "sequence": over the rows'
+            own means.
+
+    Returns:
+        For each row (3,) in the order of `TERMS`; 0 for a term that it does not have.
+    """
+    by_row = aggregation == "sequence"
+    sizes: Counter[tuple[RowRole, str]] = Counter()
+    for sample in samples:
+        for term in weights_of(sample):
+            sizes[sample.role, term] += 1 if by_row else sum(sample.loss_mask)
+    rows = []
+    for sample in samples:
+        own, tokens = weights_of(sample), sum(sample.loss_mask) if by_row else 1
+        rows.append([own[term] / (sizes[sample.role, term] * tokens) if term in own else 0.0 for term in TERMS])
+    return rows

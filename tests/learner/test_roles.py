@@ -1,0 +1,302 @@
+"""Rows that are no episodes: what each role adds to the update, by hand, and what it leaves alone."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from tiny import VOCABULARY, episode, group, tiny_model, with_logprobs
+from trailnotes.config.schema import LossConfig, OptimConfig
+from trailnotes.errors import ConfigError, NonFiniteError
+from trailnotes.learner.learner import Learner
+from trailnotes.learner.logprobs import TokenScorer
+from trailnotes.learner.roles import weights_of_tokens
+from trailnotes.learner.samples import build_samples, minibatches
+from trailnotes.types import RowRole, Sample
+
+Settings = dict[str, Any]
+
+
+def learner(
+    model: nn.Module | None = None, reference: nn.Module | None = None, dump_dir: Path | None = None, **settings: Any
+) -> Learner:
+    """A learner of a tiny model, by default held to another one; no clip, the whole batch in one step."""
+    settings = {"lr": 1e-3, "grad_clip": 0.0, "minibatch": 0, "mask_logprob": None} | settings
+    optim = OptimConfig(**{name: value for name, value in settings.items() if name in OptimConfig.model_fields})
+    loss = LossConfig(**{name: value for name, value in settings.items() if name in LossConfig.model_fields})
+    return Learner(model or tiny_model(), optim, loss, reference=reference or tiny_model(1), dump_dir=dump_dir)
+
+
+def acted(num: int = 4) -> list[Sample]:
+    """Rows of episodes, some off policy."""
+    episodes = [episode(random.Random(i), 1 + i % 3, ("plain", "off_policy")[i % 2]) for i in range(num)]
+    return with_logprobs(build_samples([group(*episodes)], [[(-1) ** i * (1 + i / 4) for i in range(num)]]), 1)
+
+
+def told(role: RowRole, seed: int, tokens: int, advantage: float = 0.0, **weights: float) -> Sample:
+    """A row of another role: three tokens of context, then `tokens` that are trained."""
+    rng = random.Random(seed)
+    ids = tuple(rng.randrange(VOCABULARY) for _ in range(3 + tokens))
+    mask = (0,) * 3 + (1,) * tokens
+    behavior, advantages = ((0.0,) * 3 + (value,) * tokens for value in (-3.0, advantage))
+    return Sample(ids, mask, behavior, advantages, role=role, **weights)
+
+
+OTHERS = [
+    told("tip", 1, 2, hold=0.3),
+    told("tip", 2, 5, hold=0.3),
+    told("tip", 3, 3, advantage=1.5),
+    told("reading", 4, 4, hold=0.7),
+    told("rehearsal", 5, 2, imitate=0.2),
+    told("rehearsal", 6, 6, imitate=0.2),
+]
+
+
+def gradients(learner: Learner) -> list[Tensor]:
+    return [p.grad.clone() for p in learner.model.parameters() if p.grad is not None]
+
+
+def weights(learner: Learner) -> list[Tensor]:
+    return [p.detach().clone() for p in learner.model.parameters()]
+
+
+def by_hand(rows: Sequence[Sample], aggregation: str) -> tuple[list[Tensor], float]:
+    """Gradient and value of: for each role and term, the mean over its own tokens (or of its rows' means)."""
+    model, start = tiny_model(), tiny_model(1)
+    terms: dict[tuple[str, str], list[tuple[float, Tensor]]] = {}
+    for row in rows:
+        ids, trained = torch.tensor([row.token_ids]), torch.tensor(row.loss_mask[1:]).bool()
+        now = model(input_ids=ids).logits[0, :-1].log_softmax(-1)[trained]
+        then = start(input_ids=ids).logits[0, :-1].log_softmax(-1).detach()[trained]
+        said = now.gather(-1, ids[0, 1:][trained][:, None])[:, 0]
+        if row.hold:
+            terms.setdefault((row.role, "hold"), []).append((row.hold, (then.exp() * (then - now)).sum(-1)))
+        if row.imitate:
+            terms.setdefault((row.role, "imitate"), []).append((row.imitate, -said))
+        if advantage := max(row.advantages):
+            ratio = (said + 3.0).exp()
+            surrogate = -torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.3) * advantage)
+            terms.setdefault((row.role, "policy"), []).append((1.0, surrogate))
+    total = torch.zeros(())
+    for parts in terms.values():
+        values = [weight * (part if aggregation == "token" else part.mean()[None]) for weight, part in parts]
+        total = total + torch.cat(values).mean()
+    total.backward()
+    return [p.grad for p in model.parameters() if p.grad is not None], float(total.detach())
+
+
+@pytest.mark.parametrize("aggregation", ["token", "sequence"])
+@pytest.mark.parametrize("budget", [1, 16, 8192])
+def test_each_term_of_a_role_is_a_mean_over_its_own_tokens(aggregation: str, budget: int) -> None:
+    subject = learner(aggregation=aggregation, microbatch_tokens=budget, logprob_chunk=3)
+    metrics = subject.update(OTHERS)
+    expected, value = by_hand(OTHERS, aggregation)
+    for mine, theirs in zip(gradients(subject), expected, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=1e-4)
+    assert metrics["loss"] == pytest.approx(value, rel=1e-4)
+    assert metrics["optimiser_steps"] == 1
+
+
+def test_weights_of_tokens_by_hand() -> None:
+    """Held tips have 2 + 5 tokens, the credited one 3; a tip's KL is thinned out neither by it nor by other roles."""
+    tip, credited, read, told_again = [0, 0.3 / 7, 0], [1 / 3, 0, 0], [0, 0.7 / 4, 0], [0, 0, 0.2 / 8]
+    expected = [tip, tip, credited, read, told_again, told_again]
+    np.testing.assert_allclose(weights_of_tokens(OTHERS, "token"), expected)
+    by_row = weights_of_tokens(OTHERS, "sequence")
+    np.testing.assert_allclose(by_row[:2], [[0, 0.3 / 2 / 2, 0], [0, 0.3 / 2 / 5, 0]])
+
+
+@pytest.mark.parametrize("settings", [{}, {"kl": 0.1}, {"kl": 0.1, "mask_kl": False}])
+@pytest.mark.parametrize("aggregation", ["token", "sequence"])
+def test_other_roles_leave_the_gradient_of_the_episodes_as_it_is(settings: Settings, aggregation: str) -> None:
+    settings = {"mask_logprob": -4.0, "aggregation": aggregation} | settings
+    alone, together, others = (learner(**settings) for _ in range(3))
+    metrics = alone.update(acted())
+    both = together.update([*acted(), *OTHERS])
+    others.update(OTHERS)
+    assert metrics["masked_fraction"] > 0
+    for mine, theirs, added in zip(gradients(together), gradients(alone), gradients(others), strict=True):
+        torch.testing.assert_close(mine, theirs + added, atol=1e-6, rtol=1e-4)
+    told_of_episodes = set(metrics) - {
+        "seconds",
+        "seconds_reference",
+        "tokens_trained",
+        "tokens_forward",
+        "loss",
+        "grad_norm",
+    }
+    assert {name: both[name] for name in told_of_episodes} == pytest.approx({n: metrics[n] for n in told_of_episodes})
+
+
+def test_without_other_roles_nothing_changes_by_a_bit() -> None:
+    """Rows that neither hold, imitate nor earn are no part of the update, whatever else is left in it."""
+    silent = told("tip", 1, 4)
+    alone, beside = (learner(kl=0.1, drop_zero_advantage=False, minibatch=2, epochs=2) for _ in range(2))
+    expected, found = alone.update(acted()), beside.update([*acted(), silent])
+    assert all(torch.equal(a, b) for a, b in zip(weights(alone), weights(beside), strict=True))
+    assert not any("tip" in name for name in found)
+    assert found["tokens_trained"] == expected["tokens_trained"]
+
+
+def test_episodes_come_in_the_same_mini_batches_whatever_is_beside_them() -> None:
+    alone, beside = (orders(rows) for rows in (acted(6), [*acted(6), *OTHERS]))
+    assert [[i for i in chosen if i < len(acted(6))] for chosen in beside] == alone
+
+
+def orders(rows: Sequence[Sample], epochs: int = 3) -> list[list[int]]:
+    return list(minibatches(rows, 2, np.random.default_rng(5), epochs))
+
+
+def test_mini_batches_share_out_each_role_evenly() -> None:
+    num = {"tip": 6, "reading": 5, "rehearsal": 2}
+    others = [told(role, i, 2, hold=0.1) for role, many in num.items() for i in range(many)]
+    rows = [*acted(6), *others]
+    for seed in range(5):
+        batches = list(minibatches(rows, 2, np.random.default_rng(seed), epochs=2))
+        used = Counter(i for chosen in batches for i in chosen)
+        assert used == {i: 2 if row.role == "episode" else 1 for i, row in enumerate(rows)}
+        for role, many in num.items():
+            dealt = [sum(rows[i].role == role for i in chosen) for chosen in batches]
+            assert max(dealt) - min(dealt) <= 1, (role, dealt)
+            assert sum(dealt) == many
+            if many < len(batches):
+                first, *_, last = [step for step, number in enumerate(dealt) if number]
+                assert last - first >= len(batches) / 2 - 1, "spread over the whole update"
+
+
+def test_others_alone_are_one_mini_batch() -> None:
+    assert list(minibatches(OTHERS, 2, np.random.default_rng(0))) == [list(range(len(OTHERS)))]
+
+
+def disturbed(scale: float = 0.03) -> nn.Module:
+    model = tiny_model()
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(scale * torch.randn_like(parameter))
+    return model
+
+
+def test_what_is_held_comes_back_to_the_start_model() -> None:
+    subject = learner(disturbed(), tiny_model(), lr=3e-3)
+    rows = [told("tip", i, 6, hold=1.0) for i in range(4)]
+    wanted = learner(tiny_model()).logprobs(rows)
+    first, *_, last = [subject.update(rows)["kl_to_reference_tip"] for _ in range(40)]
+    assert first > 0.05
+    assert last < first / 10
+    for mine, theirs in zip(subject.logprobs(rows), wanted, strict=True):
+        assert mine == pytest.approx(theirs, abs=0.5)
+
+
+def test_what_is_imitated_becomes_likelier() -> None:
+    subject = learner(lr=3e-3)
+    rows = [told("rehearsal", i, 6, imitate=1.0) for i in range(4)]
+    losses = [subject.update(rows)["nll_rehearsal"] for _ in range(10)]
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] < losses[0] / 2
+
+
+def test_metrics_are_of_the_rows_that_have_the_term() -> None:
+    found = learner(epochs=2, lr=1e-8).update([*acted(), *OTHERS])
+    assert {name: found[f"tokens_{name}"] for name in ("tip", "reading", "rehearsal")} == {
+        "tip": 10, "reading": 4, "rehearsal": 8,
+    }, "used once an update, however often the episodes are"  # fmt: skip
+    assert "kl_to_reference_rehearsal" not in found, "nothing of it is compared with the start model"
+    assert "nll_tip" not in found
+    (_, tip), (_, read) = (
+        by_hand([row for row in OTHERS if row.role == role and row.hold], "token") for role in ("tip", "reading")
+    )
+    assert found["kl_to_reference_tip"] == pytest.approx(tip / 0.3, rel=1e-3)
+    assert found["kl_to_reference_reading"] == pytest.approx(read / 0.7, rel=1e-3)
+    (_, likely) = by_hand(OTHERS[4:], "token")
+    assert found["nll_rehearsal"] == pytest.approx(likely / 0.2, rel=1e-3)
+    trained = sum(sum(row.loss_mask) for row in acted())
+    assert found["tokens_trained"] == 2 * trained + 10 + 4 + 8
+    assert found["rows"] == len(acted()), "rows and advantages are those of the episodes"
+
+
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning", "ignore:.*tie_word_embeddings.*")
+@pytest.mark.parametrize("targets", [["q_proj", "down_proj"], ["q_proj", "lm_head"]])
+def test_adapters_are_held_to_what_they_were_at_the_start(targets: list[str]) -> None:
+    """Also where they sit on the head, whose distributions are made of kept states long after the start."""
+    model, start = (adapted(targets) for _ in range(2))
+    subject = Learner(model, OptimConfig(lr=0.02, minibatch=0), LossConfig(mask_logprob=None))
+    row = told("tip", 1, 6, hold=1.0)
+    assert subject.update([row])["kl_to_reference_tip"] == pytest.approx(0.0, abs=1e-6)
+    for _ in range(3):
+        subject.update([told("rehearsal", 2, 6, imitate=1.0)])
+    ids = torch.tensor([row.token_ids])
+    with torch.no_grad():
+        now, then = (m(input_ids=ids).logits[0, 2:-1].log_softmax(-1) for m in (model, start))
+    expected = float((then.exp() * (then - now)).sum(-1).mean())
+    assert expected > 0.01
+    assert subject.update([row])["kl_to_reference_tip"] == pytest.approx(expected, rel=1e-3)
+
+
+def adapted(targets: list[str]) -> nn.Module:
+    """Adapters that have learned something before: the base alone is not the start model."""
+    model = get_peft_model(tiny_model(), LoraConfig(r=2, target_modules=targets, lora_dropout=0.0))
+    torch.manual_seed(7)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.normal_(std=0.1)
+    return model
+
+
+def test_hold_needs_a_start_model() -> None:
+    subject = Learner(tiny_model(), OptimConfig(), LossConfig())
+    before = weights(subject)
+    with pytest.raises(ConfigError, match="give the learner a reference"):
+        subject.update([told("tip", 1, 2, hold=0.1)])
+    assert subject.update([told("tip", 1, 2, imitate=0.1)])["tokens_tip"] == 2
+    assert any(not torch.equal(a, b) for a, b in zip(before, weights(subject), strict=True))
+
+
+def test_the_divergence_by_hand() -> None:
+    """KL(teacher || student) = 1/2 ln 2 + 1/2 ln 2/3 for (1/2, 1/2) and (1/4, 3/4); what both rule out counts 0."""
+    scorer = TokenScorer.__new__(TokenScorer)
+    scorer.parts, scorer.temperature, scorer.chunk = None, 1.0, 2
+    never = -torch.inf
+    teacher = torch.tensor([[0.5, 0.5, 0.0]] * 3).log()
+    student = torch.tensor([[0.25, 0.75, 0.0], [0.5, 0.5, 0.0], [0.75, 0.25, 0.0]]).log()
+    assert (teacher[:, 2] == never).all()
+    student.requires_grad_()
+    found = scorer.divergence(student, lambda states: states, teacher)
+    wanted = 0.5 * np.log(2) + 0.5 * np.log(2 / 3)
+    assert found.tolist() == pytest.approx([wanted, 0.0, wanted], abs=1e-6)
+    found.sum().backward()
+    assert student.grad is not None
+    assert student.grad[:, :2].tolist() == [pytest.approx(row) for row in [[-0.25, 0.25], [0, 0], [0.25, -0.25]]]
+    assert scorer.divergence(student[:0], lambda states: states, teacher[:0]).shape == (0,)
+
+
+def test_a_dump_tells_the_roles(tmp_path: Path) -> None:
+    model = tiny_model()
+    subject = learner(model, dump_dir=tmp_path)
+    with torch.no_grad():
+        next(model.parameters()).fill_(float("nan"))
+    with pytest.raises(NonFiniteError):
+        subject.update([*acted(2), *OTHERS])
+    (file,) = tmp_path.glob("*.json")
+    assert Counter(json.loads(file.read_text())["roles"]) == {"episode": 2, "tip": 3, "reading": 1, "rehearsal": 2}
+    assert load_file(file.with_suffix(".safetensors"))["hold"].tolist() == [0, 0, 0.3, 0.3, 0, 0.7, 0, 0]
+
+
+@pytest.mark.parametrize("weight", [-0.1, float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["hold", "imitate"])
+def test_impossible_weights_are_refused(name: str, weight: float) -> None:
+    with pytest.raises(ValueError, match="weights"):
+        replace(OTHERS[0], **{name: weight})

@@ -1,0 +1,373 @@
+"""What a run rehearses: whose games, what was said in them, what it costs, and what an interruption leaves."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tinyrun import SAME, Paid, differences, metrics, run_command, tiny_config, train_in_process
+from trailnotes.commands import main
+from trailnotes.commands.train import dry_run, train
+from trailnotes.config.schema import Config
+from trailnotes.config.toml import load_config, to_toml
+from trailnotes.envs.tasks import panel_of, rehearsed_of, seen_in_training, tasks_of
+from trailnotes.errors import ConfigError, EnvError
+from trailnotes.policies.chat import ChatFormat
+from trailnotes.policies.hf.policy import HFPolicy, load_tokenizer
+from trailnotes.rollout import write_tips
+from trailnotes.rollout.tips import Written
+from trailnotes.runs.forecast import first_and_before, iterations, num_rehearsed, small
+from trailnotes.runs.players import model_policy
+from trailnotes.runs.rehearsal import conversations, read_rehearsal, record, recording_config, spent_recording
+from trailnotes.storage.demonstrations import Demonstration, from_jsonl, to_jsonl
+from trailnotes.storage.files import read_jsonl
+from trailnotes.storage.records import trajectory_from_json
+from trailnotes.types import Completion, Message, Observation, Task
+
+SPARE = {"split": "spare", "num_tasks": 2, "num_samples": 2, "trials": 1, "rows": 3}
+
+
+def rehearsing(start: Path, **sections: dict[str, Any]) -> Config:
+    """One iteration of the tiny run that records two games first."""
+    own = {"rehearsal": SPARE | sections.pop("rehearsal", {}), "train": {"iterations": 2, "save_every": 1}}
+    own["train"] |= sections.pop("train", {})
+    return tiny_config(start, **own, **sections)
+
+
+@pytest.fixture(scope="module")
+def recorded(start_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a recording that nothing happened to."""
+    out = tmp_path_factory.mktemp("recorded") / "rehearsal"
+    record(rehearsing(start_model), out)
+    return out
+
+
+@pytest.fixture(scope="module")
+def alone(start_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that recorded and rehearsed, and that nothing happened to."""
+    run_dir = tmp_path_factory.mktemp("alone") / "run"
+    train(rehearsing(start_model), run_dir)
+    return run_dir
+
+
+# -- whose games
+
+
+@pytest.mark.parametrize(
+    ("rehearsal", "more", "named"),
+    [
+        (
+            {"split": "train"},
+            {},
+            r"rehearsal\.split = 'train'.*train\.split = 'train'.*rehearse games that no other split",
+        ),
+        ({"split": "test"}, {}, r"rehearsal\.split = 'test'.*the panel \(eval\.split = 'test'\)"),
+        ({"split": "new"}, {"eval": {"split": "new"}}, r"rehearsal\.split = 'new'.*the panel \(eval\.split = 'new'\)"),
+        (
+            {"split": "validation"},
+            {"train": {"eval_every": 1}},
+            r"'validation'.*train\.validation_split = 'validation'",
+        ),
+        ({"split": "spare", "options": {"families": ["keys/hazel"]}, "num_tasks": 0}, {}, ""),
+    ],
+)
+def test_games_that_are_trained_or_examined_are_refused(
+    rehearsal: dict[str, Any], more: dict[str, Any], named: str, start_model: Path, tmp_path: Path
+) -> None:
+    env = {"name": "tinyrun:Paid", "options": {"families": ["keys/granite"], "max_steps": 2, "new_families": 2}}
+    config = rehearsing(start_model, rehearsal=rehearsal, env=env, **more)
+    if not named:
+        assert recording_config(config).eval.split == "spare"
+        return
+    with pytest.raises(ConfigError, match=named):
+        train(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists(), "refused before anything is made"
+
+
+def test_games_are_known_again_in_a_file_under_any_name(start_model: Path, tmp_path: Path) -> None:
+    """By identity: the file's game has another id, but the environment, seed and options of one that is trained."""
+    config = rehearsing(start_model, rehearsal={"split": "", "path": str(tmp_path / "r.jsonl")})
+    turns = (Message("user", "u"), Message("assistant", "a"))
+    for known, named in ((tasks_of(config, "train")[0], "train.split"), (panel_of(config)[0], "the panel")):
+        other = replace(known, id="another-name")
+        to_jsonl([Demonstration(turns, frozenset({1}), other)], tmp_path / "r.jsonl")
+        with pytest.raises(ConfigError, match=named):
+            read_rehearsal(config, tmp_path / "r.jsonl")
+    to_jsonl([Demonstration(turns, frozenset({1}), Task("elsewhere", "x", 7))], tmp_path / "r.jsonl")
+    assert len(read_rehearsal(config, tmp_path / "r.jsonl")) == 1
+
+
+def test_two_sources_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"rehearsal\.path and rehearsal\.split are two sources"):
+        load_config(None, ["--rehearsal.path", "a.jsonl", "--rehearsal.split", "spare"])
+
+
+def test_who_examines_on_rehearsed_games_is_told(start_model: Path, recorded: Path) -> None:
+    trained = rehearsing(start_model, rehearsal={"num_tasks": 0})
+    examined = trained.model_copy(update={"eval": trained.eval.model_copy(update={"split": "spare", "num_tasks": 0})})
+    assert seen_in_training(trained, trained) == ""
+    said = seen_in_training(trained, examined)
+    assert said.startswith("the model rehearsed ")
+    few = rehearsing(start_model)
+    assert {task.id for task in rehearsed_of(few)} < {task.id for task in rehearsed_of(trained)}
+    by_file = rehearsing(start_model, rehearsal={"split": "", "path": str(recorded / "rehearsal.jsonl")})
+    assert seen_in_training(by_file, examined).startswith("the model rehearsed 2 of the ")
+    gone = rehearsing(start_model, rehearsal={"split": "", "path": "gone.jsonl"})
+    assert seen_in_training(gone, examined) == ""
+
+
+# -- what was said
+
+
+def test_what_is_recorded_is_what_was_said(start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each row begins with a prompt that the start model was given, and ends with the very ids that it sampled."""
+    heard: list[Completion] = []
+    generate = HFPolicy.generate
+
+    async def listening(self: HFPolicy, *arguments: Any) -> Completion:
+        heard.append(await generate(self, *arguments))
+        return heard[-1]
+
+    monkeypatch.setattr(HFPolicy, "generate", listening)
+    config = rehearsing(start_model)
+    path = record(config, tmp_path / "out")
+    chat = ChatFormat(load_tokenizer(config.model))
+    said = {(*each.prompt_ids, *each.token_ids) for each in heard}
+    found = from_jsonl(path, "rehearsal.path")
+    assert len(found) == 16, "2 games, 2 episodes, 2 trials: an episode and its tip each"
+    rows = [chat.taught(each.messages, each.taught) for each in found]
+    for ids, mask in rows:
+        assert tuple(ids[: len(mask) - mask[::-1].index(1)]) in said
+    assert sum(sum(mask) for _, mask in rows) == sum(len(each.token_ids) for each in heard)
+    assert {each.task.id for each in found if each.task} == {task.id for task in rehearsed_of(config)}
+    tips = [each for each in found if each.taught == {len(each.messages) - 1} and "note ?" in each.messages[-2].content]
+    assert len(tips) == 8
+    shown = {message.content for each in tips for message in each.messages if message.role == "assistant"}
+    assert any(
+        "note" in m.content and any(text in m.content for text in shown) for each in found for m in each.messages
+    )
+
+
+def test_ids_of_another_tokenizer_give_way_to_the_text(start_model: Path) -> None:
+    chat = ChatFormat(load_tokenizer(tiny_config(start_model).model))
+
+    def learned(ids: tuple[int, ...] | None) -> list[int]:
+        row, mask = chat.taught((Message("user", "go"), Message("assistant", "north", ids)), {1})
+        return [token for token, trained in zip(row, mask, strict=True) if trained]
+
+    letters = tuple(token for letter in "north" for token in chat.tokenizer(letter).input_ids)
+    assert chat.tokenizer.decode(letters) == "north"
+    assert learned(letters) == list(letters) != learned(None)
+    assert learned((3, 4)) == learned((10**9,)) == learned(None)
+
+
+def test_a_file_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    """With texts that hold other ends of lines, sampled ids, the turns that teach, and the whole game."""
+    odd = "a\u2028b\x85c"
+    turns = (Message("user", odd), Message("assistant", "x", (4, 5)), Message("user", "v"), Message("assistant", "y"))
+    task = Task("t", "env", 3, "spare", {"rule": ["north"]})
+    written = [Demonstration(turns, frozenset({3}), task), Demonstration(turns[:2], frozenset({1}))]
+    to_jsonl(written, tmp_path / "r.jsonl")
+    assert from_jsonl(tmp_path / "r.jsonl", "rehearsal.path") == written
+
+
+@pytest.mark.parametrize("ids", [["a"], [-1], [1.5], 7])
+def test_ids_that_are_none_are_named(ids: Any, tmp_path: Path) -> None:
+    turns = [{"role": "user", "content": "u"}, {"role": "assistant", "content": "a", "token_ids": ids}]
+    (tmp_path / "r.jsonl").write_text(json.dumps({"messages": turns}) + "\n")
+    with pytest.raises(ConfigError, match=r"r\.jsonl:1 is not a demonstration"):
+        from_jsonl(tmp_path / "r.jsonl", "rehearsal.path")
+
+
+def test_tips_stay_with_their_episodes_where_a_group_was_dropped(
+    start_model: Path, recorded: Path, tmp_path: Path
+) -> None:
+    """One of a game's two episodes failed for good: no tip was asked for about the other, so all later ones move up."""
+    config = recording_config(rehearsing(start_model))
+    policy_counts = ChatFormat(load_tokenizer(config.model)).count_tokens
+    (tmp_path / "phases").mkdir()
+    first = next(iter(task.id for task in rehearsed_of(rehearsing(start_model))))
+    for trial in (0, 1):
+        episodes = [*read_jsonl(recorded / f"phases/trial-{trial}.episodes.jsonl")]
+        left = [e for e in episodes if not (e["task"]["id"] == first and e["member"] == 0)]
+        notes = sorted(read_jsonl(recorded / f"phases/trial-{trial}.notes.jsonl"), key=lambda note: note["index"])
+        moved = [{**note, "index": note["index"] - 2} for note in notes[2:]]
+        for name, lines in (("episodes", left), ("notes", moved)):
+            text = "".join(json.dumps(line) + "\n" for line in lines)
+            (tmp_path / f"phases/trial-{trial}.{name}.jsonl").write_text(text)
+    whole = [each for each in conversations(config, recorded, policy_counts) if each.task and each.task.id != first]
+    assert [*conversations(config, tmp_path, policy_counts)] == whole
+    assert len(whole) == 8
+
+
+# -- what it costs
+
+
+def test_what_is_recorded_counts_from_the_start(alone: Path) -> None:
+    spent = spent_recording(alone)
+    first, second = metrics(alone)
+    played = [*map(trajectory_from_json, read_jsonl(alone / "rehearsal" / "trajectories.jsonl"))]
+    assert spent["env_steps"] == sum(len(episode.steps) for episode in played) > 0
+    assert first["env_steps"] == spent["env_steps"] + first["rollout/env_steps"]
+    assert first["tokens_generated"] == spent["tokens_generated"] + first["rollout/tokens"] + first["tips/tokens"]
+    assert second["env_steps"] == first["env_steps"] + second["rollout/env_steps"]
+    (line, _) = read_jsonl(alone / "metrics.jsonl")
+    assert line["seconds"] > spent["seconds"] > 0
+    assert first["episodes"] == 20, "those are of the training alone"
+    assert 0 < first["update/tokens_rehearsal"] < first["update/tokens_trained"]
+    assert first["update/kl_to_reference_rehearsal"] == pytest.approx(0.0, abs=1e-2)
+
+
+def test_a_limit_that_recording_uses_up_is_an_error(start_model: Path, alone: Path, tmp_path: Path) -> None:
+    steps = int(spent_recording(alone)["env_steps"])
+    config = rehearsing(start_model, train={"max_env_steps": steps})
+    with pytest.raises(ConfigError, match=rf"took {steps} environment steps.*leaves nothing to train: raise train"):
+        train(config, tmp_path / "run")
+
+
+def test_a_file_costs_nothing(start_model: Path, recorded: Path, tmp_path: Path) -> None:
+    path = str(recorded / "rehearsal.jsonl")
+    config = rehearsing(start_model, rehearsal={"split": "", "path": path}, train={"iterations": 1})
+    train(config, tmp_path / "run")
+    (line,) = metrics(tmp_path / "run")
+    assert line["env_steps"] == line["rollout/env_steps"]
+    assert line["update/tokens_rehearsal"] > 0
+    assert not (tmp_path / "run" / "rehearsal").exists()
+
+
+def test_a_method_without_tips_neither_records_nor_rehearses(start_model: Path, tmp_path: Path) -> None:
+    config = rehearsing(start_model, algorithm={"name": "grpo"}, loss={"kl": 0.0}, train={"iterations": 1})
+    assert not config.holds
+    train(config, tmp_path / "run")
+    (line,) = metrics(tmp_path / "run")
+    assert line["env_steps"] == line["rollout/env_steps"]
+    assert "update/tokens_rehearsal" not in line
+
+
+def test_a_dry_run_records_little_and_foretells_the_rest(start_model: Path, tmp_path: Path) -> None:
+    rehearsal = {"num_tasks": 8, "num_samples": 3, "trials": 4}
+    config = rehearsing(start_model, rehearsal=rehearsal, train={"iterations": 1000, "max_env_steps": 1000})
+    copy = small(config)
+    assert (num_rehearsed(config), num_rehearsed(copy)) == (8 * 3 * 5, 4 * 1 * 2)
+    line = {"env_steps": 56, "tokens_generated": 110, "seconds": 5.0}
+    first, before = first_and_before(config, copy, line, {"env_steps": 16, "tokens_generated": 30, "seconds": 1.0})
+    assert first == {"env_steps": 40, "tokens_generated": 80, "seconds": 4.0}
+    assert before == {"env_steps": 240, "tokens_generated": 450, "seconds": 15.0}
+    assert iterations(config, first, before) == 19  # 760 steps are left, of 40 each
+    report = dry_run(config)
+    assert "before them  120 episodes in " in report
+    assert "iterations   about 19\n" in report
+
+
+# -- what an interruption leaves
+
+
+def test_killed_while_it_records_it_goes_on_there(start_model: Path, alone: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    (tmp_path / "config.toml").write_text(to_toml(rehearsing(start_model)))
+    words = ["train", str(tmp_path / "config.toml"), "--run-dir", str(run_dir)]
+    for fatal in (20, 25):
+        assert run_command(words, run_dir / "rehearsal", fatal) == -9
+        assert not (run_dir / "rehearsal" / "rehearsal.jsonl").exists()
+    kept = sum(
+        1 for journal in (run_dir / "rehearsal" / "phases").glob("*.episodes.jsonl") for _ in read_jsonl(journal)
+    )
+    assert kept
+    train(rehearsing(start_model), run_dir)
+    assert differences(alone, run_dir) == SAME
+    assert (run_dir / "rehearsal/rehearsal.jsonl").read_bytes() == (alone / "rehearsal/rehearsal.jsonl").read_bytes()
+
+
+def test_a_resumed_run_counts_the_recording_once(start_model: Path, alone: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    train(rehearsing(start_model, train={"iterations": 1}), run_dir)
+    train(rehearsing(start_model), run_dir, allow_change=["train.iterations"])
+    assert differences(alone, run_dir) == SAME
+
+
+def test_a_damaged_file_is_named_and_made_again_without_playing(
+    start_model: Path, recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = rehearsing(start_model)
+    out = tmp_path / "rehearsal"
+    out.mkdir()
+    for file in recorded.rglob("*"):
+        if file.is_file():
+            (out / file.relative_to(recorded)).parent.mkdir(parents=True, exist_ok=True)
+            (out / file.relative_to(recorded)).write_bytes(file.read_bytes())
+    whole = (out / "rehearsal.jsonl").read_bytes()
+    (out / "rehearsal.jsonl").write_bytes(whole[:-40])
+    with pytest.raises(
+        ConfigError, match=r"rehearsal\.jsonl:16 .*remove the file, and the same command makes it again"
+    ):
+        read_rehearsal(config, out / "rehearsal.jsonl")
+    (out / "rehearsal.jsonl").unlink()
+    monkeypatch.setattr(Paid, "step", never)
+    monkeypatch.setattr(HFPolicy, "generate", never)
+    assert record(config, out).read_bytes() == whole
+
+
+def never(*_: object) -> Observation:
+    raise EnvError("nothing is to be played")
+
+
+def test_a_recording_of_other_settings_is_refused_and_of_other_training_is_not(
+    start_model: Path, recorded: Path
+) -> None:
+    other = rehearsing(start_model, rehearsal={"num_samples": 3})
+    with pytest.raises(ConfigError, match=r"recorded with another eval\.num_samples: set it back, or remove"):
+        record(other, recorded)
+    longer = rehearsing(start_model, train={"iterations": 9}, optim={"lr": 0.5}, env={"num_workers": 1})
+    assert record(longer, recorded) == recorded / "rehearsal.jsonl"
+
+
+# -- the commands
+
+
+def test_the_command_records_and_says_what_it_took(
+    start_model: Path, recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.toml").write_text(to_toml(rehearsing(start_model)))
+    words = ["rehearsal", "record", str(tmp_path / "config.toml"), "--out"]
+    assert main([*words, str(recorded)]) == 0
+    steps = int(spent_recording(recorded.parent)["env_steps"])
+    said = capsys.readouterr().out
+    assert f"16 conversations, which took {steps} environment steps and " in said
+    assert f"written to {recorded / 'rehearsal.jsonl'}" in said
+    assert main([*words, str(tmp_path / "out"), "--rehearsal.split", ""]) == 2
+    assert "rehearsal.split is empty: name the games to record" in capsys.readouterr().err
+
+
+# -- the start model as the author
+
+
+@pytest.mark.parametrize("lora", [False, True])
+@pytest.mark.parametrize("author", ["start", "policy"])
+def test_the_start_model_writes_the_tips(
+    lora: bool, author: str, start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Word for word what a policy of the start model writes about the same episodes, before and after an update."""
+    start = model_policy(tiny_config(start_model))
+    written: list[tuple[list[str], list[str]]] = []
+
+    async def listening(policy: HFPolicy, groups: Any, config: Config, **options: Any) -> Written:
+        result = await write_tips(policy, groups, config, **options)
+        again = await write_tips(start, groups, config, **{k: v for k, v in options.items() if k != "on_tip"})
+        written.append(([tip.text for tip in result.tips], [tip.text for tip in again.tips]))
+        assert {tip.version for tip in result.tips} == {0 if author == "start" else len(written) - 1}
+        return result
+
+    monkeypatch.setattr("trailnotes.runs.training.write_tips", listening)
+    model = {"path": str(start_model), "lora": {"enabled": lora, "rank": 4}}
+    algorithm = {"author": author, "p_memory": 0.5}
+    config = tiny_config(start_model, model=model, algorithm=algorithm, loss={"kl": 0.0}, train={"iterations": 2})
+    train_in_process(config, tmp_path)
+    (own, theirs), (later, theirs_later) = written
+    assert own == theirs
+    assert (later == theirs_later) == (author == "start")
+    lines = [line for line in read_jsonl(tmp_path / "trajectories.jsonl") if line["iteration"] == 1]
+    assert {step["policy_version"] for line in lines for step in line["steps"]} == {1}, "it acts as before"
