@@ -239,7 +239,7 @@ def test_every_metric_that_is_written_is_explained_and_the_other_way_round(
     )
     lines = []
     for name, more in (
-        ("empo2", "--algorithm.intrinsic states --archive.share 1"),
+        ("empo2", "--algorithm.intrinsic states --archive.share 1 --algorithm.author_credit 1"),
         ("gigpo", "--algorithm.dynamic_sampling 1"),
         ("opsd", ""),
         ("lamer", ""),
