@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from trailnotes.config.schema import Config, EnvConfig, MemoryConfig, RolloutConfig, WarmstartConfig
+from trailnotes.config.schema import Config, EnvConfig, MemoryConfig, RolloutConfig
+from trailnotes.config.warmstart_schema import WarmstartConfig
 from trailnotes.envs.scienceworld.tasks import split_of
 from trailnotes.types import Completion, Observation, Step, Task, Trajectory
 from trailnotes.warmstart.demonstrations.scienceworld import (
