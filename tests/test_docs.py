@@ -221,6 +221,9 @@ class Verbosity:
         pass
 
 
+KEPT = "--algorithm.anchor_tips 1 --algorithm.anchor_reading 1 --rehearsal.by likelihood"  # a row of each role and term
+
+
 def explained() -> set[str]:
     return set(re.findall(r"^\| `([\w/]+)` \|", words(ROOT / "docs/metrics.md"), re.MULTILINE))
 
@@ -236,14 +239,17 @@ def test_every_metric_that_is_written_is_explained_and_the_other_way_round(
         "--rollout.max_action_tokens 8 --rollout.max_context_tokens 512 --algorithm.p_memory 0.5 "
         "--algorithm.q_off_policy 0.5 --loss.kl 0.05 --memory.max_write_tokens 8"
     )
+    rehearsed = clone / "rehearsed.jsonl"
+    rehearsed.write_text('{"messages": [{"role": "user", "content": "say"}, {"role": "assistant", "content": "go"}]}\n')
     lines = []
     for name, more in (
-        ("empo2", "--algorithm.intrinsic states --archive.share 1"),
+        ("empo2", f"--algorithm.intrinsic states --archive.share 1 {KEPT} --rehearsal.path {rehearsed}"),
         ("gigpo", "--algorithm.dynamic_sampling 1"),
     ):
         config = load_config(None, f"{settings} --algorithm.name {name} {more}".split())
         trailnotes.train(config, clone / f"runs/metrics-{name}")
         lines += [json.loads(line) for line in words(clone / f"runs/metrics-{name}/metrics.jsonl").splitlines()]
     written = {re.sub(rf"/(?:{'|'.join(MODES)})$", "/MODE", name) for line in lines for name in line}
+    written = {re.sub(r"^(update/\w+)_(?:tip|reading|rehearsal)$", r"\1_ROLE", name) for name in written}
     assert written == explained()
     assert any(line["update/optimiser_steps"] for line in lines)  # the tables speak of updates that happened

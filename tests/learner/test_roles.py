@@ -18,13 +18,14 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from tiny import VOCABULARY, episode, group, tiny_model, with_logprobs
+from trailnotes.config.methods_schema import AlgorithmConfig
 from trailnotes.config.schema import LossConfig, OptimConfig
 from trailnotes.errors import ConfigError, NonFiniteError
 from trailnotes.learner.learner import Learner
 from trailnotes.learner.logprobs import TokenScorer
 from trailnotes.learner.roles import weights_of_tokens
-from trailnotes.learner.samples import build_samples, minibatches
-from trailnotes.types import RowRole, Sample
+from trailnotes.learner.samples import anchor_rows, build_samples, minibatches
+from trailnotes.types import Completion, Mode, RowRole, Sample, Tip, TrajectoryGroup
 
 Settings = dict[str, Any]
 
@@ -300,3 +301,55 @@ def test_a_dump_tells_the_roles(tmp_path: Path) -> None:
 def test_impossible_weights_are_refused(name: str, weight: float) -> None:
     with pytest.raises(ValueError, match="weights"):
         replace(OTHERS[0], **{name: weight})
+
+
+# -- anchors
+
+
+def written(num: int) -> list[Completion]:
+    """Tips of their number: one token each, the last one empty."""
+    return [Completion((1, 2), (3, i), (-1.0, -0.5), str(i)) for i in range(num)] + [Completion((1,), (), (), "")]
+
+
+def played() -> list[TrajectoryGroup]:
+    """Four episodes that were shown tips and are trained without, one without any tip, one trained with them."""
+    modes: list[tuple[Mode, bool]] = [("off_policy", True)] * 4 + [("off_policy", False), ("on_policy_tips", True)]
+    tip = Tip("task", "left", "", 1.0)
+    episodes = []
+    for i, (mode, shown) in enumerate(modes):
+        one = episode(random.Random(i), 2, mode, tips=shown)
+        episodes.append(
+            replace(one, steps=tuple(replace(s, tips=(tip,) if shown else ()) for s in one.steps), member=i)
+        )
+    return [group(*episodes[:3]), group(*episodes[3:])]
+
+
+def anchors(tips: float, reading: float, seed: int = 0, num: int = 7) -> list[Sample]:
+    algorithm = AlgorithmConfig(anchor_tips=tips, anchor_reading=reading, anchor_weight=0.3)
+    return anchor_rows(written(num), played(), algorithm, "auto", seed)
+
+
+@pytest.mark.parametrize(("share", "tips", "read"), [(0, 0, 0), (0.1, 1, 0), (0.25, 2, 1), (0.5, 4, 2), (1, 7, 4)])
+def test_shares_are_whole_rows(share: float, tips: int, read: int) -> None:
+    """Of 7 tips and 4 episodes that read one; tips without a token, and episodes without a tip, do not count."""
+    rows = anchors(share, share)
+    assert Counter(row.role for row in rows) == Counter({"tip": tips, "reading": read})
+    assert all(row.hold == 0.3 and not row.imitate and not any(row.advantages) for row in rows)
+
+
+def test_which_rows_are_held_is_the_seeds() -> None:
+    drawn = {seed: [row.token_ids for row in anchors(0.25, 0.5, seed)] for seed in range(20)}
+    assert all([row.token_ids for row in anchors(0.25, 0.5, seed)] == rows for seed, rows in drawn.items())
+    assert len({tuple(rows) for rows in drawn.values()}) > 5
+    tips = [[row for row in anchors(0.25, reading, 3) if row.role == "tip"] for reading in (0.0, 1.0)]
+    assert tips[0] == tips[1], "one share does not move the other's draw"
+
+
+def test_anchored_rows_are_what_was_sampled_under_what_it_was_sampled_under() -> None:
+    tip, *_ = anchors(1, 0)
+    assert tip == Sample((1, 2, 3, 0), (0, 0, 1, 1), (0.0, 0.0, -1.0, -0.5), (0.0,) * 4, role="tip", hold=0.3)
+    read = [row for row in anchors(0, 1) if row.role == "reading"]
+    for row, one in zip(read, [t for g in played() for t in g.trajectories], strict=False):
+        last = one.steps[-1].completion
+        assert row.token_ids == last.prompt_ids + last.token_ids, "the context with the tips"
+        assert not row.off_policy
