@@ -155,14 +155,16 @@ def test_what_is_recorded_is_what_was_said(start_model: Path, tmp_path: Path, mo
 def test_ids_of_another_tokenizer_give_way_to_the_text(start_model: Path) -> None:
     chat = ChatFormat(load_tokenizer(tiny_config(start_model).model))
 
-    def learned(ids: tuple[int, ...] | None) -> list[int]:
-        row, mask = chat.taught((Message("user", "go"), Message("assistant", "north", ids)), {1})
-        return [token for token, trained in zip(row, mask, strict=True) if trained]
+    def learned(text: str, ids: tuple[int, ...] | None) -> tuple[int, ...]:
+        row, mask = chat.taught((Message("user", "go"), Message("assistant", text, ids)), {1})
+        return tuple(token for token, trained in zip(row, mask, strict=True) if trained)
 
-    letters = tuple(token for letter in "north" for token in chat.tokenizer(letter).input_ids)
-    assert chat.tokenizer.decode(letters) == "north"
-    assert learned(letters) == list(letters) != learned(None)
-    assert learned((3, 4)) == learned((10**9,)) == learned(None)
+    sampled = tuple(token for letter in "north" for token in chat.tokenizer(letter).input_ids)  # not as it would write
+    said = chat.decode(sampled)
+    assert learned(said, sampled) == sampled != learned(said, None)
+    assert learned(said[:3], sampled) == sampled, "cut at a stop string"
+    assert learned("south", sampled) == learned("south", (10**9,)) == learned("south", None)
+    assert learned("", sampled) == learned("", None)
 
 
 def test_a_file_comes_back_as_it_was_written(tmp_path: Path) -> None:
@@ -208,7 +210,7 @@ def test_tips_stay_with_their_episodes_where_a_group_was_dropped(
 
 
 def test_what_is_recorded_counts_from_the_start(alone: Path) -> None:
-    spent = spent_recording(alone)
+    spent = spent_recording(alone / "rehearsal")
     first, second = metrics(alone)
     played = [*map(trajectory_from_json, read_jsonl(alone / "rehearsal" / "trajectories.jsonl"))]
     assert spent["env_steps"] == sum(len(episode.steps) for episode in played) > 0
@@ -223,7 +225,7 @@ def test_what_is_recorded_counts_from_the_start(alone: Path) -> None:
 
 
 def test_a_limit_that_recording_uses_up_is_an_error(start_model: Path, alone: Path, tmp_path: Path) -> None:
-    steps = int(spent_recording(alone)["env_steps"])
+    steps = int(spent_recording(alone / "rehearsal")["env_steps"])
     config = rehearsing(start_model, train={"max_env_steps": steps})
     with pytest.raises(ConfigError, match=rf"took {steps} environment steps.*leaves nothing to train: raise train"):
         train(config, tmp_path / "run")
@@ -334,7 +336,7 @@ def test_the_command_records_and_says_what_it_took(
     (tmp_path / "config.toml").write_text(to_toml(rehearsing(start_model)))
     words = ["rehearsal", "record", str(tmp_path / "config.toml"), "--out"]
     assert main([*words, str(recorded)]) == 0
-    steps = int(spent_recording(recorded.parent)["env_steps"])
+    steps = int(spent_recording(recorded)["env_steps"])
     said = capsys.readouterr().out
     assert f"16 conversations, which took {steps} environment steps and " in said
     assert f"written to {recorded / 'rehearsal.jsonl'}" in said

@@ -224,11 +224,7 @@ def _played(config: Config, records: Iterator[Mapping[str, object]]) -> list[Tra
     return [t for group in groups if len(group) >= min(2, config.eval.num_samples) for t in group]
 
 
-def spent_recording(run_dir: Path) -> dict[str, float]:
-    """What a training run's start model spent on what it recorded: environment steps, tokens, seconds; {} for a file.
-
-    Args:
-        run_dir: of the training run.
-    """
-    lines = [*read_jsonl(run_dir / PLACE / "metrics.jsonl")]
+def spent_recording(out: Path) -> dict[str, float]:
+    """What `record` spent in the directory `out`: environment steps, tokens, seconds; {} where nothing was recorded."""
+    lines = [*read_jsonl(out / "metrics.jsonl")]
     return {name: lines[-1][name] for name in BY_ROW} if lines else {}

@@ -33,7 +33,7 @@ from trailnotes.runs.console import Progress
 from trailnotes.runs.directory import has_begun
 from trailnotes.runs.panels import play_panel
 from trailnotes.runs.players import model_policy
-from trailnotes.runs.rehearsal import Rehearsal, rehearsal_path, spent_recording
+from trailnotes.runs.rehearsal import PLACE, Rehearsal, rehearsal_path, spent_recording
 from trailnotes.runs.saving import Counters, load, save
 from trailnotes.seeds import derive_seed
 from trailnotes.storage import checkpoint
@@ -82,8 +82,8 @@ def open_run(
     run = TrainingRun(config, directory, pool, progress)
     if saved is not None:
         load(run, saved)
-    elif run.rehearsal and not config.rehearsal.path:
-        run.count_before(spent_recording(directory.path))
+    elif run.rehearsal:
+        run.count_before(spent_recording(directory.path / PLACE))
     kept = directory.set_aside_after(done)
     begins = saved is None
     if run.memory is not None:
