@@ -23,7 +23,8 @@ import pytest
 import trailnotes.commands.demo
 from trailnotes.commands import TABLE, main
 from trailnotes.commands.command import Group, parse
-from trailnotes.compare.plan import load_plan, runs_of
+from trailnotes.compare.plan import load_plan
+from trailnotes.compare.planned import runs_of
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config
 from trailnotes.envs.tasks import tasks_of

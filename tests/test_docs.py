@@ -7,7 +7,7 @@ import pkgutil
 import re
 import runpy
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -17,12 +17,12 @@ from trailnotes.config.methods import METHODS
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import config_fields, load_config, show
 from trailnotes.moved import MOVED
-from trailnotes.types import MODES, Observation, Task
+from trailnotes.types import MODES, Observation, RowRole, Task
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 PAGES = [README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
-SECTIONS = "run|model|env|rollout|memory|algorithm|gigpo|loss|optim|train|eval|warmstart"
+SECTIONS = "run|model|env|rollout|memory|algorithm|gigpo|opsd|loss|optim|train|eval|warmstart"
 OPTIONS_OF_ENV = "env.options."
 
 
@@ -136,7 +136,7 @@ def file_of(method: str) -> Path:
     return own if own.exists() else folder / f"{method}.py"
 
 
-@pytest.mark.parametrize("method", ["empo2", "gigpo", "grpo", "rememberer", "retrospex", "rloo"])
+@pytest.mark.parametrize("method", ["empo2", "gigpo", "grpo", "lamer", "opsd", "rememberer", "retrospex", "rloo"])
 def test_pages_of_methods_quote_the_right_lines(method: str) -> None:
     source = words(file_of(method)).splitlines()
     rows = re.findall(r"^\| (\d+) \| `([^`]+)` \|", words(ROOT / f"docs/algorithms/{method}.md"), re.MULTILINE)
@@ -208,7 +208,7 @@ class Verbosity:
 
     @staticmethod
     def tasks(split: str) -> list[Task]:
-        first = ("train", "validation", "test").index(split) * 2
+        first = ("train", "validation", "test", "new").index(split) * 2
         return [Task(f"{split}-{i}", "test_docs:Verbosity", i, split) for i in range(first, first + 2)]
 
     def reset(self, task: Task) -> Observation:
@@ -221,7 +221,7 @@ class Verbosity:
         pass
 
 
-KEPT = "--algorithm.anchor_tips 1 --algorithm.anchor_reading 1 --rehearsal.by likelihood"  # a row of each role and term
+KEPT = "--algorithm.anchor_tips 1 --algorithm.anchor_reading 1 --rehearsal.imitate 0.1"  # a row of each role and term
 
 
 def explained() -> set[str]:
@@ -237,7 +237,8 @@ def test_every_metric_that_is_written_is_explained_and_the_other_way_round(
         "--env.name test_docs:Verbosity --env.num_workers 0 --model.path models/waymarks-start --train.iterations 2 "
         "--train.eval_every 1 --rollout.num_tasks 2 --rollout.group_size 4 --rollout.style terse "
         "--rollout.max_action_tokens 8 --rollout.max_context_tokens 512 --algorithm.p_memory 0.5 "
-        "--algorithm.q_off_policy 0.5 --loss.kl 0.05 --memory.max_write_tokens 8"
+        "--algorithm.q_off_policy 0.5 --loss.kl 0.05 --memory.max_write_tokens 8 "
+        "--train.eval_notes_every 2 --train.new_split new"
     )
     rehearsed = clone / "rehearsed.jsonl"
     rehearsed.write_text('{"messages": [{"role": "user", "content": "say"}, {"role": "assistant", "content": "go"}]}\n')
@@ -245,11 +246,16 @@ def test_every_metric_that_is_written_is_explained_and_the_other_way_round(
     for name, more in (
         ("empo2", f"--algorithm.intrinsic states --archive.share 1 {KEPT} --rehearsal.path {rehearsed}"),
         ("gigpo", "--algorithm.dynamic_sampling 1"),
+        ("opsd", ""),
+        ("lamer", ""),
     ):
         config = load_config(None, f"{settings} --algorithm.name {name} {more}".split())
         trailnotes.train(config, clone / f"runs/metrics-{name}")
         lines += [json.loads(line) for line in words(clone / f"runs/metrics-{name}/metrics.jsonl").splitlines()]
-    written = {re.sub(rf"/(?:{'|'.join(MODES)})$", "/MODE", name) for line in lines for name in line}
-    written = {re.sub(r"^(update/\w+)_(?:tip|reading|rehearsal)$", r"\1_ROLE", name) for name in written}
+    any_of = {rf"/(?:{'|'.join(MODES)})$": "/MODE", r"^lamer/success/\d$": "lamer/success/EPISODE"}
+    any_of |= {r"/trial_\d+$": "/trial_K", rf"_(?:{'|'.join(get_args(RowRole))})$": "_ROLE"}
+    written = {name for line in lines for name in line}
+    for pattern, named_so in any_of.items():
+        written = {re.sub(pattern, named_so, name) for name in written}
     assert written == explained()
     assert any(line["update/optimiser_steps"] for line in lines)  # the tables speak of updates that happened

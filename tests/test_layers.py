@@ -32,7 +32,7 @@ HOUSE = {
         config
         types errors seeds moved
     """,
-    "algorithms": "__init__ empo2 empo2_tips gigpo grpo naive reflexion rememberer retrospex rloo",
+    "algorithms": "__init__ empo2 empo2_tips gigpo grpo lamer naive opsd reflexion rememberer retrospex rloo",
     "algorithms/reflexion": """
         __init__ method
         memory plans
@@ -62,8 +62,9 @@ HOUSE = {
         comparison
         live page
         picture running summary
-        plan results
-        cost published
+        panels planned
+        results
+        cost plan published
         evaluations processes statistics
     """,
     "compare/published": """
@@ -80,7 +81,7 @@ HOUSE = {
     """,
     "credit": """
         __init__ novelty
-        distillation steps
+        distillation steps tokens
         episodes
     """,
     "envs": """
@@ -119,7 +120,7 @@ HOUSE = {
     """,
     "memory": """
         __init__ owner
-        base exchange
+        base controls exchange
         tips
         store
         retrieval schema
@@ -148,6 +149,7 @@ HOUSE = {
         text
     """,
     "reporting": """
+        roles
         __init__ crossed plots story tables
         episodes intervals
     """,
@@ -159,9 +161,10 @@ HOUSE = {
         episode
     """,
     "runs": """
+roles
         __init__ evaluation footprint forecast training
         rehearsal
-        adaptation
+        adaptation watching
         console panels saving
         needs spent
         players

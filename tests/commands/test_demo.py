@@ -10,12 +10,15 @@ from typing import Any
 import pytest
 
 from children import alive, children_of, wait_for
+from small import SETTINGS as SMALL
 from small import small_config
 from trailnotes.commands import main
 from trailnotes.commands.demo import demo, demo_plan, in_clone
 from trailnotes.compare.summary import Summary
 from trailnotes.config.toml import load_config, to_toml
+from trailnotes.envs.tasks import panel_of, tasks_of
 from trailnotes.errors import ConfigError, RunError
+from trailnotes.runs.panels import family_of
 from trailnotes.storage.files import read_jsonl
 
 SETTINGS = ["--eval.num_tasks", "2"]
@@ -27,7 +30,10 @@ def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def config_file(start: Path, path: Path) -> Path:
-    path.write_text(to_toml(small_config(model={"path": str(start)}, train={"max_env_steps": 24})))
+    new = {"new_families": ["route/birch", "keys/hazel"]}
+    options = SMALL["env"]["options"] | new
+    own = small_config(model={"path": str(start)}, train={"max_env_steps": 24}, env={"options": options})
+    path.write_text(to_toml(own))
     return path
 
 
@@ -36,7 +42,12 @@ def finished_demo(start_model: Path, tmp_path_factory: pytest.TempPathFactory) -
     """Config, directory and summary of a demo of one seed."""
     directory = tmp_path_factory.mktemp("demo")
     path = config_file(start_model, directory / "demo.toml")
-    return path, directory / "out", demo(directory / "out", config_path=path, seeds=1, trials=1, settings=SETTINGS)
+    return path, directory / "out", play(path, directory / "out")
+
+
+def play(path: Path, out: Path) -> Summary:
+    """A demo of one seed, and of one trial where the whole one has more."""
+    return demo(out, config_path=path, seeds=1, trials=1, new_trials=1, settings=SETTINGS)
 
 
 # -- from end to end
@@ -45,7 +56,7 @@ def finished_demo(start_model: Path, tmp_path_factory: pytest.TempPathFactory) -
 def test_the_table_is_as_promised(finished_demo: Any) -> None:
     _, out, _ = finished_demo
     lines = {line["label"]: line for line in json.loads((out / "table.json").read_text())["lines"]}
-    assert list(lines) == ["start model", "GRPO", "EMPO²", "EMPO² with tips, 1 trial"]
+    assert list(lines) == ["start model", "GRPO", "EMPO²"]
     for line in lines.values():
         assert (line["seeds"], line["num_games"], line["missing"]) == ([0], 2, {})
         assert line["costs"]["seconds"] > 0
@@ -53,15 +64,32 @@ def test_the_table_is_as_promised(finished_demo: Any) -> None:
         spent = list(read_jsonl(out / "runs" / f"{name}-0" / "metrics.jsonl"))[-1]
         assert lines[label]["costs"]["env_steps"] == spent["env_steps"] >= 24
         assert lines[label]["costs"]["tokens_generated"] == spent["tokens_generated"] > 0
-    assert [line["num_attempts"] for line in lines.values()] == [1, 1, 1, 2]
-    assert [line["trains"] for line in lines.values()] == [False, True, True, False]
+    assert [line["num_attempts"] for line in lines.values()] == [1, 1, 1]
+    assert [line["trains"] for line in lines.values()] == [False, True, True]
+
+
+def test_three_panels_are_examined(finished_demo: Any) -> None:
+    _, out, _ = finished_demo
+    tips, new = json.loads((out / "table.json").read_text())["panels"]
+    assert (tips["label"], tips["same_games"]) == ("trained families, with tips", True)
+    assert (new["label"], new["same_games"]) == ("new families", False)
+    assert [line["label"] for line in tips["lines"]] == ["start model", "EMPO²"]
+    assert [line["label"] for line in new["lines"]] == ["start model", "GRPO", "EMPO²"]
+    for line in (*tips["lines"], *new["lines"]):
+        assert (line["seeds"], line["num_games"], len(line["trials"])) == ([0], 2, 2)
+    played = list(read_jsonl(out / "runs/empo2-0/panels/new/trajectories.jsonl"))
+    assert {record["task"]["id"].split("/")[2] for record in played} == {"birch", "hazel"}
+    assert [record["mode"] for record in played] == ["plain", "plain", "on_policy_tips", "on_policy_tips"]
 
 
 def test_it_leaves_one_table_a_picture_and_a_story(finished_demo: Any) -> None:
     _, out, _ = finished_demo
     assert [path.relative_to(out).as_posix() for path in out.glob("*.json")] == ["table.json"]
     assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
-    assert "EMPO² with tips, 1 trial plays the last model of EMPO²" in (out / "table.md").read_text()
+    assert (
+        "## new families: success on 2 games (waymarks-simulator, new), trial by trial"
+        in (out / "table.md").read_text()
+    )
     assert (out / "story.txt").read_text().strip()
 
 
@@ -70,8 +98,8 @@ def test_the_runs_differ_in_method_and_seed_alone(finished_demo: Any) -> None:
     runs = [(out / "runs" / name / "config.toml").read_text().splitlines() for name in ("grpo-0", "empo2-0")]
     differing = {a.split(" = ")[0] for a, b in zip(*runs, strict=True) if a != b}
     assert differing == {"name"}  # of the method, and of the run
-    panels = [list(read_jsonl(out / "runs" / f"{name}-0" / "eval" / "episodes.jsonl"))
-              for name in ("start", "grpo", "empo2", "empo2-with-tips")]  # fmt: skip
+    panels = [list(read_jsonl(out / "runs" / name / "eval" / "episodes.jsonl"))
+              for name in ("start-0", "grpo-0", "empo2-0", "empo2-0/panels/with-tips")]  # fmt: skip
     assert [{record["mode"] for record in panel} for panel in panels] == [*[{"plain"}] * 3, {"on_policy_tips"}]
     tasks = [[record["task"] for record in panel] for panel in panels]
     assert tasks[0] == tasks[1] == tasks[2] == tasks[3]
@@ -79,7 +107,7 @@ def test_the_runs_differ_in_method_and_seed_alone(finished_demo: Any) -> None:
 
 def test_tips_are_read_by_the_model_that_was_trained(finished_demo: Any) -> None:
     _, out, _ = finished_demo
-    model = json.loads((out / "runs/empo2-with-tips-0/eval/panel.json").read_text())["model"]
+    model = json.loads((out / "runs/empo2-0/panels/with-tips/eval/panel.json").read_text())["model"]
     assert Path(model).resolve().parents[2] == (out / "runs/empo2-0").resolve()
 
 
@@ -89,15 +117,17 @@ def test_once_more_runs_nothing_and_says_the_same(
     path, out, summary = finished_demo
     monkeypatch.setattr("trailnotes.compare.processes.Process", None)
     before = (out / "table.json").read_bytes()
-    assert demo(out, config_path=path, seeds=1, trials=1, settings=SETTINGS) == summary
+    assert play(path, out) == summary
     assert (out / "table.json").read_bytes() == before
     said = capsys.readouterr().out
     cells = [[cell.strip() for cell in line.strip("│").split("│")] for line in said.splitlines() if line[:1] == "│"]
-    methods = ["start model", "GRPO", "EMPO²", "EMPO² with tips, 1 trial"]
-    assert [row[0] for row in cells] == [*methods, "start model", *methods[2:]], "results, then differences"
+    methods = ["start model", "GRPO", "EMPO²"]
+    assert [row[0] for row in cells] == [*methods, "start model", "EMPO²"], "results, then differences"
     assert all(row[2] == "one seed" for row in cells)
     assert "success on 2 games (waymarks-simulator, test)" in said
     assert "Differences to GRPO" in said
+    assert "trained families, with tips, after 1 trial: start model " in said
+    assert "new families, trial by trial: start model " in said
     assert all(str(out / name) in said for name in ("curves.png", "table.json", "story.txt"))
     assert max(len(line) for line in said.splitlines() if "─" in line) <= 100
 
@@ -108,7 +138,7 @@ def test_a_panel_that_was_cut_off_is_played_again(finished_demo: Any) -> None:
     before = (panel / "episodes.jsonl").read_text()
     (panel / "episodes.jsonl").unlink()
     (panel / "table.json").unlink()
-    again = demo(out, config_path=path, seeds=1, trials=1, settings=SETTINGS)
+    again = play(path, out)
     assert [line.final for line in again.lines] == [line.final for line in summary.lines]
     assert (panel / "episodes.jsonl").read_text() == before
 
@@ -135,7 +165,8 @@ def test_interrupted_with_two_seeds_it_ends_as_if_left_alone(start_model: Path, 
     path = config_file(start_model, tmp_path / "demo.toml")
     code = (
         "import sys; from pathlib import Path; from trailnotes.commands.demo import demo;"
-        f"demo(Path(sys.argv[1]), config_path=Path({str(path)!r}), seeds=2, trials=1, settings={SETTINGS!r})"
+        f"demo(Path(sys.argv[1]), config_path=Path({str(path)!r}), seeds=2, trials=1, new_trials=1,"
+        f"settings={SETTINGS!r})"
     )
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     subprocess.run([sys.executable, "-c", code, str(whole)], check=True)
@@ -183,9 +214,18 @@ def test_without_a_clone_it_says_where_to_run_it(
 
 
 def test_the_plan_is_that_of_the_repository() -> None:
-    plan = demo_plan(Path(__file__).parents[2] / "configs/demo.toml", 2, 3, ["--optim.lr", "0.5"])
-    assert plan.labels() == {
-        "start": "start model", "grpo": "GRPO", "empo2": "EMPO²", "empo2 with tips": "EMPO² with tips, 3 trials",
-    }  # fmt: skip
+    plan = demo_plan(Path(__file__).parents[2] / "configs/demo.toml", 2, (3, 4), ["--optim.lr", "0.5"])
+    assert plan.labels() == {"start": "start model", "grpo": "GRPO", "empo2": "EMPO²"}
     assert (plan.compare.seeds, plan.budget.env_steps, plan.settings) == ((0, 1), 64000, {"optim": {"lr": 0.5}})
-    assert plan.methods["empo2 with tips"].settings == {"eval.trials": 3}
+    assert {name: (panel.trials, plan.players(name)) for name, panel in plan.panels.items()} == {
+        "with tips": (3, ["start", "empo2"]), "new": (4, ["start", "grpo", "empo2"]),
+    }  # fmt: skip
+
+
+def test_the_new_families_of_the_demo_are_as_many_and_none_of_them_is_trained() -> None:
+    config = load_config(Path(__file__).parents[2] / "configs/demo.toml")
+    examined = config.model_copy(update={"eval": config.eval.model_copy(update={"split": "new"})})
+    new, trained = ({family_of(task) for task in tasks} for tasks in (panel_of(examined), tasks_of(config, "train")))
+    assert len(new) == len(trained) == 12
+    assert not new & trained
+    assert len({family_of(task) for task in tasks_of(config, "new-validation")}) == 4

@@ -34,7 +34,8 @@ from trailnotes.compare.evaluations import read
 from trailnotes.compare.live import Board
 from trailnotes.compare.page import draw_summary, print_brief, summary_json, summary_markdown
 from trailnotes.compare.picture import Marks, Words, colours_of, draw_methods, spread
-from trailnotes.compare.plan import PlannedRun, load_plan, runs_of, slug
+from trailnotes.compare.plan import load_plan, slug
+from trailnotes.compare.planned import PlannedRun, runs_of
 from trailnotes.compare.processes import Ended
 from trailnotes.compare.published.comparability import comparability
 from trailnotes.compare.results import Result, attempts_at, read_result
@@ -909,6 +910,9 @@ after = "grpo"
 [methods.grpo]
 
 [methods.empo2]
+
+[panels."with tips"]
+trials = 1
 """
 
 
@@ -919,7 +923,13 @@ def test_interrupted_and_killed_it_ends_as_if_left_alone(start_model: Path, tmp_
     command = [sys.executable, "-m", "trailnotes", "compare", "run", str(path), "--out"]
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     subprocess.run([*command, str(whole)], check=True)
-    for number, begun in ((signal.SIGINT, "grpo-0/metrics.jsonl"), (signal.SIGKILL, "empo2-0/metrics.jsonl")):
+    played = "panels/with-tips/phases/trial-0.episodes.jsonl"
+    for number, begun in (
+        (signal.SIGINT, "grpo-0/metrics.jsonl"),
+        (signal.SIGKILL, f"grpo-0/{played}"),
+        (signal.SIGKILL, "empo2-0/metrics.jsonl"),
+        (signal.SIGINT, f"empo2-0/{played}"),
+    ):
         process = subprocess.Popen([*command, str(cut)], stdout=subprocess.PIPE, text=True)
         wait_for((cut / "runs" / begun).exists, 120)
         pids = children_of(process.pid)

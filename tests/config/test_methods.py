@@ -39,7 +39,7 @@ def test_every_method_is_at_home_and_has_its_page(method: Method) -> None:
 
 
 def test_names_are_those_that_train_and_those_that_do_not() -> None:
-    assert names(trains=True) == ["grpo", "rloo", "gigpo", "empo2"]
+    assert names(trains=True) == ["grpo", "rloo", "gigpo", "empo2", "opsd", "lamer"]
     assert sorted(names(trains=False) + names(trains=True)) == sorted(METHODS)
 
 

@@ -109,7 +109,7 @@ def test_environment_options_of_file_and_command_line_are_merged(tmp_path: Path)
         (["--rollout.group_size", "2.5"], ["rollout.group_size = 2.5", "valid integer"]),
         (["--rollout.group_size", "x"], ['rollout.group_size = "x"', "valid integer"]),
         (["--run.seed", "true"], ["run.seed = true", "valid integer"]),
-        (["--algorithm.name", "ppo"], ["algorithm.name", "gigpo, empo2, or module:NAME"]),
+        (["--algorithm.name", "ppo"], ["algorithm.name", "empo2, lamer, or module:NAME"]),
         (["--memory.order", '["age"]'], ['memory.order = ["age"]', "'recency'"]),
         (["--preset", "paper"], ["preset", "'paper-webshop'"]),
         (["--rollout", "3"], ["rollout is a section", "rollout.KEY"]),
@@ -224,7 +224,7 @@ def test_show_is_a_config_that_explains_each_key(tmp_path: Path) -> None:
     resolved = resolve(write(tmp_path, 'preset = "paper-webshop"\n'), ["--run.seed", "3"])
     text = show(resolved.config, resolved.origins)
     assert '| one of "auto", "step" | default' in text
-    assert '| any of "score", "support", "recency", "similarity" |' in text
+    assert '| any of "score", "support", "recency", "similarity", "ucb" |' in text
     assert "# learning rate of AdamW (EMPO2, arXiv 2602.23008) | > 0 |" in text
     assert "| >= -1 and <= 1 |" in text
     assert '| one of "naive", "reflexion",' in text

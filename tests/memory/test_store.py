@@ -71,6 +71,8 @@ def test_final_columns(memory: TipMemory, path: Path) -> None:
         ("enabled", "INTEGER"),
         ("vector", "BLOB"),
         ("age", "INTEGER"),
+        ("shown", "INTEGER"),
+        ("earned", "REAL"),
     ]
     assert indexes == {"tips_by_text", "tips_by_age"}
     assert experience == [
@@ -95,7 +97,7 @@ def test_final_columns(memory: TipMemory, path: Path) -> None:
         ("other_number", "INTEGER"),
     ]
     assert changes == [("number", "INTEGER"), ("tip", "INTEGER"), ("fields", "TEXT")]
-    assert version == (3,)
+    assert version == (4,)
     assert mode == ("wal",)
 
 
@@ -107,7 +109,7 @@ def test_a_file_of_before_the_experience_table_is_migrated_and_keeps_its_tips(pa
     with closing(open_store(path)) as store:
         assert [tip.text for tip in store.tips()] == ["tip 0", "tip 1"]
         assert store._rows("SELECT COUNT(*) FROM experience") == [(0,)]
-        assert store._rows("PRAGMA user_version") == [(3,)]
+        assert store._rows("PRAGMA user_version") == [(4,)]
 
 
 def test_every_field_comes_back(memory: TipMemory, path: Path) -> None:
@@ -128,7 +130,7 @@ def test_an_older_file_is_migrated_and_keeps_its_rows(memory: TipMemory, path: P
         with closing(open_store(path)) as store:
             assert [tip.text for tip in store.tips()] == ["tip 0", "tip 1"]
             assert store._rows("SELECT DISTINCT mood FROM tips") == [("calm",)]
-            assert store._rows("PRAGMA user_version") == [(4,)]
+            assert store._rows("PRAGMA user_version") == [(5,)]
 
 
 def test_a_failed_migration_leaves_the_file_as_it_was(memory: TipMemory, path: Path, monkeypatch) -> None:

@@ -60,7 +60,7 @@ def test_seven_billion_in_full_by_hand() -> None:
         ({"algorithm": {"anchor_tips": 0.25, "anchor_weight": 0.0}}, False),
         ({"algorithm": {"author": "start"}}, True),
         ({"rehearsal": {"split": "spare"}}, True),
-        ({"rehearsal": {"split": "spare", "by": "likelihood"}}, False),
+        ({"rehearsal": {"split": "spare", "hold": 0.0, "imitate": 0.1}}, False),
         ({"rehearsal": {"split": "spare"}, "algorithm": {"name": "grpo"}}, False),
     ],
 )

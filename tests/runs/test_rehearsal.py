@@ -13,7 +13,7 @@ from tinyrun import SAME, Paid, differences, metrics, run_command, tiny_config, 
 from trailnotes.commands import main
 from trailnotes.commands.train import dry_run, train
 from trailnotes.config.schema import Config
-from trailnotes.config.toml import load_config, to_toml
+from trailnotes.config.toml import to_toml
 from trailnotes.envs.tasks import panel_of, rehearsed_of, seen_in_training, tasks_of
 from trailnotes.errors import ConfigError, EnvError
 from trailnotes.policies.chat import ChatFormat
@@ -99,11 +99,6 @@ def test_games_are_known_again_in_a_file_under_any_name(start_model: Path, tmp_p
             read_rehearsal(config, tmp_path / "r.jsonl")
     to_jsonl([Demonstration(turns, frozenset({1}), Task("elsewhere", "x", 7))], tmp_path / "r.jsonl")
     assert len(read_rehearsal(config, tmp_path / "r.jsonl")) == 1
-
-
-def test_two_sources_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"rehearsal\.path and rehearsal\.split are two sources"):
-        load_config(None, ["--rehearsal.path", "a.jsonl", "--rehearsal.split", "spare"])
 
 
 def test_who_examines_on_rehearsed_games_is_told(start_model: Path, recorded: Path) -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from trailnotes.reporting.story import Played, Record
 
 CONFIG = Path("configs/demo.toml")
+NEW_FAMILIES = "new"  # the split of families that are never trained
 
 
 def demo(
@@ -28,6 +29,7 @@ def demo(
     config_path: Path = CONFIG,
     seeds: int = 2,
     trials: int = 3,
+    new_trials: int = 4,
     jobs_at_once: int = 2,
     settings: Sequence[str] = (),
 ) -> Summary:
@@ -39,7 +41,8 @@ def demo(
         out: directory of everything, as `compare_run` fills it.
         config_path: the common config; the method and the seed are all that differs between training runs.
         seeds: runs of each method.
-        trials: k, trials with tips of the last line.
+        trials: trials with tips on the games of the trained families.
+        new_trials: likewise on those of new families.
         jobs_at_once: processes side by side.
         settings: further ``--section.key value`` overrides for every run.
 
@@ -53,7 +56,7 @@ def demo(
     from trailnotes.runs.console import clock
 
     started = time.monotonic()
-    plan = demo_plan(config_path, seeds, trials, settings)
+    plan = demo_plan(config_path, seeds, (trials, new_trials), settings)
     print(f"{2 * seeds} training runs of {plan.budget.env_steps:,} environment steps each, in {out}", flush=True)
     summary = run_plan(plan, config_path, out, at_once=jobs_at_once)
     summary.refuse_missing()
@@ -65,15 +68,17 @@ def demo(
     return summary
 
 
-def demo_plan(path: Path, seeds: int, trials: int, settings: Sequence[str]) -> Plan:
-    """The demo as a comparison: the start model, both methods, and what EMPO2 still learns from tips alone."""
-    from trailnotes.compare.plan import Budget, CompareSection, Entry, Plan
+def demo_plan(path: Path, seeds: int, trials: tuple[int, int], settings: Sequence[str]) -> Plan:
+    """The demo as a comparison: the start model and both methods, on the trained families, with tips, and on new ones.
+
+    GRPO, which keeps no tips, is not asked for them on the trained families.
+    """
+    from trailnotes.compare.plan import Budget, CompareSection, Entry, Panel, Plan
     from trailnotes.config.toml import load_config, parse_overrides
 
     budget = load_config(path, settings).train.max_env_steps
     if not budget:
         raise ConfigError("the methods of a demo get the same number of environment steps: set train.max_env_steps")
-    with_tips = f"EMPO² with tips, {trials} trial{'s' * (trials != 1)}"
     return Plan(
         compare=CompareSection(name="demo", config=path.name, seeds=tuple(range(seeds)), baseline="grpo"),
         settings=parse_overrides(settings),
@@ -82,9 +87,10 @@ def demo_plan(path: Path, seeds: int, trials: int, settings: Sequence[str]) -> P
             "start": Entry(algorithm="naive", label="start model"),
             "grpo": Entry(),
             "empo2": Entry(),
-            "empo2 with tips": Entry.model_validate(
-                {"algorithm": "empo2-tips", "after": "empo2", "label": with_tips, "eval.trials": trials}
-            ),
+        },
+        panels={
+            "with tips": Panel(label="trained families, with tips", trials=trials[0], methods=["start", "empo2"]),
+            "new": Panel.model_validate({"label": "new families", "trials": trials[1], "eval.split": NEW_FAMILIES}),
         },
     )
 

@@ -1,7 +1,8 @@
 """`trailnotes diagnose`: follow a run link by link, from the tip that is written to the model that needs none.
 
 A chain of seven links, each with the number that shows whether it holds and, where it does not, what usually mends it
-(docs/algorithms/empo2.md, "why it may not learn"). Read from the run's own files; nothing is played.
+(docs/algorithms/empo2.md, "why it may not learn"). Read from the run's own files; nothing is played, but with --roles,
+which is another question: `runs/roles.py`.
 """
 
 from __future__ import annotations
@@ -10,12 +11,15 @@ import math
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trailnotes.commands.arguments import OTHER_CONFIG, config_of, say_where
 from trailnotes.commands.command import Command, argument
 from trailnotes.config.methods import method_of
+from trailnotes.errors import ConfigError
 from trailnotes.storage.files import read_jsonl
 from trailnotes.types import MODES, StrPath
 
@@ -155,7 +159,7 @@ def _room(config: Config) -> str:
 def _advice_to_differ(config: Config) -> str:
     algorithm = config.algorithm
     ways = ["raise rollout.group_size or rollout.temperature"]
-    if method_of(algorithm.name).memory and algorithm.mode_unit != "trajectory":
+    if method_of(algorithm.name).shows_tips and algorithm.mode_unit != "trajectory":
         ways.insert(0, 'mix the modes (algorithm.mode_unit = "trajectory")')
     if algorithm.intrinsic == "none":
         ways.append("use an intrinsic reward (algorithm.intrinsic)")
@@ -309,15 +313,47 @@ def _number(value: float | None) -> str:
 
 
 def _run(args: Namespace) -> None:
+    if args.roles:
+        _exchange(args)
+        return
+    if any(getattr(args, name) for name in ("config", "out", "start", "trials", "settings")):
+        raise ConfigError("without --roles nothing is played, and no setting changes what is read: add --roles")
     print(diagnose(args.run_dir))
+
+
+def _exchange(args: Namespace) -> None:
+    from trailnotes.reporting.roles import table_of
+    from trailnotes.reporting.tables import print_table, print_text
+    from trailnotes.runs.console import Bar
+    from trailnotes.runs.roles import TRIALS, exchange_roles
+
+    config = config_of(str(args.run_dir), args.config, args.settings)
+    trials = TRIALS if args.trials is None else args.trials
+    found, place = exchange_roles(
+        config, args.run_dir, trials=trials, out=args.out, start=args.start, make_bar=partial(Bar, 1.0)
+    )
+    print_table(f"{found.metric} on {config.eval.split}, roles exchanged", table_of(found))
+    print_text([*found.verdict(), found.explanation()])
+    say_where(place)
 
 
 DIAGNOSE = Command(
     name="diagnose",
     summary="find the weak link of a run",
     about="Follow a run link by link: are its tips right, are they found, are they followed, "
-    "do members of a group differ, does the model learn to do without them?",
+    "do members of a group differ, does the model learn to do without them? With --roles, play the panel of the "
+    "config's [eval] with tips, and exchange one role at a time between the start model and the trained one: the "
+    "explorer (trial 0, without tips), the author (of all tips), the reader (the trials with tips). It names the role "
+    "whose exchange costs most; the same command continues wherever it stopped.",
     example="trailnotes diagnose runs/smoke",
     run=_run,
-    arguments=(argument("run_dir", type=Path, metavar="RUN", help="a run directory"),),
+    arguments=(
+        argument("run_dir", type=Path, metavar="RUN", help="a run directory"),
+        argument("--roles", action="store_true", help="exchange roles; all that follows belongs to it"),
+        argument("--out", type=Path, metavar="DIR", help="where it is kept; RUN/roles/SPLIT by default"),
+        OTHER_CONFIG,
+        argument("--trials", type=int, metavar="K", help="trials after trial 0; 2 by default"),
+        argument("--start", metavar="MODEL", default="", help="the start model; by default model.path of the run"),
+    ),
+    settings=True,
 )

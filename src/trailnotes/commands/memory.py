@@ -48,6 +48,9 @@ def _show(args: Namespace) -> None:
     with _store(args) as store:
         for name, value in asdict(show_tip(store, args.id)).items():
             print(f"{name:<10} {value}")
+        shown, earned = store.readers(args.id)
+    if shown:
+        print(f"{'readers':<10} {shown} episodes, which earned {earned / shown:.2g} of 1 on average")
 
 
 def _search(args: Namespace) -> None:
@@ -156,7 +159,7 @@ COMMANDS = (
         name="memory show",
         summary="one tip with its author and its worth",
         about="Print every field of one tip: text, task, retrieval key, score, and the model, version and run that "
-        "wrote it.",
+        "wrote it; and how its readers fared, where they are counted (memory.order = ucb).",
         example="trailnotes memory show runs/smoke 1",
         run=_show,
         arguments=(_PLACE, argument("id", type=int, metavar="ID", help="id of a tip")),

@@ -5,6 +5,7 @@
     DIR/compare.toml      the plan as it was read last
     DIR/settings/         the settings of each run
     DIR/runs/NAME-SEED/   ordinary run directories, each with eval/ and cost.json
+    DIR/runs/NAME-SEED/panels/PANEL/   its model on another panel, as `trailnotes adapt` leaves it
     DIR/table.json, table.md, curves.png
 """
 
@@ -13,18 +14,28 @@ from __future__ import annotations
 import json
 import logging
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from trailnotes.compare.live import Board
 from trailnotes.compare.page import draw_summary, summary_json, summary_markdown
-from trailnotes.compare.plan import Plan, PlannedRun, dotted, load_plan, runs_of, slug
+from trailnotes.compare.panels import PanelQuestion, read_trials
+from trailnotes.compare.plan import Plan, load_plan, slug
+from trailnotes.compare.planned import PlannedRun, dotted, runs_of
 from trailnotes.compare.published.comparability import comparability
 from trailnotes.compare.published.figures import PANELS
 from trailnotes.compare.published.page import to_json, to_markdown
 from trailnotes.compare.published.table import Comparison, compare
 from trailnotes.compare.results import Result, read_result
-from trailnotes.compare.running import Stage, compile_games, go_through, left_of, refuse_changed, stages_of
+from trailnotes.compare.running import (
+    Stage,
+    compile_games,
+    go_through,
+    left_of,
+    panel_result,
+    refuse_changed,
+    stages_of,
+)
 from trailnotes.compare.summary import Question, Summary, summarise
 from trailnotes.config.methods import method_of
 from trailnotes.errors import MissingExtraError, RunError
@@ -96,18 +107,23 @@ def run_plan(plan: Plan, path: Path, out: Path, *, at_once: int | None = None, t
 def _refuse_missing(stages: Sequence[Stage]) -> None:
     """What any of the runs needs must be there before the first begins; a comparison that is finished needs nothing."""
     for stage in stages:
-        refuse_missing(stage.run.config)
+        refuse_missing(stage.settings[1])
 
 
 def _conclude(plan: Plan, runs: Sequence[PlannedRun], missing: dict[str, str], out: Path) -> Summary:
     labels = plan.labels()
-    results = []
+    results, trials = [], []
     for run in runs:
         if run.name not in missing:
             try:
                 results.append(read_result(run.directory, labels[run.method]))
             except RunError as error:
                 missing[run.name] = str(error)
+        for panel in run.panels:
+            try:
+                trials.append(read_trials(panel.directory, panel.name, labels[run.method], run.seed))
+            except RunError as error:
+                missing.setdefault(panel_result(run, panel), str(error))
     question = Question(
         labels=list(labels.values()),
         title=plan.compare.title,
@@ -116,10 +132,24 @@ def _conclude(plan: Plan, runs: Sequence[PlannedRun], missing: dict[str, str], o
         baseline=labels.get(plan.compare.baseline, ""),
         missing={(labels[run.method], run.seed): missing[run.name] for run in runs if run.name in missing},
         notes=[*_remarked(plan), *_after(plan)],
+        panels=[_asked(plan, name, runs, missing) for name in plan.panels],
     )
-    summary = summarise(results, question)
+    summary = summarise(results, question, trials)
     write_summary(summary, results, out)
     return summary
+
+
+def _asked(plan: Plan, name: str, runs: Sequence[PlannedRun], missing: Mapping[str, str]) -> PanelQuestion:
+    labels = plan.labels()
+    lost = [(run, missing.get(panel_result(run, panel))) for run in runs for panel in run.panels if panel.name == name]
+    return PanelQuestion(
+        name=name,
+        label=plan.panel_labels()[name],
+        num_trials=plan.panels[name].trials,
+        methods=[labels[method] for method in plan.players(name)],
+        start=labels.get(plan.start_of(name), ""),
+        missing={(labels[run.method], run.seed): why for run, why in lost if why},
+    )
 
 
 def _remarked(plan: Plan) -> list[str]:

@@ -12,7 +12,7 @@ from trailnotes.runs.spent import BY_RUN, ENDPOINT_COST, SPENDING
 from trailnotes.storage.files import read_jsonl, write_text_atomic
 
 FILE = "cost.json"
-EXAMINING = "eval"  # the stage whose processes count apart: the panel is no cost of training
+EXAMINING = "eval"  # begins the stages whose processes count apart: a panel is no cost of training
 _LINE = 1 << 18  # bytes in which the last line of metrics.jsonl is looked for
 
 
@@ -50,7 +50,7 @@ def last_line(run_dir: Path) -> dict[str, Any]:
 
 
 def _total(run_dir: Path, processes: list[Mapping[str, Any]]) -> dict[str, float]:
-    line, own = last_line(run_dir), [process for process in processes if process["stage"] != EXAMINING]
+    line, own = last_line(run_dir), [own for own in processes if own["stage"].split()[0] != EXAMINING]
     total = {name: line[name] for name in BY_RUN if name in line}
     if line and "tokens_read" not in total:  # a training run: the prompts of its actions, each counted whole
         records = read_jsonl(run_dir / "trajectories.jsonl")

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from trailnotes.compare.comparison import place_of
 from trailnotes.compare.cost import EXAMINING, cost_of, last_line
-from trailnotes.compare.plan import PlannedRun, load_plan, runs_of
+from trailnotes.compare.plan import load_plan
+from trailnotes.compare.planned import PlannedRun, runs_of
 from trailnotes.compare.running import compile_games, go_through, left_of
 from trailnotes.config.methods import method_of
 from trailnotes.errors import RunError
@@ -77,7 +78,7 @@ def small_copy(run: PlannedRun, out: Path) -> PlannedRun:
         section, key = method_of(config.algorithm.name).data.split(".")
         own = getattr(config, section).model_copy(update={key: (str(out / "runs" / run.after),)})
         config = config.model_copy(update={section: own})
-    return replace(run, directory=out / "runs" / run.name, config=config)
+    return replace(run, directory=out / "runs" / run.name, config=config, panels=())
 
 
 def time_of(run: PlannedRun, copy: PlannedRun) -> float:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any, Self
 
 from trailnotes.compare.cost import EXAMINING, last_line
-from trailnotes.compare.plan import PlannedRun
+from trailnotes.compare.planned import PlannedRun
 from trailnotes.compare.processes import LOG, last_words
 from trailnotes.compare.running import Stage
 from trailnotes.runs.console import clock, forgiving
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.live import Live
 
 DOING = {"train": "training", EXAMINING: "unseen games", "adapt": "adapting"}
-_ORDER = (*DOING.values(), "failed", "done", "waiting")  # on the screen; what does not fit is at the end
+_LAST = ("failed", "done", "waiting")  # on the screen; what does not fit is at the end
 _BAR = 20  # characters
 
 
@@ -41,6 +41,8 @@ class Board:
         self._runs = {run.name: run for run in runs}
         self._states = {name: "waiting" if name in left_over else "done" for name in self._runs}
         self._pending = {name: [stage for stage in left if stage.run.name == name] for name in self._runs}
+        self._begun: dict[str, dict[str, Stage]] = {name: {} for name in self._runs}  # by their own names
+        self._shown: dict[str, Stage] = {}  # of each run under way, or that has failed
         self._began = dict.fromkeys(self._runs, 0.0)
         self._printed = self._entered = time.monotonic()
         self._live: Live | None = None
@@ -61,9 +63,12 @@ class Board:
 
     def update(self, running: Sequence[Stage]) -> None:
         """Show what has become of each run, now that these stages are under way."""
-        now = {stage.run.name: stage for stage in running}
+        now = {stage.run.name: stage for stage in reversed(running)}
+        for stage in running:
+            self._begun[stage.run.name][stage.name] = stage
+        self._shown |= now
         for name, before in self._states.items():
-            state = DOING[now[name].name] if name in now else self._left(name, before)
+            state = _doing(now[name]) if name in now else self._left(name, before)
             if state != before:
                 self._states[name] = state
                 self._began[name] = self._began[name] or time.monotonic()
@@ -77,12 +82,12 @@ class Board:
 
     def _left(self, name: str, before: str) -> str:
         """The state of a run of which no stage is under way."""
-        if before not in DOING.values():
+        if before in _LAST:
             return before
-        (ended,) = [stage for stage in self._pending[name] if DOING[stage.name] == before]
-        if not ended.done:
+        if unfinished := [stage for stage in self._begun[name].values() if not stage.done]:
+            self._shown[name] = unfinished[0]
             return "failed"
-        return "done" if ended is self._pending[name][-1] else "waiting"
+        return "done" if len(self._begun[name]) == len(self._pending[name]) else "waiting"
 
     def _tell(self, line: str) -> None:
         if self._live is None and line:
@@ -97,19 +102,20 @@ class Board:
         if state == "training":
             line = last_line(run.directory)
             return name, state, f"{share_of(run, line):.0%}", news_of(line)
-        if state in DOING.values():
-            return name, state, "", last_words(run.directory / LOG)
-        return name, state, "", last_words(run.directory / LOG) if state == "failed" else ""
+        if state in ("done", "waiting"):
+            return name, state, "", ""
+        return name, state, "", last_words(self._shown[name].job.directory / LOG)
 
     def _table(self) -> Any:
         from rich.table import Table
 
-        counts = {state: sum(s == state for s in self._states.values()) for state in _ORDER}
-        said = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
+        order = sorted(dict.fromkeys(self._states.values()), key=_rank)
+        counts = {state: sum(s == state for s in self._states.values()) for state in order}
+        said = ", ".join(f"{count} {state}" for state, count in counts.items())
         table = Table.grid(padding=(0, 2))
         for _ in range(4):
             table.add_column(no_wrap=True, overflow="ellipsis")
-        for name in sorted(self._states, key=lambda name: _ORDER.index(self._states[name])):
+        for name in sorted(self._states, key=lambda name: _rank(self._states[name])):
             shown, state, share, facts = self._line(name)
             filled = round(_BAR * float(share[:-1]) / 100) if share else _BAR * (state == "done")
             style = {"failed": "red", "done": "green", "waiting": "dim"}.get(state, "bold")
@@ -119,6 +125,16 @@ class Board:
         whole.add_row(f"{said}   {clock(time.monotonic() - self._entered)}")
         whole.add_row(table)
         return whole
+
+
+def _doing(stage: Stage) -> str:
+    return f"panel {stage.panel.name}" if stage.panel else DOING[stage.name]
+
+
+def _rank(state: str) -> int:
+    """What is under way is first, from the training on; panels go by names of their own."""
+    order = (*DOING.values(), "panel", *_LAST)
+    return order.index(state if state in order else "panel")
 
 
 def share_of(run: PlannedRun, line: Mapping[str, Any]) -> float:

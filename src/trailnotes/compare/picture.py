@@ -1,6 +1,7 @@
 """The picture of a comparison: learning curves with bands over seeds, and what each method is judged by.
 
-Each method has its own colour (config/methods.py); each curve also has its own dashes, and its name at its end.
+Below them a row for each panel of other games: success trial by trial, and in the last trial. Each method has its own
+colour (config/methods.py); each curve also has its own dashes, and its name at its end. The start model is grey.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ from typing import Any
 
 from trailnotes.config.methods import colours
 from trailnotes.reporting.intervals import Interval
-from trailnotes.reporting.plots import Curve, band, pyplot
+from trailnotes.reporting.plots import START, Curve, band, pyplot
 
 INK, FAINT, RULE = "#222222", "#8a8a8a", "#e4e4e4"
 SPARE = ("#0072b2", "#e69f00", "#cc79a7", "#56b4e9", "#a08a00", "#d55e00", "#009e73")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (5, 1.5, 1, 1.5)), (0, (2, 1.2)), (0, (8, 2)), (0, (1, 1)))
+RINGS, _RING_NAMES = "os^", ("circle", "square", "triangle")  # hollow, of panels of the same games
+START_DASHES: Any = (0, (2.5, 2))
 COLUMNS = 4  # of small pictures
 TOGETHER = 6  # curves that one pair of axes holds; of more, each gets its own beside the baseline
 
@@ -34,6 +37,8 @@ class Marks:
     iqm: float | None = None
     remark: str = ""  # small, below the label
     is_baseline: bool = False
+    is_start: bool = False  # the start model: grey, in dashes
+    rings: Sequence[float | None] = ()  # what it did on the same games otherwise, by the order of `Words.rings`
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,39 +48,98 @@ class Words:
     title: str  # over all
     metric: str  # what is measured; success is drawn from 0 to 1
     interval: str  # what all intervals are of: on this panel, or beyond it
+    judged: str = "on the panel"  # where and when the final figures are from
+    rings: Sequence[str] = ()  # what each hollow mark is
 
 
-def draw_methods(methods: Sequence[Marks], path: Path, words: Words, *, threshold: float) -> None:
-    """Curves on the left where anything was trained, final figures on the right.
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """What curves are drawn against."""
+
+    xlabel: str
+    ylabel: str
+    said: str  # above them
+    threshold: float | None = None  # a fine line across
+    num_points: int = 240  # of a curve
+    marker: str = ""  # at each of them
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Curves on the left, where there are any, and final figures on the right."""
+
+    methods: Sequence[Marks]  # from the top down
+    words: Words
+    axis: Axis
+
+    @property
+    def drawn(self) -> list[Marks]:
+        """Those that have a curve."""
+        return [method for method in self.methods if method.curves]
+
+    @property
+    def grid(self) -> tuple[int, int] | None:
+        """Rows and columns of small pictures, where there are too many curves for one; else None."""
+        num = sum(not method.is_start for method in self.drawn)
+        return (math.ceil(num / COLUMNS), COLUMNS) if num > TOGETHER else None
+
+    @property
+    def height(self) -> float:
+        """In inches."""
+        return max(4.6, 1.5 + 0.42 * len(self.methods), 1.4 + 1.55 * self.grid[0] if self.grid else 0)
+
+
+def draw_methods(
+    methods: Sequence[Marks], path: Path, words: Words, *, threshold: float, panels: Sequence[Row] = ()
+) -> None:
+    """Curves on the left where anything was trained, final figures on the right; below likewise each panel.
 
     Args:
         methods: from the top down.
         path: the PNG.
         words: title, metric and interval.
         threshold: of the sample efficiency; a fine line across the curves.
+        panels: further rows, by `panel_row`.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
     """
-    plt, metric = pyplot(), words.metric
-    trained = [method for method in methods if method.curves]
-    apart = len(trained) > TOGETHER
-    columns = COLUMNS if apart else 1
-    rows = math.ceil(len(trained) / columns) if apart else 1
-    height = max(4.6, 1.5 + 0.42 * len(methods), 1.4 + 1.55 * rows if apart else 0)
+    plt = pyplot()
+    rows = [Row(methods, words, _learning(words.metric, threshold)), *panels]
+    colours = colours_of([method.label for method in methods])
+    colours |= {mark.label: START["start model"] for row in rows for mark in row.methods if mark.is_start}
+    wide = any(row.drawn for row in rows)
+    heights = [row.height for row in rows]
     with plt.rc_context({"font.size": 10, "axes.edgecolor": FAINT, "text.color": INK, "axes.labelcolor": INK}):
-        figure = plt.figure(figsize=(13.5 if trained else 7.5, height), facecolor="white", layout="constrained")
-        figure.suptitle(words.title, fontsize=13, x=0.01, ha="left", fontweight="bold")
-        left, right = figure.subfigures(1, 2, width_ratios=(1.35, 1)) if trained else (figure, figure)
-        colours = colours_of([method.label for method in methods])
-        if apart:
-            _curves_apart(left, trained, colours, (rows, columns), metric, threshold)
-        elif trained:
-            _curves_together(left.subplots(), methods, colours, metric, threshold)
-        _finals(right.subplots(), methods, colours, words)
+        figure = plt.figure(figsize=(13.5 if wide else 7.5, sum(heights)), facecolor="white", layout="constrained")
+        parts = figure.subfigures(len(rows), 1, height_ratios=heights, squeeze=False)[:, 0] if panels else [figure]
+        for part, row in zip(parts, rows, strict=True):
+            part.suptitle(row.words.title, fontsize=13, x=0.01, ha="left", fontweight="bold")
+            _row(part, row, colours)
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=150)
     plt.close(figure)
+
+
+def panel_row(methods: Sequence[Marks], words: Words, num_trials: int) -> Row:
+    """A panel trial by trial; the curves of `methods` are against the trials 0 to `num_trials`."""
+    said = "mean of each trial, band: least to greatest seed"
+    axis = Axis("trial (0 is without tips)", words.metric, said, num_points=num_trials + 1, marker="o")
+    return Row(methods, words, axis)
+
+
+def _learning(metric: str, threshold: float) -> Axis:
+    said = "learning curves, band: least to greatest seed; dotted: methods that change no weights, on the panel"
+    return Axis("environment steps", f"{metric} without tips", said, threshold)
+
+
+def _row(figure: Any, row: Row, colours: Mapping[str, str]) -> None:
+    left, right = figure.subfigures(1, 2, width_ratios=(1.35, 1)) if row.drawn else (figure, figure)
+    if row.grid:
+        _curves_apart(left, row, colours, row.grid)
+    elif row.drawn:
+        _curves_together(left.subplots(), row, colours)
+    _finals(right.subplots(), row.methods, colours, row.words)
 
 
 def colours_of(labels: Sequence[str]) -> dict[str, str]:
@@ -87,26 +151,24 @@ def colours_of(labels: Sequence[str]) -> dict[str, str]:
     return {label: own.get(label) or spare[label] for label in labels}
 
 
-def _curves_together(
-    axes: Any, methods: Sequence[Marks], colours: Mapping[str, str], metric: str, threshold: float
-) -> None:
+def _curves_together(axes: Any, row: Row, colours: Mapping[str, str]) -> None:
     ends: dict[tuple[str, str], float] = {}  # (label, remark) -> where it ends
-    trained = [method for method in methods if method.curves]
-    for method, dashes in zip(trained, DASHES, strict=False):
-        ends[method.label, method.remark] = _curve(axes, method, colours[method.label], dashes)
-    last = max(x for method in trained for curve in method.curves for x, _ in curve)
-    for method in methods:
+    others = iter(DASHES)
+    for method in row.drawn:
+        dashes = START_DASHES if method.is_start else next(others)
+        ends[method.label, method.remark] = _curve(axes, method, colours[method.label], dashes, row.axis)
+    last = max(x for method in row.drawn for curve in method.curves for x, _ in curve)
+    for method in row.methods:
         if not method.curves and method.final is not None:
             ends[method.label, method.remark] = method.final
             axes.axhline(method.final, color=colours[method.label], linewidth=1.0, linestyle=(0, (1, 2)), zorder=1)
-    _frame(axes, metric, threshold)
+    _frame(axes, row)
     axes.set_xlim(right=last)
-    axes.set(xlabel="environment steps", ylabel=f"{metric} without tips")
-    _explain(
-        axes, "learning curves, band: least to greatest seed; dotted: methods that change no weights, on the panel"
-    )
-    axes.text(0.995, threshold, "threshold", transform=axes.get_yaxis_transform(), ha="right", va="bottom",
-              fontsize=8, color=FAINT)  # fmt: skip
+    axes.set(xlabel=row.axis.xlabel, ylabel=row.axis.ylabel)
+    _explain(axes, row.axis.said)
+    if row.axis.threshold is not None:
+        axes.text(0.995, row.axis.threshold, "threshold", transform=axes.get_yaxis_transform(), ha="right",
+                  va="bottom", fontsize=8, color=FAINT)  # fmt: skip
     low, high = axes.get_ylim()
     places = spread(list(ends.values()), 0.052 * (high - low), low, high)
     for ((label, remark), end), place in zip(ends.items(), places, strict=True):
@@ -126,50 +188,46 @@ def _curves_together(
         )
 
 
-def _curves_apart(
-    figure: Any,
-    trained: Sequence[Marks],
-    colours: Mapping[str, str],
-    shape: tuple[int, int],
-    metric: str,
-    threshold: float,
-) -> None:
+def _curves_apart(figure: Any, row: Row, colours: Mapping[str, str], shape: tuple[int, int]) -> None:
     """One small picture each, with the baseline in grey behind it."""
-    baseline = next((method for method in trained if method.is_baseline), None)
+    shown = [method for method in row.drawn if not method.is_start]
+    baseline = next((method for method in row.drawn if method.is_baseline), None)
     grid = figure.subplots(*shape, sharex=True, sharey=True, squeeze=False)
-    for axes in grid.flat[len(trained) :]:
+    for axes in grid.flat[len(shown) :]:
         axes.set_visible(False)
-    for axes, method in zip(grid.flat, trained, strict=False):
+    for axes, method in zip(grid.flat, shown, strict=False):
         if baseline is not None and method is not baseline:
-            _curve(axes, baseline, "#b0b0b0", "-", width=1.2)
-        _curve(axes, method, colours[method.label], "-")
+            _curve(axes, baseline, "#b0b0b0", START_DASHES if baseline.is_start else "-", row.axis, width=1.2)
+        _curve(axes, method, colours[method.label], "-", row.axis)
         axes.set_title(textwrap.fill(method.label, 24), fontsize=8.5, color=INK, pad=3)
-        _frame(axes, metric, threshold)
+        _frame(axes, row)
         axes.tick_params(labelsize=8)
     behind = f"; grey: {baseline.label}" if baseline else ""
-    figure.supxlabel(f"environment steps (band: least to greatest seed{behind})", fontsize=9)
-    figure.supylabel(f"{metric} without tips", fontsize=9)
+    figure.supxlabel(f"{row.axis.xlabel} (band: least to greatest seed{behind})", fontsize=9)
+    figure.supylabel(row.axis.ylabel, fontsize=9)
 
 
-def _curve(axes: Any, method: Marks, colour: str, dashes: Any, width: float = 2.0) -> float:
+def _curve(axes: Any, method: Marks, colour: str, dashes: Any, axis: Axis, width: float = 2.0) -> float:
     """Mean and range over seeds; returns where the mean ends."""
-    xs, low, mean, high = band([list(curve) for curve in method.curves])
+    xs, low, mean, high = band([list(curve) for curve in method.curves], axis.num_points)
     axes.fill_between(xs, low, high, color=colour, alpha=0.15, linewidth=0)
-    axes.plot(xs, mean, color=colour, linewidth=width, linestyle=dashes, label=method.label)
+    look: dict[str, Any] = {"marker": axis.marker, "markersize": 4.5, "clip_on": False} if axis.marker else {}
+    axes.plot(xs, mean, color=colour, linewidth=width, linestyle=dashes, label=method.label, **look)
     return float(mean[-1])
 
 
-def _frame(axes: Any, metric: str, threshold: float) -> None:
+def _frame(axes: Any, row: Row) -> None:
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color=RULE, linewidth=0.8)
     axes.set_axisbelow(True)
-    axes.axhline(threshold, color=FAINT, linewidth=0.8, zorder=0)
+    if row.axis.threshold is not None:
+        axes.axhline(row.axis.threshold, color=FAINT, linewidth=0.8, zorder=0)
     axes.set_xlim(left=0)
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x / 1000:g}k" if x >= 1000 else f"{x:g}"))
-    if metric == "success":
+    if row.words.metric == "success":
         axes.set_ylim(-0.03, 1.03)
 
 
@@ -178,23 +236,11 @@ def _explain(axes: Any, text: str) -> None:
 
 
 def _finals(axes: Any, methods: Sequence[Marks], colours: Mapping[str, str], words: Words) -> None:
-    """A line each: dot and interval, the number beside it, and a hollow diamond where the interquartile mean is."""
+    """A line each: dot and interval, the number beside it; hollow: a diamond at the interquartile mean, and `rings`."""
     for row in range(0, len(methods), 2):
         axes.axhspan(row - 0.5, row + 0.5, color="#f6f6f6", linewidth=0, zorder=-1)
-    places = 2 if words.metric == "success" else 1
     for row, method in enumerate(methods):
-        if method.final is None:
-            axes.text(0.02, row, "no result", transform=axes.get_yaxis_transform(), va="center", color=FAINT)
-            continue
-        final, colour = method.final, colours[method.label]
-        if bar := method.interval:
-            axes.plot((bar.low, bar.high), (row, row), color=colour, linewidth=2.6, solid_capstyle="round", alpha=0.55)
-        axes.plot(final, row, "o", color=colour, markersize=7)
-        if method.iqm is not None:
-            axes.plot(method.iqm, row, "D", color=INK, markersize=5, markerfacecolor="white", zorder=3)
-        if method.is_baseline:
-            axes.axvline(final, color=colour, linewidth=0.9, linestyle=(0, (1, 2)), zorder=0)
-        axes.text(1.02, row, f"{final:.{places}f}", transform=axes.get_yaxis_transform(), va="center", fontsize=9.5)
+        _final(axes, row, method, colours[method.label], 2 if words.metric == "success" else 1)
     axes.set(yticks=range(len(methods)), ylim=(len(methods) - 0.5, -0.5))
     axes.set_yticklabels([method.label + (f"\n({method.remark})" if method.remark else "") for method in methods])
     for text, method in zip(axes.get_yticklabels(), methods, strict=True):
@@ -203,11 +249,37 @@ def _finals(axes: Any, methods: Sequence[Marks], colours: Mapping[str, str], wor
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.grid(axis="x", color=RULE, linewidth=0.8)
     axes.set_axisbelow(True)
-    axes.set_xlabel(f"{words.metric} on the panel")
-    bars = f"95 % interval {words.interval}" if any(method.interval for method in methods) else "no interval"
-    _explain(axes, f"dot and bar: mean, {bars};\ndiamond: interquartile mean")
+    axes.set_xlabel(f"{words.metric} {words.judged}")
+    _explain(axes, _said_of_finals(methods, words))
     if words.metric == "success":
         axes.set_xlim(-0.03, 1.03)
+
+
+def _final(axes: Any, row: int, method: Marks, colour: str, places: int) -> None:
+    across, final = axes.get_yaxis_transform(), method.final
+    if final is None:
+        axes.text(0.02, row, "no result", transform=across, va="center", color=FAINT)
+        return
+    if bar := method.interval:
+        axes.plot((bar.low, bar.high), (row, row), color=colour, linewidth=2.6, solid_capstyle="round", alpha=0.55)
+    axes.plot(final, row, "o", color=colour, markersize=7)
+    if method.iqm is not None:
+        axes.plot(method.iqm, row, "D", color=INK, markersize=5, markerfacecolor="white", zorder=3)
+    if method.is_baseline:
+        axes.axvline(final, color=colour, linewidth=0.9, linestyle=(0, (1, 2)), zorder=0)
+    axes.text(1.02, row, f"{final:.{places}f}", transform=across, va="center", fontsize=9.5)
+    for number, ring in enumerate(method.rings, start=1):
+        if ring is not None:
+            below, marker = row + 0.27 * number, RINGS[(number - 1) % len(RINGS)]
+            axes.plot(ring, below, marker, color=colour, markersize=7, markerfacecolor="white", markeredgewidth=1.6)
+            axes.text(1.02, below, f"{ring:.{places}f}", transform=across, va="center", fontsize=8, color=colour)
+
+
+def _said_of_finals(methods: Sequence[Marks], words: Words) -> str:
+    bars = f"95 % interval {words.interval}" if any(method.interval for method in methods) else "no interval"
+    hollow = ["diamond: interquartile mean"] if any(method.iqm is not None for method in methods) else []
+    hollow += [f"hollow {_RING_NAMES[i % len(RINGS)]}: {said}" for i, said in enumerate(words.rings)]
+    return ";\n".join([f"dot and bar: mean, {bars}", *hollow])
 
 
 def spread(places: Sequence[float], gap: float, low: float, high: float) -> list[float]:

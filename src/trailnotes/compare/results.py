@@ -101,16 +101,9 @@ def attempts_at(run_dir: Path, evaluation: Evaluation) -> Attempts | None:
     A trial is what `trial-N` names in metrics.jsonl, and knows of the trials before it. Other phases are no further
     attempts: those that fill a table on other games, or play the panel once more without what the method adds.
     """
-    lines = read_jsonl(run_dir / "metrics.jsonl")
-    named = {line["iteration"] for line in lines if str(line.get("phase", "")).startswith(TRIAL)}
-    trials: dict[int, dict[str, list[float]]] = {}
-    for record in read_jsonl(run_dir / "trajectories.jsonl"):
-        if record["iteration"] in named and record["outcome"] != "error":
-            games = trials.setdefault(record["iteration"], {})
-            games.setdefault(record["task"]["id"], []).append(_value(record, evaluation.metric))
-    if len(trials) < 2:
+    means = trials_of(run_dir, evaluation.metric)
+    if len(means) < 2:
         return None
-    means = [{game: math.fsum(v) / len(v) for game, v in games.items()} for _, games in sorted(trials.items())]
     played = {game: [trial[game] for trial in means if game in trial] for game in means[0]}
     last = means[-1] if means[-1].keys() >= played.keys() else {}
     return Attempts(
@@ -119,6 +112,18 @@ def attempts_at(run_dir: Path, evaluation: Evaluation) -> Attempts | None:
         last=last,
         best={game: max(values) for game, values in played.items()},
     )
+
+
+def trials_of(run_dir: Path, metric: str) -> list[Games]:
+    """What each trial of a run achieved, the first one first; games that failed in the environment are absent."""
+    lines = read_jsonl(run_dir / "metrics.jsonl")
+    named = {line["iteration"] for line in lines if str(line.get("phase", "")).startswith(TRIAL)}
+    trials: dict[int, dict[str, list[float]]] = {}
+    for record in read_jsonl(run_dir / "trajectories.jsonl"):
+        if record["iteration"] in named and record["outcome"] != "error":
+            games = trials.setdefault(record["iteration"], {})
+            games.setdefault(record["task"]["id"], []).append(_value(record, metric))
+    return [{game: math.fsum(v) / len(v) for game, v in games.items()} for _, games in sorted(trials.items())]
 
 
 def _value(record: Mapping[str, Any], metric: str) -> float:

@@ -8,6 +8,7 @@ from functools import partial
 
 import numpy as np
 
+from trailnotes.compare.panels import PanelQuestion, PanelSummary, Trials, summarise_panel
 from trailnotes.compare.results import Games, Result, refuse_mixed
 from trailnotes.compare.statistics import Difference, iqm, paired, pooled, steps_to
 from trailnotes.errors import RunError
@@ -54,6 +55,7 @@ class Summary:
     lines: tuple[Line, ...]
     curves: Mapping[str, Sequence[Sequence[tuple[float, float]]]]  # label -> one curve a seed
     notes: tuple[str, ...]
+    panels: tuple[PanelSummary, ...] = ()  # beside the main one
 
     def refuse_missing(self) -> None:
         """Have a command fail that leaves a run without a result.
@@ -62,6 +64,9 @@ class Summary:
             RunError: names each of them and why.
         """
         missing = [f"{line.label} with seed {seed}: {why}" for line in self.lines for seed, why in line.missing.items()]
+        for panel in self.panels:
+            missing += [f"{line.label} with seed {seed} on panel {panel.label}: {why}"
+                        for line in panel.lines for seed, why in line.missing.items()]  # fmt: skip
         if missing:
             raise RunError(f"{len(missing)} run{'s' * (len(missing) > 1)} without a result; {'; '.join(missing)}")
 
@@ -77,10 +82,11 @@ class Question:
     baseline: str = ""  # label
     missing: Mapping[tuple[str, int], str] = field(default_factory=dict)  # (label, seed) -> why
     notes: Sequence[str] = ()  # what else a reader must know
+    panels: Sequence[PanelQuestion] = ()
 
 
-def summarise(results: Sequence[Result], question: Question) -> Summary:
-    """The table of `results`.
+def summarise(results: Sequence[Result], question: Question, trials: Sequence[Trials] = ()) -> Summary:
+    """The table of `results`, and of `trials` one for each further panel.
 
     Raises:
         RunError: there are none, or they do not belong together.
@@ -94,6 +100,7 @@ def summarise(results: Sequence[Result], question: Question) -> Summary:
     groups = {label: [result for result in results if result.label == label] for label in labels}
     baseline = _values(groups.get(question.baseline, []))
     first = results[0].evaluation
+    panels = tuple(summarise_panel(panel, trials, results) for panel in question.panels)
     line_of = partial(_line, families=families, baseline=baseline, question=question, metric=first.metric)
     lines = tuple(line_of(label, groups[label]) for label in labels)
     games = f"{len(first.planned)} games ({first.settings.env.name}, {first.settings.eval.split})"
@@ -105,7 +112,8 @@ def summarise(results: Sequence[Result], question: Question) -> Summary:
         baseline=question.baseline,
         lines=lines,
         curves={line.label: [r.curve for r in groups[line.label] if r.curve] for line in lines if line.trains},
-        notes=(*_notes(lines, groups), *question.notes),
+        notes=(*_notes(lines, groups), *question.notes, *_notes_on_panels(panels)),
+        panels=panels,
     )
 
 
@@ -174,6 +182,15 @@ def _notes(lines: Sequence[Line], groups: Mapping[str, Sequence[Result]]) -> lis
     for line in lines:
         notes += [f"{line.label}, seed {seed} is missing: {why}." for seed, why in line.missing.items()]
     return notes
+
+
+def _notes_on_panels(panels: Sequence[PanelSummary]) -> list[str]:
+    return [
+        f"{line.label}, seed {seed} is missing on panel {panel.label}: {why}."
+        for panel in panels
+        for line in panel.lines
+        for seed, why in line.missing.items()
+    ]
 
 
 def _notes_on_intervals(lines: Sequence[Line]) -> list[str]:

@@ -32,12 +32,24 @@ class Method:
     home: str | Drive  # "module:function", imported by `load`; or the coroutine function itself
     trains: bool  # changes weights: `trailnotes train`; the others: `trailnotes adapt`
     memory: bool = False  # a training that opens a memory of tips
+    plain: bool = False  # and shows them to no member: all act without
+    writes: bool = False  # a training that writes tips without such a memory
     repeats: bool = False  # plays the panel eval.trials + 1 times
     data: str = (
         ""  # the setting that takes other runs, whose episodes it learns from; "" plays the model of another run
     )
     colour: str = ""  # in pictures; "" takes one that is left
     learned_from: str | LearnedFrom = ""  # "module:function", or the function: games beside train.split of `trains`
+
+    @property
+    def shows_tips(self) -> bool:
+        """Whether members of its groups act with tips."""
+        return self.memory and not self.plain
+
+    @property
+    def writes_tips(self) -> bool:
+        """Whether training has the policy write tips, and so has any to keep alive."""
+        return self.memory or self.writes
 
     def load(self) -> Drive:
         """The method itself."""
@@ -76,6 +88,10 @@ _BUILT_IN = (
     Method("rloo", "RLOO", "trailnotes.algorithms.rloo:rloo", trains=True, colour="#cc79a7"),
     Method("gigpo", "GiGPO", "trailnotes.algorithms.gigpo:gigpo", trains=True, colour="#0072b2"),
     Method("empo2", "EMPO²", "trailnotes.algorithms.empo2:empo2", trains=True, memory=True, colour="#009e73"),
+    Method(
+        "opsd", "OPSD", "trailnotes.algorithms.opsd:opsd", trains=True, memory=True, plain=True, colour="#882255",
+    ),
+    Method("lamer", "LaMer", "trailnotes.algorithms.lamer:lamer", trains=True, writes=True, colour="#332288"),
 )  # fmt: skip
 METHODS = {method.name: method for method in _BUILT_IN}
 _OWN = re.compile(r"[\w.]+:\w+")  # module:NAME

@@ -11,6 +11,7 @@ from trailnotes.config.section import PAPER, Section, key
 
 GIGPO = "GiGPO, arXiv 2505.10978"
 REMEMBERER = "REMEMBERER, arXiv 2306.07929"
+LAMER = "LaMer, arXiv 2512.16848"
 RETROSPEX = "Retrospex, arXiv 2505.11807"
 
 
@@ -67,6 +68,10 @@ class AlgorithmConfig(Section):
         "before", "subtract penalties before advantages are computed (release of GiGPO), or from the advantages"
     )
 
+    show_tips: Literal["own", "other", "empty"] = key(
+        "own", "training shows tips of the task; or, as a control, as many of another family's task, or without words"
+    )
+
     @field_validator("name")
     @classmethod
     def refuse_unknown_method(cls, name: str) -> str:
@@ -84,23 +89,19 @@ class RehearsalConfig(Section):
     )
     options: dict[str, Any] = key(dict, "env.options of these games, where they differ from those that are trained")
     num_tasks: int = key(0, "games of the split; 0 = all", ge=0)
-    num_samples: int = key(4, "episodes of each game in each trial", ge=1)
+    num_samples: int = key(1, "episodes of each game in each trial", ge=1)
     trials: int = key(2, "trials with tips, after one without", ge=0)
     path: str = key(
         "", "JSONL of conversations instead, as `trailnotes rehearsal record` and `script` write them; '' = none"
     )
-    rows: int = key(32, "conversations in each update", ge=1)
-    by: Literal["kl", "likelihood"] = key(
-        "kl", "hold them to the start model by KL, or imitate them (what InstructGPT calls mixing in pretraining)"
+    rows: int = key(24, "conversations in each update", ge=1)
+    hold: float = key(0.4, "weight of KL(start model || model) on them; 0 = none", ge=0)
+    imitate: float = key(
+        0.0,
+        "weight of the likelihood of those that were won or followed by something better, of all of a file that does "
+        "not say (what InstructGPT calls mixing in pretraining); 0 = none",
+        ge=0,
     )
-    weight: float = key(0.1, "weight of that term of the loss", ge=0)
-
-    @model_validator(mode="after")
-    def refuse_two_sources(self) -> Self:
-        """Refuse games to play beside a file that would take their place."""
-        if self.path and self.split:
-            raise ValueError("rehearsal.path and rehearsal.split are two sources: leave one of them empty")
-        return self
 
 
 class GigpoConfig(Section):
@@ -122,6 +123,54 @@ class GigpoConfig(Section):
     history: int = key(2, "HGPO: K, observations of context before the newest", ge=0)
     alpha: float = key(1.0, "HGPO: level k weighs (k + 1)^alpha", ge=0)
     base_group: bool = key(False, "HGPO: the episode advantage takes part as level 0")
+
+
+class OpsdConfig(Section):
+    """OPSD: the policy with its tips in the prompt scores what it sampled without them."""
+
+    form: Literal["sdpo", "sdar", "opcd"] = key(
+        "sdpo", "the log ratio as advantage (SDPO, 2601.20802); as a sigmoid beside the group's (SDAR, 2605.15155); "
+        "from the start model (OPCD, 2602.12275)"
+    )  # fmt: skip
+    coefficient: float | None = key(
+        None, "c, weight of the teacher; none = as published: 1 for sdpo and opcd, where the group has 1 - c; 0.01 for "
+        "sdar; 0 is GRPO", ge=0
+    )  # fmt: skip
+    teacher: Literal["form", "policy", "start"] = key(
+        "form", "weights of the teacher: the policy's (sdpo, sdar) or the start model's (opcd), or either for all forms"
+    )
+    gate: Literal["none", "agree", "positive"] = key(
+        "agree", "tokens left to the teacher: all (as published), those where the group's advantage does not say the "
+        "opposite, or those of episodes better than their group; of the others the group decides"
+    )  # fmt: skip
+    beta: float = key(5.0, "sdar: steepness of the sigmoid", "SDAR release", ge=0)
+    clip: float = key(5.0, "largest log ratio that counts, either way; 0 = no limit", ge=0)
+
+    @property
+    def weight(self) -> float:
+        """`coefficient`, or the published one of the form."""
+        published = 0.01 if self.form == "sdar" else 1.0
+        return published if self.coefficient is None else self.coefficient
+
+    @property
+    def from_start(self) -> bool:
+        """Whether the start model is the teacher."""
+        return self.teacher == "start" or (self.teacher == "form" and self.form == "opcd")
+
+    @model_validator(mode="after")
+    def refuse_negative_share(self) -> Self:
+        """Refuse a weight that would turn the group's advantage round."""
+        if self.form != "sdar" and self.weight > 1:
+            raise ValueError(f"opsd.coefficient = {self.weight:g} leaves {self.form} less than nothing of the group's "
+                             "advantage: set it to 1 or less")  # fmt: skip
+        return self
+
+
+class LamerConfig(Section):
+    """LaMer: episodes of a task in a row, with the tips that each member writes in between for itself."""
+
+    episodes: int = key(3, "K, episodes of a task that each member of a group plays in a row", LAMER, ge=1)
+    gamma: float = key(0.6, "discount of an episode's return in that of the one before it", LAMER, ge=0, le=1)
 
 
 class ReflexionConfig(Section):

@@ -17,6 +17,8 @@ from trailnotes.config.methods_schema import (
     AlgorithmConfig,
     ArchiveConfig,
     GigpoConfig,
+    LamerConfig,
+    OpsdConfig,
     ReflexionConfig,
     RehearsalConfig,
     RemembererConfig,
@@ -165,9 +167,10 @@ class MemoryConfig(Section):
     duplicates: Literal["reject", "count"] = key(
         "count", "the same text again in a namespace: reject it (paper), or count it as support and keep the best score"
     )
-    order: tuple[Literal["score", "support", "recency", "similarity"], ...] = key(
-        ("score", "support", "recency"), "order of the candidates; the paper has the score alone"
+    order: tuple[Literal["score", "support", "recency", "similarity", "ucb"], ...] = key(
+        ("score", "support", "recency"), "order of the candidates (paper: the score); ucb: by what their readers earned"
     )
+    ucb: float = key(1.0, "order by ucb: weight of the bonus for what was read seldom", "arXiv 2603.08561", ge=0)
     max_tip_tokens: int = key(160, "a shown tip is cut here; less than 150 asks for tips of fewer words", ge=4)
     max_write_tokens: int = key(192, "decoding limit when a tip is written (release: 512)", RELEASE, ge=1)
     write_temperature: float = key(1.0, "sampling temperature when a tip is written", ge=0)
@@ -228,6 +231,9 @@ class TrainConfig(Section):
     validation_split: str = key(
         "validation", "held-out variations that choose the best checkpoint; never the test split"
     )
+    eval_notes_every: int = key(0, "iterations between panels played with tips, from an empty memory; 0 = never", ge=0)
+    eval_notes_trials: int = key(2, "trials with tips of these panels, after one without", ge=1)
+    new_split: str = key("", "games of families never trained, played with tips beside the validation's; '' = none")
 
     def share(self, spent: Mapping[str, float]) -> float:
         """How far a run is by the nearest of its limits; 1 and more is done. `spent`: the counters of a checkpoint."""
@@ -243,6 +249,7 @@ class EvalConfig(Section):
     num_samples: int = key(1, "episodes for each task, each with its own sampling seed", ge=1)
     temperature: float = key(0.4, "sampling temperature", PAPER, ge=0)
     memory: bool = key(False, "act with the run's memory")
+    show_tips: Literal["own", "other", "empty"] = key("own", "algorithm.show_tips, for panels played with tips")
     trials: int = key(10, "adapt: trials after trial 0, which acts without memory", PAPER, ge=0)
     metric: Literal["success", "return"] = key("success", "what tables and curves show")
     confidence: float = key(0.95, "level of the intervals", gt=0, lt=1)
@@ -286,7 +293,9 @@ class Config(Section):
     memory: MemoryConfig = key(MemoryConfig, "the store of tips")
     algorithm: AlgorithmConfig = key(AlgorithmConfig, "the method")
     gigpo: GigpoConfig = key(GigpoConfig, "GiGPO and HGPO")
+    opsd: OpsdConfig = key(OpsdConfig, "self-distillation from a teacher with tips")
     rehearsal: RehearsalConfig = key(RehearsalConfig, "what is rehearsed")
+    lamer: LamerConfig = key(LamerConfig, "LaMer")
     archive: ArchiveConfig = key(ArchiveConfig, "states to return to")
     reflexion: ReflexionConfig = key(ReflexionConfig, "Reflexion")
     rememberer: RemembererConfig = key(RemembererConfig, "REMEMBERER")
@@ -317,7 +326,7 @@ class Config(Section):
             )
         if rollout.max_action_tokens >= rollout.max_context_tokens:
             raise ValueError("rollout.max_action_tokens must be smaller than rollout.max_context_tokens")
-        if self.train.split == self.train.validation_split and self.train.eval_every:
+        if self.train.split == self.train.validation_split and (self.train.eval_every or self.train.eval_notes_every):
             raise ValueError(
                 "train.validation_split must differ from train.split, or training games choose the best checkpoint"
             )
@@ -328,14 +337,18 @@ class Config(Section):
     def _refuse_for(self, method: Method) -> None:
         """Refuse what the method cannot do."""
         algorithm, rollout = self.algorithm, self.rollout
-        mixed = method.memory and algorithm.mode_unit == "trajectory" and algorithm.draw == "stratified"
+        mixed = method.shows_tips and algorithm.mode_unit == "trajectory" and algorithm.draw == "stratified"
         if mixed and algorithm.p_memory and not round(algorithm.p_memory * rollout.group_size):
             raise ConfigError(
                 f"algorithm.p_memory = {algorithm.p_memory:g} of rollout.group_size = {rollout.group_size} rounds to "
                 'no member with tips: raise either, or set algorithm.draw = "independent"'
             )
-        if method.trains and not method.memory and algorithm.intrinsic == "tips":
+        if method.trains and not method.shows_tips and algorithm.intrinsic == "tips":
             raise ConfigError(f'{algorithm.name} retrieves no tips: set algorithm.intrinsic = "states" or "none"')
+        if algorithm.name == "lamer" and (self.archive.share or algorithm.dynamic_sampling):
+            raise ConfigError(
+                "lamer plays each task from its start: set archive.share and algorithm.dynamic_sampling to 0"
+            )
         if self.archive.share and not method.trains:
             raise ConfigError(f"{algorithm.name} trains nothing from kept states: set archive.share = 0")
         if self.archive.share:
@@ -354,12 +367,13 @@ class Config(Section):
 
     @property
     def holds(self) -> bool:
-        """Whether anything is held to the start model, or written by it: it must then be at hand."""
+        """Whether the start model must be at hand: something is held to it, written by it, or taught by it."""
         algorithm, rehearsal = self.algorithm, self.rehearsal
         anchored = algorithm.anchor_weight and (algorithm.anchor_tips or algorithm.anchor_reading)
-        rehearsed = (rehearsal.path or rehearsal.split) and rehearsal.by == "kl" and rehearsal.weight
-        of_tips = bool(anchored or rehearsed or algorithm.author == "start")
-        return bool(self.loss.kl) or (of_tips and method_of(algorithm.name).memory)
+        rehearsed = (rehearsal.path or rehearsal.split) and rehearsal.hold
+        of_tips = bool(anchored or rehearsed or algorithm.author == "start") and method_of(algorithm.name).writes_tips
+        taught = algorithm.name == "opsd" and self.opsd.from_start
+        return bool(self.loss.kl) or of_tips or taught
 
     def refuse_training(self) -> Self:
         """Refuse what is fine for acting but wrong for training. Called by `train` before anything is built."""

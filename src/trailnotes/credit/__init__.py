@@ -6,6 +6,7 @@ Statistics are taken over the episodes of a group, before anything is padded, sp
 from trailnotes.credit.episodes import (
     EPSILON,
     Scores,
+    across_episodes,
     discounted_return,
     episode_return,
     group_advantages,
@@ -27,6 +28,7 @@ __all__ = [
     "EPSILON",
     "Scores",
     "Visits",
+    "across_episodes",
     "discounted_return",
     "episode_relative",
     "episode_return",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -174,15 +174,29 @@ def _row(values: ArrayLike) -> Array:
     return row
 
 
+def across_episodes(episodes: Sequence[Scores], gamma: float) -> list[Scores]:
+    """The same numbers, with returns that go on into later episodes: G_k = R_k + gamma * G_{k+1} (LaMer, 2512.16848).
+
+    Args:
+        episodes: K scores of one group, whose N members played K episodes of their task in a row.
+        gamma: discount from one episode to the next, in [0, 1].
+
+    Returns:
+        K scores.
+    """
+    returns = discounted_return([scores.returns for scores in episodes], gamma)
+    return [replace(scores, returns=row) for scores, row in zip(episodes, returns, strict=True)]
+
+
 def discounted_return(rewards: ArrayLike, gamma: float) -> Array:
     """G_t = r_t + gamma * G_{t+1}, the discounted return from each step on.
 
     Args:
-        rewards: (T,) rewards.
+        rewards: (T, ...) rewards.
         gamma: discount in [0, 1].
 
     Returns:
-        (T,) returns; the first is the episode's.
+        (T, ...) returns; the first is the episode's.
 
     Raises:
         ValueError: gamma is outside [0, 1].

@@ -75,6 +75,11 @@ def validation_of(config: Config) -> list[Task]:
     return panel(tasks_of(config, config.train.validation_split), config.eval.num_tasks)
 
 
+def new_of(config: Config) -> list[Task]:
+    """The tasks of families never trained that are played during training: as many, of `train.new_split`."""
+    return panel(tasks_of(config, config.train.new_split), config.eval.num_tasks)
+
+
 def refuse_examined(config: Config) -> None:
     """Refuse a method that learns from a game of the panel, or whose validation plays one. Plays and loads nothing.
 
@@ -84,24 +89,35 @@ def refuse_examined(config: Config) -> None:
     method, train = method_of(config.algorithm.name), config.train
     if method.trains:
         games, source = tasks_of(config, train.split), f"train.split = {train.split!r}"
-        if train.eval_every:
+        if train.eval_every or train.eval_notes_every:
             validation = validation_of(config)
             chosen_by = f"train.validation_split = {train.validation_split!r}"
             _refuse_shared(games, source, validation, f"the validation ({chosen_by})")
             refuse_learning(validation, chosen_by, config)
         refuse_learning(games, source, config)
+        if train.eval_notes_every and train.new_split:
+            _refuse_panel(tasks_of(config, train.new_split), f"train.new_split = {train.new_split!r}", config)
     if learned_from := method.load_learned_from():
         refuse_learning(learned_from(config), f"what {method.label} learns from", config)
 
 
 def refuse_learning(games: Iterable[Task], source: str, config: Config) -> None:
-    """Refuse to learn from `games` where the panel of `config` holds one of them; `source` says what they are.
+    """Refuse to learn from `games` where a panel of `config` holds one of them; `source` says what they are.
+
+    The panels are the one that is examined, and the new families that are watched during training.
 
     An environment without the split `eval.split` has nothing to examine, and nothing is refused.
 
     Raises:
         ConfigError: as `refuse_examined`.
     """
+    games = list(games)
+    if config.train.eval_notes_every and (split := config.train.new_split):
+        _refuse_shared(games, source, tasks_of(config, split), f"the new families (train.new_split = {split!r})")
+    _refuse_panel(games, source, config)
+
+
+def _refuse_panel(games: Iterable[Task], source: str, config: Config) -> None:
     _refuse_shared(games, source, _examined(config), f"the panel (eval.split = {config.eval.split!r})")
 
 
@@ -150,7 +166,7 @@ def rehearsed_of(config: Config) -> list[Task]:
         ConfigError: the split is unknown, or the file cannot be read.
     """
     rehearsal = config.rehearsal
-    if not method_of(config.algorithm.name).memory:
+    if not method_of(config.algorithm.name).writes_tips:
         return []
     if rehearsal.path:
         from trailnotes.storage.demonstrations import from_jsonl

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -74,13 +74,15 @@ class Learner:
         """Where the model is."""
         return next(self.model.parameters()).device
 
-    def logprobs(self, samples: Sequence[Sample]) -> list[tuple[float, ...]]:
-        """Log-probabilities of the trained tokens under the current weights, at the sampling temperature.
+    def logprobs(self, samples: Sequence[Sample], *, of_start: bool = False) -> list[tuple[float, ...]]:
+        """Log-probabilities of the trained tokens, at the sampling temperature, by the model as it is or as it began.
 
         Returns:
             For each row (L,) natural logarithms; 0.0 where `loss_mask` is 0.
         """
-        return [tuple(row.tolist()) for row in self._all_logprobs(samples, self._score)]
+        with self.at_start() if of_start else nullcontext():
+            score = self._score_reference if of_start else self._score
+            return [tuple(row.tolist()) for row in self._all_logprobs(samples, score)]
 
     def update(self, samples: Sequence[Sample], seed: int = 0, lr_scale: float = 1.0) -> dict[str, float]:
         """Learn from one batch of rows.

@@ -2,7 +2,8 @@
 
 A row has up to three terms: the clipped surrogate, where it has an advantage; KL(start model || model), by
 `Sample.hold`; the negative log-likelihood, by `Sample.imitate`. Each term is a mean over the rows of one role that have
-it, so that rows of another role, or of an episode, thin out nothing.
+it, so that rows of another role, or of an episode, thin out nothing. What is held or imitated counts by rows, each with
+the mean over its own tokens: a decision to look around, in an episode that ends with it, weighs as much as a long one.
 """
 
 from __future__ import annotations
@@ -27,19 +28,20 @@ def weights_of_tokens(samples: Sequence[Sample], aggregation: Literal["token", "
 
     Args:
         samples: the rows of one mini-batch that are no episodes; all have a trained token.
-        aggregation: "token": the mean runs over the tokens of the role that have the term. "sequence": over the rows'
-            own means.
+        aggregation: of the surrogate. "token": the mean runs over the tokens of the role that have an advantage.
+            "sequence": over the rows' own means.
 
     Returns:
         For each row (3,) in the order of `TERMS`; 0 for a term that it does not have.
     """
-    by_row = aggregation == "sequence"
+    by_row = {term: term != "policy" or aggregation == "sequence" for term in TERMS}
     sizes: Counter[tuple[RowRole, str]] = Counter()
     for sample in samples:
         for term in weights_of(sample):
-            sizes[sample.role, term] += 1 if by_row else sum(sample.loss_mask)
+            sizes[sample.role, term] += 1 if by_row[term] else sum(sample.loss_mask)
     rows = []
     for sample in samples:
-        own, tokens = weights_of(sample), sum(sample.loss_mask) if by_row else 1
-        rows.append([own[term] / (sizes[sample.role, term] * tokens) if term in own else 0.0 for term in TERMS])
+        own, tokens = weights_of(sample), sum(sample.loss_mask)
+        shares = {term: sizes[sample.role, term] * (tokens if by_row[term] else 1) for term in own}
+        rows.append([own[term] / shares[term] if term in own else 0.0 for term in TERMS])
     return rows

@@ -109,12 +109,12 @@ def _share(of: Sequence[T], share: float, rng: random.Random) -> list[T]:
     return [each for i, each in enumerate(of) if i in chosen]
 
 
-def held_row(completion: Completion, role: RowRole, hold: float) -> Sample:
-    """What the policy wrote apart from episodes, a tip, as a row without an advantage that is held by `hold`."""
+def held_row(completion: Completion, role: RowRole, hold: float, advantage: float = 0.0) -> Sample:
+    """What the policy wrote apart from episodes, a tip, as a row that is held by `hold`; it may have an advantage."""
     prompt, written = completion.prompt_ids, completion.token_ids
     row = _Row()
     row.extend(prompt)
-    row.extend(written, completion.logprobs)
+    row.extend(written, completion.logprobs, advantage)
     return _sample(row, role=role, hold=hold)
 
 

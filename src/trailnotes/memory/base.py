@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from trailnotes.types import Tip
+from trailnotes.types import Tip, Trajectory
 
 
 class Memory(Protocol):
@@ -42,4 +42,16 @@ class PatientMemory(Memory, Protocol):
 
     async def find(self, namespace: str, query: str, top_k: int) -> list[Tip]:
         """What `search` returns, without holding up the event loop."""
+        ...
+
+
+@runtime_checkable
+class AttentiveMemory(Memory, Protocol):
+    """A memory that hears how those fared who read its tips. `run_groups` calls `report` once its episodes ended."""
+
+    def report(self, episodes: Sequence[Trajectory], *, once: str = "") -> None:
+        """Take in how `episodes` ended; `Step.tips` says what they were shown, and none of them failed.
+
+        `once` names the batch: one of that name that was reported before, perhaps before a restart, is not again.
+        """
         ...

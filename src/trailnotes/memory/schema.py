@@ -89,6 +89,10 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         # Copies of a file share its lineage, so that a file that somebody put in its place is known.
         "INSERT INTO meta VALUES ('lineage', lower(hex(randomblob(8))))",
     ),
+    (  # episodes that were shown the tip, and what they earned together, each 0 to 1
+        "ALTER TABLE tips ADD COLUMN shown INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE tips ADD COLUMN earned REAL NOT NULL DEFAULT 0",
+    ),
 )
 
 

@@ -29,6 +29,7 @@ COLUMNS = (
 )
 SELECT = f"SELECT id, {', '.join(COLUMNS)} FROM tips"  # noqa: S608 (constants)
 ORDERS = {"score": "score DESC", "support": "support DESC", "recency": "age DESC"}
+READINGS = ("shown", "earned")  # columns that `update` leaves alone: what came of the tip, not the tip
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class Page:
     """The enabled tips of one namespace, ready to be searched. Row numbers of `index` are positions in `ids`."""
 
     ids: tuple[int, ...]  # best first, by the order that the page was asked for
-    columns: dict[str, Floats]  # "score", "support", "recency": float64 (n,)
+    columns: dict[str, Floats]  # "score", "support", "recency", "shown", "earned": float64 (n,)
     index: Index
     fetched: dict[int, Tip] = field(default_factory=dict)  # by id: rows that were shown before
 
@@ -90,6 +91,11 @@ class TipStore(OpenFile):
     def tip(self, tip_id: int) -> Tip | None:
         """One tip by its id."""
         return next((_tip_of(row) for row in self._rows(f"{SELECT} WHERE id = ?", (tip_id,))), None)
+
+    def readers(self, tip_id: int) -> tuple[int, float]:
+        """Episodes that were shown a tip, and what they earned together: zeros where nobody counted (`read`)."""
+        rows = self._rows(f"SELECT {', '.join(READINGS)} FROM tips WHERE id = ?", (tip_id,))  # noqa: S608 (constants)
+        return (int(rows[0][0]), float(rows[0][1])) if rows else (0, 0.0)
 
     def namespaces(self) -> dict[str, int]:
         """Number of tips of each namespace, in the order of the names."""
@@ -160,15 +166,31 @@ class TipStore(OpenFile):
         return int(cursor.lastrowid or 0)
 
     def update(self, tip: Tip, vector: Floats | None = None, *, refresh: bool = False) -> None:
-        """Write all fields of `tip` to the row of its id; `refresh` makes it the newest."""
+        """Write all fields of `tip` to the row of its id; `refresh` makes it the newest.
+
+        What came of reading it is kept for the same text alone.
+        """
         assignments = ", ".join(f"{name} = ?" for name in COLUMNS)
         values: list[Any] = [getattr(tip, name) for name in COLUMNS]
+        for name in READINGS:
+            assignments, values = f"{assignments}, {name} = {name} * (text = ?)", [*values, tip.text]
         if vector is not None:
             assignments, values = f"{assignments}, vector = ?", [*values, _blob(vector)]
         if refresh:
             assignments, values = f"{assignments}, age = ?", [*values, self._next_age()]
         self._write(f"UPDATE tips SET {assignments} WHERE id = ?", (*values, tip.id))  # noqa: S608
         self._touched.add(tip.namespace)
+
+    def read(self, readers: Iterable[tuple[Iterable[int | None], float]]) -> None:
+        """Count readers: of each the ids of the tips it was shown, and what it earned. What is gone is not counted.
+
+        It is a write like any other, so that a run that goes back to a snapshot knows of it.
+        """
+        sql = "UPDATE tips SET shown = shown + 1, earned = earned + ? WHERE id = ? RETURNING namespace"
+        found = [row[0] for ids, earned in readers for tip_id in ids for row in self._rows(sql, (earned, tip_id))]
+        if found:
+            self._next_age()
+        self._touched.update(found)
 
     def delete(self, ids: Iterable[int]) -> int:
         """Remove rows; returns how many there were."""
@@ -253,11 +275,13 @@ class TipStore(OpenFile):
     def _load_page(self, namespace: str, order: Sequence[str]) -> Page:
         by = ", ".join([*(ORDERS[name] for name in order), "age DESC"])
         rows = self._rows(
-            f"SELECT id, vector, score, support, age FROM tips WHERE namespace = ? AND enabled ORDER BY {by}",  # noqa: S608
+            f"SELECT id, vector, score, support, age, {', '.join(READINGS)} FROM tips "  # noqa: S608 (constants)
+            f"WHERE namespace = ? AND enabled ORDER BY {by}",
             (namespace,),
         )
-        ids, vectors, *numbers = zip(*rows, strict=True) if rows else ((), (), (), (), ())
-        columns = {name: np.array(column, float) for name, column in zip(ORDERS, numbers, strict=True)}
+        names = (*ORDERS, *READINGS)
+        ids, vectors, *numbers = zip(*rows, strict=True) if rows else ((), (), *((),) * len(names))
+        columns = {name: np.array(column, float) for name, column in zip(names, numbers, strict=True)}
         return Page(tuple(ids), columns, ExactIndex(_matrix(vectors, self.identity.dim)))
 
 

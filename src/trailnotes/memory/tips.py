@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from trailnotes.config.schema import MemoryConfig
 from trailnotes.errors import MemoryStoreError
@@ -22,11 +24,14 @@ from trailnotes.memory.schema import Identity
 from trailnotes.memory.store import Kept, Page, TipStore, added
 from trailnotes.types import StrPath, Tip, Trajectory, answer_of
 
+Numbers = npt.NDArray[Any]
+
 MAX_TIP_WORDS = 100
 MAX_ACTION_WORDS = 32
 MAX_CHARS = 2000  # of a tip or action: words may be endless
 MAX_KEY_CHARS = 32_768  # several times what the longest context holds
 MARKUP = re.compile(r"<\|[^<>]{0,64}\|>|</?[A-Za-z][^<>]{0,64}>")  # special tokens of chat templates, tags
+COMPUTED = {"similarity", "ucb"}  # orders of a search, which no page can be sorted by
 LEADING_MARKS = re.compile(r"^(?:[-*#>]+ |[-*#>]+$)+")  # bullets, headings, quotations
 QUOTES = str.maketrans(dict.fromkeys('"`\u201c\u201d', "'"))
 
@@ -66,7 +71,7 @@ class TipMemory(Kept):
         """
         page = self._page(namespace)
         if self._takes_all(page, top_k):
-            return self.store.fetch(page, range(max(0, min(top_k, len(page.ids)))))
+            return self._best(page, np.arange(len(page.ids)), None, max(0, top_k))
         return self._similar(page, self._embed([query])[0], top_k)
 
     async def find(self, namespace: str, query: str, top_k: int) -> list[Tip]:
@@ -80,7 +85,7 @@ class TipMemory(Kept):
         """The same candidates with their cosine similarity, the most similar first, whatever `config.order` says."""
         page = self._page(namespace)
         rows, similarities = page.index.within(self._embed([query])[0], self.config.threshold)
-        chosen = _ranked(page, rows, similarities, ("similarity",))[:top_k].tolist()
+        chosen = _ranked(page, rows, {"similarity": similarities}, ("similarity",))[:top_k].tolist()
         by_row = dict(zip(rows.tolist(), similarities.tolist(), strict=True))
         return [(tip, by_row[row]) for row in chosen for tip in self.store.fetch(page, [row])]
 
@@ -108,6 +113,20 @@ class TipMemory(Kept):
                 self.store.record(added(tip))
         return changed
 
+    def report(self, episodes: Sequence[Trajectory], *, once: str = "") -> None:
+        """See `AttentiveMemory.report`: count each tip's readers, for `order` = ucb; otherwise nothing is done.
+
+        A tip counts once in an episode, however often it was shown there.
+        """
+        if "ucb" not in self.config.order:
+            return
+        with self.store.transaction():
+            if once and not self.store.once(f"read/{once}"):
+                return
+            self.store.read(
+                [({tip.id for step in episode.steps for tip in step.tips}, earned_by(episode)) for episode in episodes]
+            )
+
     def _add(self, tip: Tip, vector: Floats) -> int:
         tip_id = self.store.find(tip, same_key=self.config.entries == "step")
         if tip_id is None:
@@ -130,16 +149,23 @@ class TipMemory(Kept):
         return self._embed([tip.key for tip in tips])
 
     def _page(self, namespace: str) -> Page:
-        return self.store.page(encodable(namespace), [name for name in self.config.order if name != "similarity"])
+        return self.store.page(encodable(namespace), [name for name in self.config.order if name not in COMPUTED])
 
     def _takes_all(self, page: Page, top_k: int) -> bool:
         """Whether the answer does not depend on the query, so that nothing need be embedded."""
         return top_k <= 0 or not page.ids or (self.config.threshold <= -1 and "similarity" not in self.config.order)
 
     def _similar(self, page: Page, vector: Floats, top_k: int) -> list[Tip]:
-        rows, similarities = page.index.within(vector, self.config.threshold)
-        if "similarity" in self.config.order:
-            rows = _ranked(page, rows, similarities, self.config.order)
+        return self._best(page, *page.index.within(vector, self.config.threshold), top_k)
+
+    def _best(self, page: Page, rows: Ints, similarities: Floats | None, top_k: int) -> list[Tip]:
+        """The first `top_k` of the candidates `rows`, which come in the order of the page."""
+        order, columns = self.config.order, page.columns
+        computed = {} if similarities is None else {"similarity": similarities}
+        if "ucb" in order:
+            computed["ucb"] = upper_bounds(columns["shown"], columns["earned"], self.config.ucb)[rows]
+        if COMPUTED & set(order):  # else the store has sorted the page
+            rows = _ranked(page, rows, computed, order)
         return self.store.fetch(page, rows[:top_k].tolist())
 
     def _embed(self, texts: Sequence[str]) -> Floats:
@@ -150,10 +176,37 @@ def _embeddable(text: str) -> str:
     return encodable(text[:MAX_KEY_CHARS])
 
 
-def _ranked(page: Page, rows: Ints, similarities: Floats, order: Sequence[str]) -> Ints:
-    """`rows` by `order`, all keys descending, the newest first among equals."""
-    keys = [similarities if name == "similarity" else page.columns[name][rows] for name in (*order, "recency")]
+def _ranked(page: Page, rows: Ints, computed: Mapping[str, Numbers], order: Sequence[str]) -> Ints:
+    """`rows` by `order`, all keys descending, the newest first among equals; `computed` are of `rows` alone."""
+    keys = [computed[name] if name in computed else page.columns[name][rows] for name in (*order, "recency")]
     return rows[np.lexsort([-key for key in reversed(keys)])]
+
+
+def upper_bounds(shown: Numbers, earned: Numbers, exploration: float) -> Numbers:
+    """U_i = (1/2 + earned_i) / n_i + exploration * sqrt(ln N / n_i), with n_i = 1 + shown_i and N the sum of all n_i.
+
+    What a tip may be worth to whoever reads it: the mean of what its readers earned, and a bonus that falls with their
+    number and grows slowly with that of all others' (UCB1: Auer et al. 2002, theorem 1). Each tip begins as if one
+    reader had come half the way, as in RetroAgent (arXiv 2603.08561; release 90eb71f).
+
+    Args:
+        shown: (n,) episodes that were shown each tip of a task.
+        earned: (n,) what these earned together, each 0 to 1.
+        exploration: weight of the bonus.
+
+    Returns:
+        (n,)
+    """
+    counts = 1.0 + shown
+    bounds: Numbers = (0.5 + earned) / counts + exploration * np.sqrt(np.log(max(1.0, counts.sum())) / counts)
+    return bounds
+
+
+def earned_by(episode: Trajectory) -> float:
+    """What a reader's episode is worth to its tips: 1 if it reached the goal, else its share of the highest score."""
+    if episode.success:
+        return 1.0
+    return min(1.0, max(0.0, episode.score / episode.max_score)) if episode.max_score > 0 else 0.0
 
 
 def open_memory(

@@ -17,7 +17,7 @@ from trailnotes.rollout.episode import (
     observe_within,
     run_episode,
 )
-from trailnotes.rollout.groups import OnTrajectory, gather, rollout_metrics, run_groups
+from trailnotes.rollout.groups import MemoryOf, OnTrajectory, gather, rollout_metrics, run_groups
 from trailnotes.rollout.tips import (
     Request,
     Written,
@@ -35,6 +35,7 @@ __all__ = [
     "AsyncEnv",
     "Decision",
     "MakeActor",
+    "MemoryOf",
     "OnTrajectory",
     "Pool",
     "Request",

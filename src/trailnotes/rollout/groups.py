@@ -15,7 +15,7 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from trailnotes.config.schema import Config
-from trailnotes.memory.base import Memory
+from trailnotes.memory.base import AttentiveMemory, Memory
 from trailnotes.policies.base import Policy
 from trailnotes.rollout.episode import AsyncEnv, MakeActor, Pool, run_episode
 from trailnotes.seeds import derive_seed
@@ -24,6 +24,8 @@ from trailnotes.types import MODES, NO_OP, Mode, Task, Trajectory, TrajectoryGro
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 OnTrajectory = Callable[[Trajectory], None]
+MemoryOf = Callable[[int, int], Memory]
+"""From the index of a group in the batch and a member of it to the memory of that member alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,7 @@ class Seat:
     member: int
     seed: int
     episode: str  # its name for the policy, unique in the batch
+    memory: Memory | None
 
     @property
     def place(self) -> tuple[str, int]:
@@ -54,7 +57,9 @@ async def run_groups(  # noqa: PLR0913 (see `run_episode`)
     progress: OnTrajectory | None = None,
     on_error: OnTrajectory | None = None,
     make_actor: MakeActor | None = None,
+    memory_of: MemoryOf | None = None,
     done: Iterable[Trajectory] = (),
+    once: str = "",
 ) -> list[TrajectoryGroup]:
     """Play `modes[i][j]` for task i, member j, all at once; results in this order, whichever ends first.
 
@@ -64,7 +69,8 @@ async def run_groups(  # noqa: PLR0913 (see `run_episode`)
     without a member that failed for good while at least two are left (or all, of a group of one); else it is dropped
     with a warning, so the result may be shorter than `tasks`. Episodes that begin together are all announced to the
     policy before the first of them begins, and each later one before the one that it follows is closed. A task that
-    stands in `tasks` twice gets other seeds the second time.
+    stands in `tasks` twice gets other seeds the second time. A memory that asks for it (`AttentiveMemory`) hears at the
+    end how its readers fared, so that it is the same for all of them.
 
     Args:
         policy: acts for all.
@@ -77,10 +83,12 @@ async def run_groups(  # noqa: PLR0913 (see `run_episode`)
         progress: called with each trajectory as it ends well.
         on_error: called with each failed trajectory as it ends.
         make_actor: who acts, see `run_episode`.
+        memory_of: gives each member a memory of its own, instead of `memory`.
         done: episodes of these very seats that were played before a restart, by task and member: they are taken as
             they are, and failed ones count as attempts. No task may then stand in `tasks` twice.
+        once: names the batch for the memory, so that it hears of it once only, whatever was played before a restart.
     """
-    rows = _seats(tasks, modes, seed)
+    rows = _seats(tasks, modes, memory_of or (lambda _, __: memory), seed)
     attempts = 1 + config.env.max_replacements
     failed: Counter[tuple[str, int]] = Counter()
     before: dict[tuple[str, int], Trajectory | None] = {}
@@ -95,7 +103,7 @@ async def run_groups(  # noqa: PLR0913 (see `run_episode`)
 
     async def play(live: Live, env: AsyncEnv, seat: Seat) -> Trajectory:
         return await run_episode(
-            policy, env, seat.task, seat.mode, memory, config,
+            policy, env, seat.task, seat.mode, seat.memory, config,
             member=seat.member, seed=seat.seed, episode=live.episode, make_actor=make_actor,
         )  # fmt: skip
 
@@ -109,11 +117,14 @@ async def run_groups(  # noqa: PLR0913 (see `run_episode`)
             progress(trajectory)
 
     await take_turns(policy, [seat.episode for seat in seats], play_seat, keep, limit=config.env.max_envs)
+    _report([(seat.memory, played[seat.episode]) for row in rows for seat in row], once)
     groups = (_group(task, [played[seat.episode] for seat in row]) for task, row in zip(tasks, rows, strict=True))
     return [group for group in groups if group is not None]
 
 
-def _seats(tasks: Sequence[Task], modes: Sequence[Sequence[Mode]], seed: int) -> list[list[Seat]]:
+def _seats(
+    tasks: Sequence[Task], modes: Sequence[Sequence[Mode]], memory_of: Callable[[int, int], Memory | None], seed: int
+) -> list[list[Seat]]:
     """A row of seats for each task."""
     seen: Counter[str] = Counter()
     rows = []
@@ -121,8 +132,23 @@ def _seats(tasks: Sequence[Task], modes: Sequence[Sequence[Mode]], seed: int) ->
         again = seen[task.id]
         seen[task.id] += 1
         base = derive_seed(seed, task.id, again, "again") if again else seed
-        rows.append([Seat(task, mode, member, base, f"{index}/{task.id}/{member}") for member, mode in enumerate(row)])
+        rows.append(
+            [
+                Seat(task, mode, member, base, f"{index}/{task.id}/{member}", memory_of(index, member))
+                for member, mode in enumerate(row)
+            ]
+        )
     return rows
+
+
+def _report(played: Iterable[tuple[Memory | None, Trajectory | None]], once: str) -> None:
+    """Tell each memory that asks for it how those fared who read in it."""
+    readers: dict[int, tuple[AttentiveMemory, list[Trajectory]]] = {}
+    for memory, trajectory in played:
+        if trajectory is not None and trajectory.mode != "plain" and isinstance(memory, AttentiveMemory):
+            readers.setdefault(id(memory), (memory, []))[1].append(trajectory)
+    for memory, episodes in readers.values():
+        memory.report(episodes, once=once)
 
 
 class Live:

@@ -56,6 +56,15 @@ class Figure:
     trial: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """Who plays which role in an adaptation by tips: three policies, or one three times."""
+
+    explorer: Policy  # plays trial 0, without tips
+    author: Policy  # writes all tips
+    reader: Policy  # plays the trials with tips
+
+
 @dataclass(slots=True)
 class _Pending:
     """Since the last `log`."""
@@ -67,13 +76,21 @@ class _Pending:
 class AdaptationRun:
     """State and services of a run that changes no weights. A method (algorithms/) reads and drives it.
 
-    `trailnotes adapt` makes one, and owns the directory, the pool and the progress bar.
+    `trailnotes adapt` makes one, and owns the directory, the pool and the progress bar. `policy` plays all roles, or
+    each role of a `Cast` has its own; methods without roles let the reader act.
     """
 
     def __init__(
-        self, config: Config, directory: RunDir, policy: Policy, pool: Pool, subject: Subject, progress: Bar | None
+        self,
+        config: Config,
+        directory: RunDir,
+        policy: Policy | Cast,
+        pool: Pool,
+        subject: Subject,
+        progress: Bar | None,
     ) -> None:
-        self.config, self.directory, self.policy, self.pool = config, directory, policy, pool
+        self.cast = policy if isinstance(policy, Cast) else Cast(policy, policy, policy)
+        self.config, self.directory, self.policy, self.pool = config, directory, self.cast.reader, pool
         self.tasks: list[Task] = panel_of(config)
         self.figures: list[Figure] = []
         self.spent = Spent()  # up to the last `log`
@@ -104,6 +121,7 @@ class AdaptationRun:
         make_actor: MakeActor | None = None,
         num_samples: int = 1,
         mode: Mode | None = None,
+        policy: Policy | None = None,
     ) -> list[TrajectoryGroup]:
         """Play each task `num_samples` times at the evaluation temperature; groups in task order.
 
@@ -117,6 +135,7 @@ class AdaptationRun:
             make_actor: who acts instead.
             num_samples: episodes of each task.
             mode: "plain" without memory and actor, else "on_policy_tips".
+            policy: plays, by default that of the run.
 
         Raises:
             ConfigError: not one episode of this run could be played; the same command tries all of them again.
@@ -134,8 +153,9 @@ class AdaptationRun:
             self._show(phase, ended, len(tasks) * num_samples, "episodes")
 
         groups = await run_groups(
-            self.policy, self.pool, tasks, [[mode] * num_samples for _ in tasks], memory, acting_config(self.config),
-            seed=self.seed(phase), progress=keep, on_error=keep, make_actor=make_actor, done=done,
+            policy or self.policy, self.pool, tasks, [[mode] * num_samples for _ in tasks], memory,
+            acting_config(self.config), seed=self.seed(phase), progress=keep, on_error=keep, make_actor=make_actor,
+            done=done, once=phase,
         )  # fmt: skip
         records = _played(journal, tasks)
         if tasks and not groups and not self.spent.episodes + self._pending.spent.episodes:
@@ -145,12 +165,13 @@ class AdaptationRun:
         self._pending.spent += _spent_on(records)
         return _as_read(groups, records)
 
-    async def write(self, phase: str, requests: Sequence[Request]) -> list[Completion]:
+    async def write(self, phase: str, requests: Sequence[Request], *, policy: Policy | None = None) -> list[Completion]:
         """Have the policy answer all requests, each once; results in their order, without prompt ids.
 
         Args:
             phase: a name that no other call of `write` has.
             requests: the same ones at every start, as far as they are not answered.
+            policy: answers, by default that of the run.
         """
         journal = self._journal(phase, "notes")
         done = {record["index"] for record in read_jsonl(journal)}
@@ -162,7 +183,8 @@ class AdaptationRun:
             self._show(phase, len(done), len(requests), "tips")
 
         limit = self.config.env.max_envs
-        await write_all(self.policy, [requests[index] for index in missing], limit=limit, on_done=keep)
+        asked = [requests[index] for index in missing]
+        await write_all(policy or self.policy, asked, limit=limit, on_done=keep)
         records = {record["index"]: record for record in read_jsonl(journal)}
         written = [completion_from_json(records[index]) for index in range(len(requests))]
         self._pending.spent += Spent(

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from trailnotes.config.schema import Config
 
 
+WATCHED = {"tips": "validation_tips", "new": "validation_new"}  # as shown -> as `runs/watching.py` calls it
+
+
 class Bar:
     """Progress of anything that has an end: warm start, evaluation, compilation, training. A context manager.
 
@@ -92,6 +95,7 @@ class Progress:
         self._train = config.train
         self._bar = Bar(1.0, f"{config.algorithm.name} {directory.path.name}", stream=stream)
         self._previous: tuple[float, Mapping[str, Any]] | None = None
+        self._watched: dict[str, str] = {}  # the newest point of each curve with tips
 
     def __enter__(self) -> Self:
         self._bar.__enter__()
@@ -106,7 +110,11 @@ class Progress:
         iterations, steps = self._train.iterations, self._train.max_env_steps
         done = line["iteration"] + 1
         share = max(done / iterations, line.get("env_steps", 0) / steps if steps else 0.0)
-        facts = {name: line[f"rollout/{name}"] for name in ("return", "success") if f"rollout/{name}" in line}
+        facts: dict[str, float | str] = {
+            name: line[f"rollout/{name}"] for name in ("return", "success") if f"rollout/{name}" in line
+        }
+        self._watched |= {shown: trials for shown, name in WATCHED.items() if (trials := _trials(line, name))}
+        facts |= self._watched
         modes = "+".join(mode for mode in MODES if f"rollout/return/{mode}" in line)
         facts |= self._rates(line) | ({"mode": modes} if modes else {})
         self._bar.update(min(share, 1.0), facts, f"iteration {done}/{iterations}")
@@ -164,6 +172,11 @@ def _number(value: float | str) -> str:
     if isinstance(value, str):
         return value
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def _trials(line: Mapping[str, Any], name: str) -> str:
+    """The trials of one curve, as ``0.00 0.91 0.93``; '' where it was not played."""
+    return " ".join(f"{value:.2f}" for key, value in line.items() if key.startswith(f"{name}/trial_"))
 
 
 def _rich_bar(stream: IO[str]) -> RichProgress:

@@ -19,6 +19,7 @@ from trailnotes.envs.tasks import panel_of, seen_by_authors
 from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.errors import ConfigError, RunError
 from trailnotes.memory import TipMemory, embedder_of, open_memory
+from trailnotes.memory.controls import shown
 from trailnotes.runs.console import Bar
 from trailnotes.runs.loop import run_to_end
 from trailnotes.runs.needs import refuse_missing
@@ -32,7 +33,7 @@ from trailnotes.types import Task, Trajectory
 logger = logging.getLogger(__name__)
 PLAYED = (
     *("run.seed", "run.deterministic", "model", "env", "rollout", "memory"),
-    *("eval.split", "eval.num_tasks", "eval.num_samples", "eval.temperature"),
+    *("eval.split", "eval.num_tasks", "eval.num_samples", "eval.temperature", "eval.show_tips"),
 )
 """The settings on which an episode of a panel depends, but for those of `SURROUNDINGS` and the name of the model."""
 
@@ -89,7 +90,7 @@ def play_subject(
             memory.restore(subject.memory)
             if said := seen_by_authors({tip.namespace for tip in memory.store.tips()}, config):
                 logger.warning("%s", said)
-            episodes = run_to_end(play(memory))
+            episodes = run_to_end(play(shown(memory, config.eval.show_tips)))
             return Played(episodes, tips_remark(episodes, tasks, memory, config))
 
 

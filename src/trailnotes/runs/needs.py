@@ -51,4 +51,5 @@ def _wanted(config: Config, model: str | None) -> dict[str, str]:
 def _embeds(config: Config) -> bool:
     """Whether texts are embedded from the first turn on; other methods look for an embedder when they come to it."""
     name = config.algorithm.name
-    return method_of(name).memory or name == "empo2-tips" or config.algorithm.intrinsic != "none"
+    watched = config.train.eval_notes_every > 0
+    return method_of(name).memory or name == "empo2-tips" or config.algorithm.intrinsic != "none" or watched

@@ -53,22 +53,26 @@ class Rehearsal:
     def __init__(self, config: Config, path: Path, chat: ChatFormat) -> None:
         self.config = config.rehearsal
         found = read_rehearsal(config, path)
-        rows = [chat.taught(demonstration.messages, demonstration.taught) for demonstration in found]
-        self._rows = [row for row in rows if any(row[1]) and len(row[0]) <= config.rollout.max_context_tokens]
-        if not self._rows:
+        self._kinds: dict[str, list[Sample]] = {}
+        for each in found:
+            ids, mask = chat.taught(each.messages, each.taught)
+            if any(mask) and len(ids) <= config.rollout.max_context_tokens:
+                self._kinds.setdefault(each.kind, []).append(self._row(ids, mask, each.helped))
+        if not self._kinds:
             raise ConfigError(f"{path}: none fits rollout.max_context_tokens = {config.rollout.max_context_tokens}")
 
     def draw(self, rng: random.Random) -> list[Sample]:
-        """The rows of one update: `rehearsal.rows` of them, or all if there are fewer."""
-        chosen = rng.sample(self._rows, min(self.config.rows, len(self._rows)))
-        weight = self.config.weight
-        hold, imitate = (weight, 0.0) if self.config.by == "kl" else (0.0, weight)
-        return [_row(ids, mask, hold, imitate) for ids, mask in chosen]
+        """The rows of one update: `rehearsal.rows` of them, of each kind as many, or all of it if there are fewer."""
+        share, left = divmod(self.config.rows, len(self._kinds))
+        more = set(rng.sample(sorted(self._kinds), left))
+        wanted = {kind: share + (kind in more) for kind in self._kinds}
+        return [row for kind, own in self._kinds.items() for row in rng.sample(own, min(wanted[kind], len(own)))]
 
-
-def _row(ids: Sequence[int], mask: Sequence[int], hold: float, imitate: float) -> Sample:
-    nothing = (0.0,) * len(ids)
-    return Sample(tuple(ids), tuple(mask), nothing, nothing, role="rehearsal", hold=hold, imitate=imitate)
+    def _row(self, ids: Sequence[int], mask: Sequence[int], helped: bool) -> Sample:
+        nothing, imitate = (0.0,) * len(ids), self.config.imitate if helped else 0.0
+        return Sample(
+            tuple(ids), tuple(mask), nothing, nothing, role="rehearsal", hold=self.config.hold, imitate=imitate
+        )
 
 
 def rehearsal_path(config: Config, run_dir: Path) -> Path | None:
@@ -77,7 +81,7 @@ def rehearsal_path(config: Config, run_dir: Path) -> Path | None:
     A method without tips has none to keep alive, and ignores these settings as it does those of the memory.
     """
     rehearsal = config.rehearsal
-    if not method_of(config.algorithm.name).memory:
+    if not method_of(config.algorithm.name).writes_tips:
         return None
     if rehearsal.path:
         return Path(rehearsal.path)
@@ -200,19 +204,33 @@ def _refuse_other(out: Path, config: Config) -> None:
 
 
 def conversations(config: Config, run_dir: Path, count_tokens: CountTokens) -> Iterator[Demonstration]:
-    """What was done and written in an adaptation: each episode as it was acted, each tip as it was asked for."""
-    for trial in range(config.eval.trials + 1):
-        phases = run_dir / "phases"
-        episodes = _played(config, read_jsonl(phases / f"trial-{trial}.episodes.jsonl"))
+    """What was done and written in an adaptation: each episode as it was acted, each tip as it was asked for.
+
+    An episode helped if it was won, or if the next trial at its game earned more; a tip, if the next trial was won or
+    earned more.
+    """
+    phases = run_dir / "phases"
+    trials = [
+        _played(config, read_jsonl(phases / f"trial-{trial}.episodes.jsonl")) for trial in range(config.eval.trials + 1)
+    ]
+    for trial, episodes in enumerate(trials):
+        after: dict[str, list[Trajectory]] = {}
+        for later in trials[trial + 1] if trial + 1 < len(trials) else ():
+            after.setdefault(later.task.id, []).append(later)
         tips = {record["index"]: record for record in read_jsonl(phases / f"trial-{trial}.notes.jsonl")}
         for index, episode in enumerate(written_about(episodes)):
             (*_, conversation) = replay(episode, config.rollout, config.memory, count_tokens)
-            yield Demonstration(tuple(conversation.acting), spoken(conversation.acting), episode.task)
+            following = after.get(episode.task.id, [])
+            better = any(later.episode_return > episode.episode_return for later in following)
+            helped = episode.success or better
+            acted = tuple(conversation.acting)
+            yield Demonstration(acted, spoken(acted), episode.task, f"trial-{trial}", helped)
             tip = completion_from_json(tips[index])
             if tip.token_ids:  # else there was no room for any
                 asked = reflection_messages(episode, config.rollout, config.memory, count_tokens)
                 said = Message("assistant", tip.text, tip.token_ids)
-                yield Demonstration((*asked, said), frozenset({len(asked)}), episode.task)
+                used = better or any(later.success for later in following) if following else episode.success
+                yield Demonstration((*asked, said), frozenset({len(asked)}), episode.task, "tip", used)
 
 
 def _played(config: Config, records: Iterator[Mapping[str, object]]) -> list[Trajectory]:

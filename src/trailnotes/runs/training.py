@@ -24,6 +24,7 @@ from trailnotes.errors import ConfigError, RunError
 from trailnotes.learner.learner import Learner
 from trailnotes.learner.samples import anchor_rows
 from trailnotes.memory import embedder_of, open_memory
+from trailnotes.memory.controls import shown
 from trailnotes.memory.owner import forget_start, settle
 from trailnotes.policies.hf.policy import load_model
 from trailnotes.rollout import WrittenTip, rollout_metrics, run_groups, tip_metrics, write_tips
@@ -35,6 +36,7 @@ from trailnotes.runs.panels import play_panel
 from trailnotes.runs.players import model_policy
 from trailnotes.runs.rehearsal import PLACE, Rehearsal, rehearsal_path, spent_recording
 from trailnotes.runs.saving import Counters, load, save
+from trailnotes.runs.watching import watch
 from trailnotes.seeds import derive_seed
 from trailnotes.storage import checkpoint
 from trailnotes.storage.files import free_name
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     from trailnotes.config.schema import Config
     from trailnotes.credit import Scores
     from trailnotes.policies.hf import HFPolicy
+    from trailnotes.rollout import MemoryOf
     from trailnotes.runs.directory import RunDir
     from trailnotes.types import Mode, Sample, Task, Tip, Trajectory, TrajectoryGroup
 
@@ -109,7 +112,7 @@ class TrainingRun:
     def __init__(self, config: Config, directory: RunDir, pool: EnvPool, progress: Progress) -> None:
         self.config, self.directory, self.pool, self.progress = config, directory, pool, progress
         self.archive = Archive(config.archive) if config.archive.share else None
-        make_embedder = cache(partial(embedder_of, config))  # one model for novelty and memory
+        self.embedder = make_embedder = cache(partial(embedder_of, config))  # one model for novelty and memory
         novelty_seed = derive_seed(config.run.seed, "novelty")
         self.novelty = Novelty(config.algorithm, config.memory, novelty_seed, make=make_embedder)
         self.tasks = tasks_of(config, config.train.split)
@@ -129,6 +132,7 @@ class TrainingRun:
         self.memory = (
             open_memory(directory.memory_path, config.memory, embedder=make_embedder()) if uses_memory else None
         )
+        self.shown = None if self.memory is None else shown(self.memory, config.algorithm.show_tips)  # to prompts
         rehearsed = rehearsal_path(config, directory.path)
         self.rehearsal = Rehearsal(config, rehearsed, self.policy.format) if rehearsed else None
         self.count = Counters()
@@ -186,7 +190,12 @@ class TrainingRun:
         return batch_of(self.tasks, self.config.rollout.num_tasks, self.config.run.seed, self.count.iteration)
 
     async def rollout(
-        self, tasks: Sequence[Task], modes: Sequence[Sequence[Mode]] | None = None
+        self,
+        tasks: Sequence[Task],
+        modes: Sequence[Sequence[Mode]] | None = None,
+        *,
+        memory_of: MemoryOf | None = None,
+        purpose: str = "rollout",
     ) -> list[TrajectoryGroup]:
         """Play every member of every group; failed groups are dropped, so the list may be shorter than `tasks`.
 
@@ -196,6 +205,8 @@ class TrainingRun:
         Args:
             tasks: B tasks.
             modes: a row for each task, a mode for each member; None plays all plain.
+            memory_of: gives each member a memory of its own, as for `run_groups`; None: all read that of the run.
+            purpose: a name that no other call in an iteration has, since seeds follow from it.
         """
         plain: list[Mode] = ["plain"] * self.config.rollout.group_size
         rows = modes or [plain] * len(tasks)
@@ -205,10 +216,10 @@ class TrainingRun:
         async def play_further(number: int, num: int) -> list[TrajectoryGroup]:
             further = further_tasks(self.tasks, played, num, self.rng(f"further-{number}"))
             played.extend(task.id for task in further)
-            return await self._play(further, rows[:num], f"rollout-{number}", ended)
+            return await self._play(further, rows[:num], f"{purpose}-{number}", ended, memory_of)
 
         with self._timed("rollout"):
-            groups = await self._play(tasks, rows, "rollout", ended)
+            groups = await self._play(tasks, rows, purpose, ended, memory_of)
             if rounds := self.config.algorithm.dynamic_sampling:
                 groups, replaced = await replace_equal(groups, rounds, play_further)
                 success = sum(t.success for t in ended) / max(1, len(ended))
@@ -223,7 +234,12 @@ class TrainingRun:
         return groups
 
     async def _play(
-        self, tasks: Sequence[Task], modes: Sequence[Sequence[Mode]], purpose: str, ended: list[Trajectory]
+        self,
+        tasks: Sequence[Task],
+        modes: Sequence[Sequence[Mode]],
+        purpose: str,
+        ended: list[Trajectory],
+        memory_of: MemoryOf | None,
     ) -> list[TrajectoryGroup]:
         archive, pool = self.archive, self.pool
         if archive is not None:
@@ -233,32 +249,33 @@ class TrainingRun:
             archive.pool(pool) if archive else pool,
             tasks,
             modes,
-            self.memory,
+            self.shown,
             self.config,
             seed=self.seed(purpose),
             progress=ended.append,
             on_error=self._errors.append,
+            memory_of=memory_of,
         )
         return archive.regroup(groups) if archive else groups
 
-    async def write_tips(self, groups: Sequence[TrajectoryGroup]) -> list[WrittenTip]:
-        """Have the policy write about every episode, and store them in task order.
+    async def write_tips(self, groups: Sequence[TrajectoryGroup], purpose: str = "tips") -> list[WrittenTip]:
+        """Have the policy write about every episode; the memory of the run, if it has one, gets them in task order.
 
         None is written about an episode that returned to a kept state: it would tell only the last part of the way.
         """
-        assert self.memory is not None
         written: list[WrittenTip] = []
         with self._timed("write_tips"), self._author() as author:
             tips, num_tokens = await write_tips(
                 author,
                 self._from_start(groups),
                 self.config,
-                seed=self.seed("tips"),
+                seed=self.seed(purpose),
                 step=self.count.iteration,
                 on_tip=written.append,
             )
-        with self._timed("store_tips"):
-            self.memory.add(tips)
+        if self.memory is not None:
+            with self._timed("store_tips"):
+                self.memory.add(tips)
         self.count.tokens_generated += num_tokens
         self.add_metrics("tips", tip_metrics(written))
         return written
@@ -336,6 +353,9 @@ class TrainingRun:
             self.add_metrics("memory", self.memory.stats())
         if self.config.train.eval_every and count.iteration % self.config.train.eval_every == 0:
             self._metrics |= await self.validate()
+        if self.config.train.eval_notes_every and count.iteration % self.config.train.eval_notes_every == 0:
+            with self._timed("watch"):
+                self._metrics |= await watch(self.policy, self.pool, self.config, self.embedder())
         count.seconds += time.monotonic() - self._iteration_started
         self._iteration_started = time.monotonic()
         modes = "+".join(sorted({t.mode for t in trajectories}))

@@ -23,6 +23,8 @@ class Demonstration:
     messages: tuple[Message, ...]
     taught: frozenset[int]
     task: Task | None = None  # the game it is of, where that is known
+    kind: str = ""  # what it shows, such as "trial-1" or "tip": rehearsals draw each kind equally often
+    helped: bool = True  # whether it won, or was followed by something better
 
 
 def spoken(messages: Iterable[Message]) -> frozenset[int]:
@@ -41,7 +43,7 @@ def from_jsonl(path: Path, setting: str) -> list[Demonstration]:
     All assistant turns teach, unless ``"taught"`` lists those that do (0 is the first message). A line may also name
     its game, which must not be examined: ``"task"`` is a task's id, or a task as in the trajectories.jsonl of a run.
     An assistant turn may hold the ``"token_ids"`` that were sampled; a model whose tokenizer reads other text in them
-    goes by the text.
+    goes by the text. ``"kind"`` and ``"helped"`` are as in `Demonstration`.
 
     Args:
         path: the file.
@@ -64,6 +66,7 @@ def from_jsonl(path: Path, setting: str) -> list[Demonstration]:
             record = json.loads(line)
             messages, task = _conversation(record["messages"]), _task(record.get("task"))
             taught = _taught(record.get("taught"), spoken(messages))
+            kind, helped = str(record.get("kind", "")), bool(record.get("helped", True))
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(
                 f"{path}:{number} is not a demonstration ({error}); "
@@ -71,7 +74,7 @@ def from_jsonl(path: Path, setting: str) -> list[Demonstration]:
             ) from error
         if not taught:
             raise ConfigError(f"{path}:{number} has no assistant turn to imitate")
-        demonstrations.append(Demonstration(messages, taught, task))
+        demonstrations.append(Demonstration(messages, taught, task, kind, helped))
     if not demonstrations:
         raise ConfigError(f"{path} holds no demonstrations")
     return demonstrations
@@ -81,6 +84,10 @@ def _record(demonstration: Demonstration) -> Mapping[str, Any]:
     record: dict[str, Any] = {"messages": [_turn(message) for message in demonstration.messages]}
     if demonstration.taught != spoken(demonstration.messages):
         record["taught"] = sorted(demonstration.taught)
+    if demonstration.kind:
+        record["kind"] = demonstration.kind
+    if not demonstration.helped:
+        record["helped"] = False
     return record | ({"task": task_to_json(demonstration.task)} if demonstration.task else {})
 
 

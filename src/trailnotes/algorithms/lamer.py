@@ -1,0 +1,114 @@
+"""LaMer: members of a group play a task several times in a row, and write tips in between, each for itself alone.
+
+Source: "Meta-RL Induces Exploration in Language Agents" (arXiv 2512.16848). An episode is worth its own return and the
+discounted ones of the episodes after it, so exploring and writing pay if a later episode does. See
+docs/algorithms/lamer.md for every metric, what the source settles, and where this departs from it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import ExitStack
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from trailnotes.credit import across_episodes, group_advantages, group_relative
+from trailnotes.learner.samples import build_samples, held_row
+from trailnotes.memory import embedder_of, open_memory
+from trailnotes.rollout import tip_metrics
+from trailnotes.types import TrajectoryGroup
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from trailnotes.memory import Embedder, TipMemory
+    from trailnotes.rollout import WrittenTip
+    from trailnotes.runs.training import TrainingRun
+    from trailnotes.types import Mode, Sample
+
+Trial = list[TrajectoryGroup]  # a task's groups by episode, 0 to K - 1, each of the same members
+Written = dict[int, "WrittenTip"]  # by `id` of the trajectory that it is about
+
+
+async def lamer(run: TrainingRun) -> None:
+    """Train until `run.finished`."""
+    config, normalize_std = run.config, run.config.algorithm.normalize_std
+    embedder = embedder_of(config)
+    while not run.finished:
+        played = run.add_novelty(await run.rollout(run.next_tasks()))
+        trials: list[Trial] = [[group] for group in played]
+        written: Written = {}
+        for episode in range(1, config.lamer.episodes if trials else 1):
+            tips = await run.write_tips([trial[-1] for trial in trials], f"tips-{episode}")
+            written |= {id(tip.trajectory): tip for tip in tips}
+            groups = run.add_novelty(await play_again(run, trials, written, embedder, f"rollout-again-{episode}"))
+            played, trials = played + groups, continued(trials, groups)
+        run.add_metrics("tips", tip_metrics(list(written.values())))
+        run.add_metrics("lamer", success_by_episode(trials))
+
+        scores = iter(run.scores(list(chain(*trials))))
+        worth = [across_episodes([next(scores) for _ in trial], config.lamer.gamma) for trial in trials]
+        advantages = [group_advantages(episode, normalize_std) for trial in worth for episode in trial]
+        samples = build_samples(list(chain(*trials)), advantages, rows=config.optim.rows)
+        for trial, episodes in zip(trials, worth, strict=True):
+            credit = [group_relative(episode.returns, normalize_std).tolist() for episode in episodes[1:]]
+            samples += tip_rows(trial, credit, written, config.loss.kl)
+        metrics = run.update([*samples, *run.held(list(written.values()), played)])
+        await run.end_iteration(played, metrics)
+
+
+async def play_again(
+    run: TrainingRun, trials: Sequence[Trial], written: Written, embedder: Embedder, purpose: str
+) -> list[TrajectoryGroup]:
+    """The next episode of each trial, in which a member is shown what it wrote after its earlier ones, and no more."""
+    modes: list[list[Mode]] = [["on_policy_tips"] * run.config.rollout.group_size for _ in trials]
+    with ExitStack() as opened:
+
+        def memory_of(row: int, member: int) -> TipMemory:
+            own = [t for group in trials[row] for t in group.trajectories if t.member == member]
+            memory = opened.enter_context(open_memory(None, run.config.memory, embedder=embedder))
+            memory.add([tip for t in own if id(t) in written for tip in written[id(t)].tips])
+            return memory
+
+        tasks = [trial[0].task for trial in trials]
+        return await run.rollout(tasks, modes, memory_of=memory_of, purpose=purpose)
+
+
+def continued(trials: Sequence[Trial], groups: Sequence[TrajectoryGroup]) -> list[Trial]:
+    """The trials with their next episodes, of the members that have played all.
+
+    A task of which a group failed is left out. Where it stands in the batch twice, both are: nothing tells them apart.
+    """
+    before, after = (Counter(group.task.id for group in some) for some in ([trial[0] for trial in trials], groups))
+    whole = {task_id for task_id in before if before[task_id] == after[task_id]}
+    following = (group for group in groups if group.task.id in whole)
+    return [_complete([*trial, next(following)]) for trial in trials if trial[0].task.id in whole]
+
+
+def _complete(trial: Trial) -> Trial:
+    members = set.intersection(*({t.member for t in group.trajectories} for group in trial))
+    return [TrajectoryGroup(g.task, tuple(t for t in g.trajectories if t.member in members)) for g in trial]
+
+
+def tip_rows(trial: Trial, credit: Sequence[Sequence[float]], written: Written, hold: float) -> list[Sample]:
+    """A row for each tip of a trial; none for what was written about nothing.
+
+    Args:
+        trial: K groups of N members.
+        credit: (K - 1, N) advantages of the tips after each episode: those of the episodes after them.
+        written: the tips.
+        hold: coefficient of their KL to the start model.
+    """
+    return [
+        held_row(written[id(author)].completion, "tip", hold, advantage)
+        for group, row in zip(trial, credit, strict=False)  # nothing is written after the last episode
+        for author, advantage in zip(group.trajectories, row, strict=True)
+        if id(author) in written and written[id(author)].completion.token_ids
+    ]
+
+
+def success_by_episode(trials: Sequence[Trial]) -> dict[str, float]:
+    """Share of the members that reached the goal, as ``success/0`` to ``success/K-1``; {} without any trial."""
+    won = [[[t.success for t in group.trajectories] for group in trial] for trial in trials]
+    rounds = [list(chain(*episode)) for episode in zip(*won, strict=True)]
+    return {f"success/{number}": sum(each) / max(1, len(each)) for number, each in enumerate(rounds)}

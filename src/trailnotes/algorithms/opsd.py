@@ -1,0 +1,201 @@
+"""OPSD: the policy with its tips in the prompt scores, token by token, what it sampled without them.
+
+All members act without tips. Tips are written after every episode, as in EMPO2, and serve as the teacher's context
+only. Sources: SDPO (arXiv 2601.20802), SDAR (2605.15155), OPCD (2602.12275), as named forms. See
+docs/algorithms/opsd.md for each formula, its origin, and where this departs from it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from trailnotes.credit import group_advantages
+from trailnotes.credit.tokens import distilled, gate_of, log_ratio, signal_of
+from trailnotes.learner.samples import build_samples
+from trailnotes.rollout.episode import Seating, TipsActor
+from trailnotes.rollout.groups import gather
+from trailnotes.types import TrajectoryGroup
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from trailnotes.config.methods_schema import OpsdConfig
+    from trailnotes.config.schema import Config
+    from trailnotes.memory.base import Memory
+    from trailnotes.policies.base import Policy
+    from trailnotes.runs.training import TrainingRun
+    from trailnotes.types import Completion, Message, Mode, Sample, Sampling, Step, Trajectory
+
+    Array = NDArray[np.float64]
+
+TEACHER: Final[Mode] = "on_policy_tips"  # the mode whose prompts the teacher reads
+
+
+async def opsd(run: TrainingRun) -> None:
+    """Train until `run.finished`."""
+    config, options = run.config, run.config.opsd
+    assert run.shown is not None
+    while not run.finished:
+        groups = await run.rollout(run.next_tasks())
+        teachers = await reread(run.policy, run.shown, groups, config)  # before this iteration's tips are there
+        written = await run.write_tips(groups)
+
+        groups = run.add_novelty(groups)
+        advantages = [group_advantages(scores, config.algorithm.normalize_std) for scores in run.scores(groups)]
+        samples = build_samples(groups, advantages, rows=config.optim.rows)
+
+        rows = build_samples(teachers, [[0.0] * len(group.trajectories) for group in teachers], rows=config.optim.rows)
+        scored = run.learner.logprobs(rows, of_start=options.from_start)
+        lessons = lessons_of(samples, teacher_logprobs(teachers, rows, scored))
+        run.add_metrics("opsd", lesson_metrics(lessons, options) | {"teacher_tokens": float(num_tokens(rows))})
+        metrics = run.update([*(lesson.taught(options) for lesson in lessons), *run.held(written, groups)])
+        await run.end_iteration(groups, metrics)
+
+
+# -- the teacher's prompts
+
+
+class Rereader:
+    """In place of the policy of an episode that has ended: whatever it is asked, it answers what was answered then."""
+
+    def __init__(self, policy: Policy, trajectory: Trajectory) -> None:
+        self.name, self.version, self.append_only = policy.name, policy.version, policy.append_only
+        self.context_length = policy.context_length
+        self.encode, self.count_tokens = policy.encode, policy.count_tokens
+        self.open_episode, self.close_episode = policy.open_episode, policy.close_episode
+        self._answers = iter(step.completion for step in trajectory.steps)
+
+    async def generate(self, messages: Sequence[Message], sampling: Sampling, episode: str) -> Completion:
+        """The next recorded answer, behind the prompt that `messages` make."""
+        del sampling, episode
+        return replace(next(self._answers), prompt_ids=self.encode(messages))
+
+
+async def reread(
+    policy: Policy, memory: Memory, groups: Sequence[TrajectoryGroup], config: Config
+) -> list[TrajectoryGroup]:
+    """The same episodes as they would read had they been shown tips: same actions, same observations, other prompts.
+
+    What is shown is what `rollout.episode.TipsActor` would have shown, so it searches with what had been said so far.
+    A prompt that no longer fits the context with tips ends the copy there.
+    """
+    episodes = [t for group in groups for t in group.trajectories]
+    copies = iter(await gather([_reread(policy, memory, trajectory, config) for trajectory in episodes]))
+    return [TrajectoryGroup(group.task, tuple(islice(copies, len(group.trajectories)))) for group in groups]
+
+
+async def _reread(policy: Policy, memory: Memory, trajectory: Trajectory, config: Config) -> Trajectory:
+    rereader = Rereader(policy, trajectory)
+    actor = TipsActor(Seating(rereader, trajectory.task, TEACHER, trajectory.member, 0, "", config), memory)
+    steps: list[Step] = []
+    for step in trajectory.steps:
+        if not steps:
+            actor.start(step.observation)
+        decision = await actor.act(step.observation)
+        if decision is None:
+            break
+        steps.append(replace(step, tips=decision.tips, completion=decision.completion))
+    read = any(step.tips for step in steps)
+    return replace(trajectory, steps=tuple(steps) if read else (), mode=TEACHER)
+
+
+# -- what it says
+
+
+def teacher_logprobs(
+    teachers: Sequence[TrajectoryGroup], rows: Sequence[Sample], scored: Sequence[Sequence[float]]
+) -> list[Array]:
+    """For each episode, the teacher's log-probabilities of its sampled tokens.
+
+    Args:
+        teachers: what `reread` gave.
+        rows: its training rows.
+        scored: (L,) for each row, as `Learner.logprobs` gives them.
+
+    Returns:
+        For each episode (n,), n its sampled tokens as far as it was read again; NaN where the prompt is the student's.
+    """
+    found: dict[int, list[float]] = {}
+    for row, logprobs in zip(rows, scored, strict=True):
+        trained = [logprob for logprob, mask in zip(logprobs, row.loss_mask, strict=True) if mask]
+        found.setdefault(row.trajectory, []).extend(trained)
+    episodes = [trajectory for group in teachers for trajectory in group.trajectories]
+    read = [
+        [step.completion.prompt_ids != step.plain_prompt_ids for step in t.steps for _ in step.completion.token_ids]
+        for t in episodes
+    ]
+    return [np.where(tokens, found.get(index, []), np.nan) for index, tokens in enumerate(read)]
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """A training row, and what the teacher says of its n trained tokens."""
+
+    sample: Sample
+    positions: NDArray[np.intp]  # (n,) of the trained tokens in the row
+    advantages: Array  # (n,) of the episode in its group
+    ratios: Array  # (n,) log pi(y | tips) - log pi(y)
+    known: NDArray[np.bool_]  # (n,) whether the token has a teacher
+
+    def taught(self, options: OpsdConfig) -> Sample:
+        """The row with an advantage of its own for each token."""
+        advantages = np.array(self.sample.advantages)
+        advantages[self.positions] = distilled(self.advantages, self.ratios, self.known, options)
+        return replace(self.sample, advantages=tuple(advantages.tolist()))
+
+
+def lessons_of(samples: Sequence[Sample], teachers: Sequence[Array]) -> list[Lesson]:
+    """Each row with its part of what the teacher says of its episode; `teachers` as `teacher_logprobs` gives them."""
+    begun: Counter[int] = Counter()  # tokens of the episode in the rows before
+    lessons = []
+    for sample in samples:
+        positions = np.flatnonzero(sample.loss_mask)
+        first = begun[sample.trajectory]
+        begun[sample.trajectory] += positions.size
+        said = teachers[sample.trajectory][first : begun[sample.trajectory]]
+        teacher = np.concatenate([said, np.full(positions.size - said.size, np.nan)])
+        student = np.array(sample.behavior_logprobs)[positions]
+        advantages = np.array(sample.advantages)[positions]
+        lessons.append(Lesson(sample, positions, advantages, log_ratio(teacher, student), ~np.isnan(teacher)))
+    return lessons
+
+
+def num_tokens(rows: Sequence[Sample]) -> int:
+    """Length of all rows: what scoring them costs."""
+    return sum(len(row.token_ids) for row in rows)
+
+
+def lesson_metrics(lessons: Sequence[Lesson], options: OpsdConfig) -> dict[str, float]:
+    """What the teacher says of this iteration's tokens; means over those that have one, 0 of none.
+
+    ===========  ===================================================================================
+    taught       share of the trained tokens that have a teacher: a tip would have been shown by then
+    log_ratio    mean log pi(y | tips) - log pi(y): the negated KL(student || teacher), in nats
+    endorsed     share whose log ratio is above 0
+    gated        share that the reward keeps the teacher from speaking of (`opsd.gate`)
+    signal       mean size of what the teacher adds to the advantage, gate, clip and weight included
+    ===========  ===================================================================================
+    """
+    ratios, advantages, known = (
+        np.concatenate([np.empty(0), *(getattr(lesson, name) for lesson in lessons)])
+        for name in ("ratios", "advantages", "known")
+    )
+    taught = known.astype(bool)
+    if not taught.any():
+        return dict.fromkeys(("taught", "log_ratio", "endorsed", "gated", "signal"), 0.0)
+    ratios, advantages = ratios[taught], advantages[taught]
+    speaks = gate_of(ratios, advantages, options.gate)
+    return {
+        "taught": float(taught.mean()),
+        "log_ratio": float(ratios.mean()),
+        "endorsed": float((ratios > 0).mean()),
+        "gated": float(1 - speaks.mean()),
+        "signal": float(np.abs(signal_of(ratios, options) * speaks).mean()),
+    }

@@ -1,0 +1,63 @@
+"""Controls: what is shown in place of a task's own tips, to learn how much of an effect lies in what they say.
+
+Source: "Privileged Solutions or Context-Induced Teacher Behavior?" (arXiv 2608.09228), which finds what was written
+about other problems nearly as good a teacher.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final, Literal
+
+from trailnotes.memory.tips import TipMemory
+from trailnotes.seeds import derive_seed
+from trailnotes.types import Tip
+
+NO_WORDS: Final = "none"  # prompts show no tip without a letter
+
+
+class Control(TipMemory):
+    """A view of `memory` on the same rows, which finds something else: never more tips than the task has of its own.
+
+    Args:
+        memory: is written and saved; this is only searched.
+        show: "other" finds the best tips of another task, of another family where one has any (a family is what an id
+            has before its last "/"): always the same one while no better drawn comes along. "empty" finds the task's
+            own, without words, action and score.
+    """
+
+    def __init__(self, memory: TipMemory, show: Literal["other", "empty"]) -> None:
+        super().__init__(memory.store, memory.embedder, memory.config)
+        self.show = show
+
+    def search(self, namespace: str, query: str, top_k: int) -> list[Tip]:
+        """As many tips as `TipMemory.search` finds, or fewer."""
+        return self._instead(namespace, super().search(namespace, query, top_k))
+
+    async def find(self, namespace: str, query: str, top_k: int) -> list[Tip]:
+        """`search` for an event loop. What has been exchanged once may be so again: it stays the same."""
+        return self._instead(namespace, await super().find(namespace, query, top_k))
+
+    def _instead(self, namespace: str, own: Sequence[Tip]) -> list[Tip]:
+        if self.show == "empty":
+            return [replace(tip, text=NO_WORDS, action="", score=0.0) for tip in own]
+        other = self._other(namespace) if own else None
+        if other is None:
+            return []
+        page = self._page(other)
+        return self.store.fetch(page, range(min(len(own), len(page.ids))))
+
+    def _other(self, namespace: str) -> str | None:
+        others = [name for name in self.store.namespaces() if name != namespace]
+        foreign = [name for name in others if _family(name) != _family(namespace)] or others
+        return min(foreign, key=lambda name: derive_seed("other tips", namespace, name), default=None)
+
+
+def _family(namespace: str) -> str:
+    return namespace.rpartition("/")[0]
+
+
+def shown(memory: TipMemory, show: Literal["own", "other", "empty"]) -> TipMemory:
+    """What of `memory` prompts are to show: itself, or a control."""
+    return memory if show == "own" else Control(memory, show)

@@ -1,0 +1,214 @@
+"""What an exchange of roles says: success by row and trial, what each role's exchange costs, and the weak link."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from trailnotes.errors import ConfigError
+from trailnotes.reporting.crossed import MIN_FAMILIES, estimate, estimate_difference
+from trailnotes.reporting.intervals import RATE, Estimate, Interval
+from trailnotes.reporting.plots import INK, START, pyplot
+from trailnotes.reporting.tables import DASH, Table, table_lines
+
+LINKS = ("author", "explorer", "reader")
+ROWS: dict[str, tuple[str, ...]] = {"none": (), **{role: (role,) for role in LINKS}, "all": LINKS}
+"""Row -> the roles that the trained model plays in it; the start model plays the others."""
+MENDS = {
+    "author": "algorithm.anchor_tips holds the tips that it writes to the start model; rehearsal.split adds those on "
+    "other games",
+    "explorer": "rehearsal.split, on games outside all panels, adds first trials in families that it does not know",
+    "reader": "rehearsal.split adds episodes with tips on other games; algorithm.anchor_reading holds those on the "
+    "trained ones",
+}
+"""What usually mends a role, the surest first."""
+COLOURS = {"author": "#d55e00", "explorer": "#0072b2", "reader": "#cc79a7", "all": INK}
+Games = Mapping[str, float]  # game -> mean of its episodes
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What is lost, over the trials with tips, where the trained model plays the roles of a row."""
+
+    row: str
+    mean: float  # the start model's, less that of the row, paired by game
+    interval: Interval | None  # of these families: games are the sample; None: too few, or nothing varied
+    beyond: Interval | None  # of other families too; None: too few of them
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether chance alone hardly costs as much, on games of these families."""
+        return self.interval is not None and self.interval.low > 0
+
+    def __str__(self) -> str:
+        return f"{self.mean:.2f} {_bracket(self.interval)}"
+
+
+def _bracket(interval: Interval | None) -> str:
+    return f"[{interval.low:.2f}, {interval.high:.2f}]" if interval else "(no interval)"
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """An exchange of roles in figures."""
+
+    metric: str
+    means: Mapping[str, Sequence[float]]  # row -> of trial 0, 1, ...
+    intervals: Mapping[str, Sequence[Interval | None]]
+    costs: Mapping[str, Cost]  # row -> what it costs; none of "none"
+    num_games: int  # that every row has played in every trial
+    num_families: int
+    confidence: float  # of each interval of a cost, so that those of the links together have that of eval.confidence
+
+    @property
+    def weak(self) -> list[Cost]:
+        """The links that are weak, the weakest first."""
+        links = sorted((self.costs[role] for role in LINKS), key=lambda cost: -cost.mean)
+        return [cost for cost in links if cost.is_sure]
+
+    def verdict(self) -> list[str]:
+        """Sentences that name the weak link, and what usually mends it."""
+        last = len(self.means["none"]) - 1
+        over = "trial 1" if last == 1 else f"trials 1 to {last}"
+        if not self.weak:
+            worst = max((self.costs[role] for role in LINKS), key=lambda cost: cost.mean)
+            said = f"no weak link: the largest cost in {over}, {worst} of the {worst.row}, could be chance"
+            if self.costs["all"].is_sure:
+                said += f"; but all three together cost {self.costs['all']}"
+            return [said]
+        first, *others = self.weak
+        lines = [f"weak link: the {first.row}. Its exchange costs {first} of {self.metric} in {over}"]
+        lines += [f"also weak: the {cost.row}, {cost}" for cost in others]
+        lines += [f"beyond this panel, {told}" for told in [self._beyond()] if told]
+        return lines + [f"what usually mends the {cost.row}: {MENDS[cost.row]}" for cost in self.weak]
+
+    def _beyond(self) -> str:
+        """What the costs of the weak links are on families that were not played; '' where these are too few."""
+        known = [cost for cost in self.weak if cost.beyond]
+        return "; ".join(f"the {cost.row} costs {cost.mean:.2f} {_bracket(cost.beyond)}" for cost in known)
+
+    def record(self) -> dict[str, Any]:
+        """For roles.json."""
+        rows = [
+            {
+                "row": row,
+                "trained": list(ROWS[row]),
+                "means": list(means),
+                "intervals": [interval and asdict(interval) for interval in self.intervals[row]],
+                "cost": asdict(self.costs[row]) if row in self.costs else None,
+            }
+            for row, means in self.means.items()
+        ]
+        return {
+            "metric": self.metric, "num_games": self.num_games, "num_families": self.num_families,
+            "confidence": self.confidence, "rows": rows, "weak": [cost.row for cost in self.weak],
+            "verdict": self.verdict(),
+        }  # fmt: skip
+
+    def explanation(self) -> str:
+        """What the numbers are of."""
+        return (
+            f"cost: {self.metric} of the row none less that of the row, mean of the trials with tips, paired over "
+            f"{self.num_games} games. Its interval takes these games for the sample, of the {self.num_families} "
+            f"families played; one beyond this panel takes families, from {MIN_FAMILIES} on. {self.confidence:.1%} "
+            "each, so that the three links together keep the confidence asked for"
+        )
+
+
+def findings_of(
+    values: Mapping[str, Sequence[Games]], families: Mapping[str, str], metric: str, confidence: float
+) -> Findings:
+    """Compare the rows on the games that all of them have played in all trials.
+
+    The sample are the games, each of the same weight: how sure a cost is on families like these. Where there are
+    families enough, a cost has a second interval that takes them for the sample. The three links are judged together
+    (Bonferroni), since it is the worst of them that is named.
+
+    Args:
+        values: row -> trial -> game -> mean of its episodes.
+        families: game -> its family.
+        metric: "success", which lies between 0 and 1, or "return".
+        confidence: of the three verdicts together.
+
+    Raises:
+        ConfigError: there is no such game.
+    """
+    games = [game for game in families if all(game in played for trials in values.values() for played in trials)]
+    if not games:
+        raise ConfigError("no game could be played in every trial of every row; see the log for the reason")
+    single = {game: game for game in games}
+    bounds = RATE if metric == "success" else None
+    of_each = 1 - (1 - confidence) / len(LINKS)
+    means, intervals = {}, {}
+    for row, trials in values.items():
+        found = [estimate({0: {g: played[g] for g in games}}, single, bounds, confidence) for played in trials]
+        means[row], intervals[row] = [each.mean for each in found], [each.beyond for each in found]
+    with_tips = {row: {g: fmean(played[g] for played in trials[1:]) for g in games} for row, trials in values.items()}
+
+    def difference(row: str, clusters: Mapping[str, str]) -> Estimate:
+        none, other = {0: with_tips["none"]}, {0: with_tips[row]}
+        found = estimate_difference(none, other, clusters, rates=bounds is not None, confidence=of_each)
+        assert found is not None, "both have played all games"
+        return found
+
+    costs = {}
+    for row in (row for row in values if row != "none"):
+        of_games = difference(row, single)
+        costs[row] = Cost(row, of_games.mean, of_games.beyond, difference(row, families).beyond)
+    num_families = len({families[game] for game in games})
+    return Findings(metric, means, intervals, costs, len(games), num_families, of_each)
+
+
+def table_of(found: Findings) -> Table:
+    """Rows and trials, with the cost of each exchange."""
+    trials = len(found.means["none"])
+    head = ["by the trained model", *(f"trial {trial}" for trial in range(trials)), "cost"]
+    rows = [
+        [row, *(f"{mean:.2f}" for mean in means), str(found.costs[row]) if row in found.costs else DASH]
+        for row, means in found.means.items()
+    ]
+    return head, rows
+
+
+def markdown(found: Findings) -> str:
+    """The table, the verdict, and what the numbers are of."""
+    return "\n".join([*table_lines(*table_of(found)), "", *(f"{line}." for line in found.verdict()), "",
+                      f"{found.explanation()}.", ""])  # fmt: skip
+
+
+def draw(found: Findings, path: Path) -> None:
+    """A curve over the trials for each row, with intervals; side by side, so that none covers another.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+    """
+    plt = pyplot()
+    figure, axes = plt.subplots(figsize=(7.2, 4.4), layout="constrained", facecolor="white")
+    colours = {"none": START["start model"], **COLOURS}
+    labels = {"none": "start model in all roles", "all": "trained model in all roles"}
+    for index, (row, means) in enumerate(found.means.items()):
+        xs = np.arange(len(means)) + 0.05 * (index - 2)
+        known = [
+            interval or Interval(mean, mean, mean) for mean, interval in zip(means, found.intervals[row], strict=True)
+        ]
+        error = [[i.mean - i.low for i in known], [i.high - i.mean for i in known]]
+        axes.errorbar(
+            xs, means, yerr=error, label=labels.get(row, f"trained {row}"), color=colours[row], marker="sD^vo"[index],
+            linestyle="--" if row == "none" else "-", linewidth=1.8, elinewidth=1, capsize=2, markersize=5,
+        )  # fmt: skip
+    trials = np.arange(len(found.means["none"]))
+    axes.set(xlabel="trial (0 is without tips)", ylabel=found.metric, xticks=trials)
+    if found.metric == "success":
+        axes.set_ylim(-0.02, 1.04)
+    axes.set_title(found.verdict()[0], fontsize=9, wrap=True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", alpha=0.25)
+    figure.legend(*axes.get_legend_handles_labels(), frameon=False, loc="outside lower center", ncols=3, fontsize=8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=140)
+    plt.close(figure)

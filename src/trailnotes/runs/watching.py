@@ -1,0 +1,70 @@
+"""Learning curves of adaptation: every so often, the present weights play panels with tips, from an empty memory.
+
+A point of the curves is what `trailnotes adapt --method empo2-tips` says of the same weights and games: the trials have
+its seeds. Nothing of it reaches the training: the memory is thrown away, and no counter moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from trailnotes.envs.tasks import new_of, validation_of
+from trailnotes.memory import open_memory
+from trailnotes.rollout import Pool, run_groups, write_tips
+from trailnotes.runs.panels import acting_config, value_of
+from trailnotes.seeds import derive_seed
+
+if TYPE_CHECKING:
+    from trailnotes.config.schema import Config
+    from trailnotes.memory import Embedder
+    from trailnotes.policies.base import Policy
+    from trailnotes.types import Mode, Task
+
+
+async def watch(policy: Policy, pool: Pool, config: Config, embedder: Embedder) -> dict[str, float]:
+    """Means of `eval.metric` as metrics of an iteration: ``validation_tips/trial_0`` and on, ``validation_new/...``.
+
+    A pure function of weights and settings. A trial of which all episodes failed has no metric.
+
+    Args:
+        policy: plays all roles.
+        pool: of the run.
+        config: of the run: `train.eval_notes_trials` trials after trial 0, on `train.validation_split` and, if there is
+            one, on `train.new_split`.
+        embedder: of the run.
+    """
+    panels = {"validation_tips": validation_of(config)}
+    if config.train.new_split:
+        panels["validation_new"] = new_of(config)
+    return {
+        f"{name}/trial_{trial}": value
+        for name, tasks in panels.items()
+        for trial, value in (await _trials(policy, pool, tasks, config, embedder)).items()
+    }
+
+
+async def _trials(
+    policy: Policy, pool: Pool, tasks: Sequence[Task], config: Config, embedder: Embedder
+) -> dict[int, float]:
+    """Mean of each trial; the last one is not written about, since nobody would read it."""
+    seed, last = config.run.seed, config.train.eval_notes_trials
+    means: dict[int, float] = {}
+    with open_memory(None, config.memory, embedder=embedder) as memory:
+        for trial in range(last + 1):
+            phase, mode = f"trial-{trial}", _mode(trial)
+            groups = await run_groups(
+                policy, pool, tasks, [[mode] * config.eval.num_samples for _ in tasks], memory if trial else None,
+                acting_config(config), seed=derive_seed(seed, phase),
+            )  # fmt: skip
+            if values := [value_of(t, config.eval.metric) for group in groups for t in group.trajectories]:
+                means[trial] = fmean(values)
+            if trial < last:
+                tips_seed = derive_seed(seed, phase, "notes")
+                memory.add((await write_tips(policy, groups, config, seed=tips_seed, step=trial)).tips)
+    return means
+
+
+def _mode(trial: int) -> Mode:
+    return "on_policy_tips" if trial else "plain"

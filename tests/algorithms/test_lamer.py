@@ -1,0 +1,215 @@
+"""LaMer: returns across episodes, memories of one's own, and what it reduces to."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tinyrun import distance, episodes, equal_weights, metrics, tiny_config, train_in_process
+from trailnotes.algorithms.lamer import continued, success_by_episode
+from trailnotes.config.schema import Config
+from trailnotes.credit import Scores, across_episodes, group_relative
+from trailnotes.memory import clean_tip
+from trailnotes.rollout import WrittenTip
+from trailnotes.runs.directory import RunDir
+from trailnotes.runs.training import TrainingRun
+from trailnotes.types import Observation, Sample, Task, Trajectory, TrajectoryGroup
+
+B, N, K, GAMMA = 7, 4, 3, 0.5  # two of the five tasks stand in each batch twice
+
+
+def lamer_config(start: Path, **sections: dict[str, Any]) -> Config:
+    own = {"algorithm": {"name": "lamer"}, "lamer": {"gamma": GAMMA}, "rollout": {"num_tasks": B}}
+    return tiny_config(start, **{name: own.get(name, {}) | sections.get(name, {}) for name in own | sections})
+
+
+# --- the arithmetic -----------------------------------------------------------------------------------------------
+
+
+def scores(*returns: float) -> Scores:
+    none = tuple(np.zeros(0) for _ in returns)
+    return Scores(np.array(returns), none, tuple(() for _ in returns), none, none)
+
+
+def returns_of(gamma: float) -> list[list[float]]:
+    """Two members, three episodes: one fails and wins twice, the other wins, fails and wins."""
+    return [s.returns.tolist() for s in across_episodes([scores(0, 1), scores(1, 0), scores(1, 1)], gamma)]
+
+
+def test_an_episode_is_worth_what_comes_of_it() -> None:
+    # from the end: 1, 1 + .6, 0 + .6 * 1.6 for the first; 1, 0 + .6, 1 + .6 * .6 for the second
+    assert returns_of(0.6) == [pytest.approx([0.96, 1.36]), pytest.approx([1.6, 0.6]), [1, 1]]
+    assert returns_of(1.0) == [[2, 2], [2, 1], [1, 1]]
+
+
+def test_without_a_future_each_episode_has_its_own_return() -> None:
+    assert returns_of(0.0) == [[0, 1], [1, 0], [1, 1]]
+
+
+# --- a run, watched -----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Watched:
+    """What a run did in its first iteration."""
+
+    path: Path
+    played: list[list[TrajectoryGroup]] = field(default_factory=list)  # by episode
+    written: list[list[WrittenTip]] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
+
+
+@pytest.fixture(scope="module")
+def watched(start_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Watched:
+    seen = Watched(tmp_path_factory.mktemp("lamer") / "run")
+    rollout, write_tips, update = TrainingRun.rollout, TrainingRun.write_tips, TrainingRun.update
+
+    async def note_rollout(run: TrainingRun, *args: Any, **kwargs: Any) -> list[TrajectoryGroup]:
+        seen.played.append(await rollout(run, *args, **kwargs))
+        return seen.played[-1]
+
+    async def note_tips(run: TrainingRun, *args: Any, **kwargs: Any) -> list[WrittenTip]:
+        seen.written.append(await write_tips(run, *args, **kwargs))
+        return seen.written[-1]
+
+    def note_update(run: TrainingRun, samples: Sequence[Sample]) -> dict[str, float]:
+        seen.samples += samples
+        return update(run, samples)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TrainingRun, "rollout", note_rollout)
+        patch.setattr(TrainingRun, "write_tips", note_tips)
+        patch.setattr(TrainingRun, "update", note_update)
+        train_in_process(lamer_config(start_model, train={"iterations": 1}), seen.path)
+    return seen
+
+
+def test_each_member_plays_k_episodes_and_all_are_paid_for(watched: Watched) -> None:
+    assert [len(groups) for groups in watched.played] == [B] * K
+    assert max(Counter(group.task.id for group in watched.played[0]).values()) == 2, "the batch repeats no task"
+    assert [[group.task for group in groups] for groups in watched.played[1:]] == [
+        [group.task for group in watched.played[0]]
+    ] * (K - 1)
+    (line,) = metrics(watched.path)
+    steps = [len(t.steps) for groups in watched.played for group in groups for t in group.trajectories]
+    assert (line["episodes"], line["env_steps"]) == (K * B * N, sum(steps))
+    assert len(episodes(watched.path)) == K * B * N
+    assert line["mode"] == "on_policy_tips+plain"
+    assert {name for name in line if name.startswith("lamer/")} == {f"lamer/success/{k}" for k in range(K)}
+    assert not (watched.path / "memory.db").exists()
+
+
+def test_a_member_reads_its_own_tips_of_this_task_and_iteration_alone(watched: Watched) -> None:
+    assert [len(tips) for tips in watched.written] == [B * N] * (K - 1), "none is written after the last episode"
+    assert {t.mode for group in watched.played[0] for t in group.trajectories} == {"plain"}
+    authors = [[clean_tip(tip.text) for tip in each.tips] for tips in watched.written for each in tips]
+    shown = 0
+    for k, groups in enumerate(watched.played):
+        for place, trajectory in enumerate(t for group in groups for t in group.trajectories):
+            own = {text for earlier in range(k) for text in authors[earlier * B * N + place]}
+            read = {tip.text for step in trajectory.steps for tip in step.tips}
+            assert read <= own
+            shown += len(read)
+    assert shown > B * N, "little was read: the test shows little"
+    texts = [text for tips in authors for text in tips]
+    assert len(set(texts)) > len(texts) / 2, "all write the same: the test shows nothing"
+
+
+def test_rows_have_the_advantage_of_what_followed(watched: Watched) -> None:
+    rows = iter([sample for sample in watched.samples if sample.role == "episode"])
+    tips = [sample for sample in watched.samples if sample.role == "tip"]
+    expected_tips = []
+    for groups in zip(*watched.played, strict=True):  # the K episodes of one task
+        own = [np.array([t.episode_return for t in group.trajectories]) for group in groups]
+        worth = own[0] + GAMMA * own[1] + GAMMA**2 * own[2], own[1] + GAMMA * own[2], own[2]
+        for advantages in map(group_relative, worth):
+            assert [next(rows).advantages[-1] for _ in range(N)] == pytest.approx(advantages.tolist())
+        expected_tips += [*group_relative(worth[1]), *group_relative(worth[2])]
+    assert next(rows, None) is None
+    assert [row.advantages[-1] for row in tips] == pytest.approx(expected_tips)
+    assert {row.hold for row in tips} == {0.05}, "loss.kl holds tips as it holds actions"
+    (line,) = metrics(watched.path)
+    assert line["tips/written"] == len(tips) == (K - 1) * B * N
+    assert np.count_nonzero(expected_tips) > len(tips) / 2, "nothing is learned about writing"
+
+
+def test_tips_are_rows_of_the_context_that_they_were_written_in(watched: Watched) -> None:
+    completions = {each.completion.token_ids: each.completion for tips in watched.written for each in tips}
+    for row in (sample for sample in watched.samples if sample.role == "tip"):
+        sampled = tuple(token for token, trained in zip(row.token_ids, row.loss_mask, strict=True) if trained)
+        assert completions[sampled]
+        assert row.token_ids[-len(sampled) :] == sampled
+
+
+# --- reductions ---------------------------------------------------------------------------------------------------
+
+
+def test_one_episode_is_grpo(start_model: Path, tmp_path: Path) -> None:
+    for name in ("grpo", "lamer"):
+        config = lamer_config(start_model, algorithm={"name": name}, lamer={"episodes": 1}, train={"iterations": 2})
+        train_in_process(config, tmp_path / name)
+    assert equal_weights(tmp_path / "grpo", tmp_path / "lamer")
+    assert episodes(tmp_path / "grpo") == episodes(tmp_path / "lamer")
+    assert distance(tmp_path / "lamer", start_model) > 1e-3, "nothing was learned: the test shows nothing"
+    more = {name for line in metrics(tmp_path / "lamer") for name in line} - {"lamer/success/0"}
+    assert {name for name in more if not name.startswith("tips/")} == set(metrics(tmp_path / "grpo")[0])
+
+
+def test_a_resumed_run_goes_on_as_it_would_have(start_model: Path, tmp_path: Path) -> None:
+    def config(iterations: int) -> Config:
+        return lamer_config(start_model, rollout={"num_tasks": 3}, train={"iterations": iterations})
+
+    train_in_process(config(2), tmp_path / "whole")
+    for iterations in (1, 2):
+        with RunDir.open(tmp_path / "parts", config(iterations), allow_change=["train"]):
+            pass
+        train_in_process(config(iterations), tmp_path / "parts")
+    assert equal_weights(tmp_path / "whole", tmp_path / "parts")
+    assert metrics(tmp_path / "whole") == metrics(tmp_path / "parts")
+    assert episodes(tmp_path / "whole") == episodes(tmp_path / "parts")
+
+
+# --- what fails ---------------------------------------------------------------------------------------------------
+
+
+def group(task: str, *members: int, won: Sequence[int] = ()) -> TrajectoryGroup:
+    of = Task(task, "numbers")
+    ended = [Trajectory(of, (), Observation("end"), "terminated", m in won, 0.0, member=m) for m in members]
+    return TrajectoryGroup(of, tuple(ended))
+
+
+def members(trial: Sequence[TrajectoryGroup]) -> list[list[int]]:
+    return [[t.member for t in each.trajectories] for each in trial]
+
+
+def test_who_failed_in_an_episode_is_left_out_of_all() -> None:
+    trials = [[group("a", 0, 1, 2)], [group("b", 0, 1)]]
+    (a, b) = continued(trials, [group("a", 0, 2), group("b", 0, 1)])
+    assert members(a) == [[0, 2], [0, 2]]
+    assert members(b) == [[0, 1], [0, 1]]
+
+
+def test_a_task_of_which_a_group_failed_is_left_out_and_its_twin_with_it() -> None:
+    trials = [[group("a", 0, 1)], [group("b", 0, 1)], [group("a", 0, 1)], [group("c", 0, 1)]]
+    assert [trial[0].task.id for trial in continued(trials, [group("a", 0, 1), group("c", 0, 1)])] == ["c"]
+    assert continued(trials, []) == []
+
+
+def test_success_is_by_episode() -> None:
+    trials = [[group("a", 0, 1), group("a", 0, 1, won=[0])], [group("b", 0, 1, won=[1]), group("b", 0, 1, won=[0, 1])]]
+    assert success_by_episode(trials) == {"success/0": 0.25, "success/1": 0.75}
+    assert success_by_episode([]) == {}
+
+
+@pytest.mark.parametrize(
+    "sections", [{"archive": {"share": 0.5}}, {"algorithm": {"name": "lamer", "dynamic_sampling": 1}}], ids=str
+)
+def test_what_would_break_the_row_of_episodes_is_refused(sections: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"archive\.share and algorithm\.dynamic_sampling to 0"):
+        Config(**{"algorithm": {"name": "lamer"}, **sections})

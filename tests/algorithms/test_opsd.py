@@ -1,0 +1,252 @@
+"""OPSD: what the teacher reads, where its word ends up, what it reduces to, and controls in training."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tiny import episode, group
+from tinyrun import distance, episodes, equal_weights, metrics, tiny_config, tip_rows, train_in_process
+from trailnotes.algorithms.opsd import lesson_metrics, lessons_of, reread, teacher_logprobs
+from trailnotes.commands.eval import evaluate
+from trailnotes.config.methods_schema import OpsdConfig
+from trailnotes.config.schema import Config
+from trailnotes.learner.samples import build_samples
+from trailnotes.memory.controls import NO_WORDS
+from trailnotes.runs.directory import RunDir
+from trailnotes.runs.training import TrainingRun, opened_run
+from trailnotes.storage.files import read_jsonl
+from trailnotes.types import Sample, Trajectory, TrajectoryGroup
+
+FORMS = ("sdpo", "sdar", "opcd")
+OPSD = {"name": "opsd"}
+
+
+def in_a_run(config: Config, directory: Path, body: Callable[[TrainingRun], Awaitable[None]]) -> None:
+    async def opened() -> None:
+        with RunDir.open(directory, config) as at, opened_run(config, at) as run:
+            await body(run)
+
+    asyncio.run(opened())
+
+
+def without_tips(trajectory: Trajectory) -> Trajectory:
+    """The same words, as if no tip had been shown."""
+    steps = tuple(
+        replace(step, tips=(), completion=replace(step.completion, prompt_ids=step.plain_prompt_ids))
+        for step in trajectory.steps
+    )
+    return replace(trajectory, steps=steps, mode="plain")
+
+
+# --- the teacher's prompts
+
+
+def test_an_episode_reads_again_as_the_one_that_was_played_with_tips(start_model: Path, tmp_path: Path) -> None:
+    async def body(run: TrainingRun) -> None:
+        tasks = run.next_tasks()
+        await run.write_tips(await run.rollout(tasks))
+        played = await run.rollout(tasks, [["on_policy_tips"] * 4] * len(tasks))
+        plain = [TrajectoryGroup(g.task, tuple(map(without_tips, g.trajectories))) for g in played]
+        assert run.shown is not None
+        again = await reread(run.policy, run.shown, plain, run.config)
+        assert [[t.steps for t in g.trajectories] for g in again] == [[t.steps for t in g.trajectories] for g in played]
+        assert sum(bool(step.tips) for g in again for t in g.trajectories for step in t.steps) > 10
+        rows = build_samples(again, [[0.0] * 4] * len(again))
+        said = teacher_logprobs(again, rows, run.learner.logprobs(rows))
+        sampled = [[p for step in t.steps for p in step.completion.logprobs] for g in played for t in g.trajectories]
+        for teacher, acted in zip(said, sampled, strict=True):
+            assert teacher.tolist() == pytest.approx(acted, abs=1e-3), "it is the policy that acted with tips"
+
+    in_a_run(tiny_config(start_model, algorithm=OPSD), tmp_path, body)
+
+
+def test_a_copy_ends_where_tips_leave_no_room_for_the_next_turn(start_model: Path, tmp_path: Path) -> None:
+    async def body(run: TrainingRun) -> None:
+        tasks = run.next_tasks()[:1]
+        await run.write_tips(await run.rollout(tasks))
+        played = await run.rollout(tasks)
+        assert run.shown is not None
+        (whole,) = await reread(run.policy, run.shown, played, run.config)
+        first, second = whole.trajectories[0].steps
+        room = len(first.completion.prompt_ids) + run.config.rollout.max_action_tokens
+        rollout = run.config.rollout.model_copy(update={"max_context_tokens": room})
+        memory = run.config.memory.model_copy(update={"leave_room": False})
+        tight = run.config.model_copy(update={"rollout": rollout, "memory": memory})
+        (cut,) = await reread(run.policy, run.shown, played, tight)
+        assert len(second.plain_prompt_ids) < room, "the student had room"
+        assert cut.trajectories[0].steps == (first,)
+
+    in_a_run(tiny_config(start_model, algorithm=OPSD), tmp_path, body)
+
+
+# --- what it says
+
+
+def rows_of(trajectory: Trajectory, kind: Any) -> list[Sample]:
+    return build_samples([group(trajectory)], [[2.0]], rows=kind)
+
+
+@pytest.mark.parametrize("kind", ["auto", "step"])
+@pytest.mark.parametrize("fork", [None, 2])
+def test_each_token_gets_its_own_word_however_rows_are_cut(kind: Any, fork: int | None) -> None:
+    """The teacher of a token is known by its order in the episode, though prompts, rows and lengths differ."""
+    taught = episode(random.Random(1), turns=4, mode="on_policy_tips", fork=fork)
+    student = without_tips(taught)
+    teacher_rows = rows_of(taught, kind)
+    numbers = count(1)
+    numbered = [[next(numbers) if mask else 0 for mask in row.loss_mask] for row in teacher_rows]
+    (said,) = teacher_logprobs([group(taught)], teacher_rows, numbered)
+    differs = [s.completion.prompt_ids != s.plain_prompt_ids for s in taught.steps for _ in s.completion.token_ids]
+    assert said.tolist() == pytest.approx([i + 1 if d else np.nan for i, d in enumerate(differs)], nan_ok=True)
+
+    lessons = lessons_of(rows_of(student, kind), [said])
+    ratios = [float(r) for lesson in lessons for r in lesson.ratios]
+    sampled = [p for step in student.steps for p in step.completion.logprobs]
+    expected = [i + 1 - p if d else 0 for i, (d, p) in enumerate(zip(differs, sampled, strict=True))]
+    assert ratios == pytest.approx(expected)
+    trained = [lesson.taught(OpsdConfig(clip=0, gate="none")) for lesson in lessons]
+    laid = [a for row in trained for a, mask in zip(row.advantages, row.loss_mask, strict=True) if mask]
+    assert laid == pytest.approx([e if d else 2.0 for e, d in zip(expected, differs, strict=True)])
+    assert all(a == 0 for row in trained for a, mask in zip(row.advantages, row.loss_mask, strict=True) if not mask)
+
+
+def test_tokens_behind_the_end_of_the_copy_have_no_teacher() -> None:
+    taught = episode(random.Random(1), turns=4, mode="on_policy_tips")
+    rows = rows_of(without_tips(taught), "auto")
+    (lesson,) = lessons_of(rows, [np.array([-1.0])])
+    assert lesson.known.tolist() == [True] + [False] * (len(lesson.known) - 1)
+    assert lesson.taught(OpsdConfig()).advantages[lesson.positions[-1]] == 2.0
+
+
+def test_metrics_by_hand() -> None:
+    sample = Sample((1, 2, 3, 4, 5), (0, 1, 1, 1, 1), (0, -1, -1, -1, -1), (0, 2, 2, 2, 2))
+    lessons = lessons_of([sample], [np.array([-0.5, -2.0, np.nan, np.nan])])  # log ratios .5 and -1; two without
+    assert lesson_metrics(lessons, OpsdConfig(coefficient=0.5, gate="none")) == {
+        "taught": 0.5, "log_ratio": -0.25, "endorsed": 0.5, "gated": 0.0, "signal": 0.375,
+    }  # fmt: skip
+    assert lesson_metrics(lessons, OpsdConfig(gate="agree")) == {
+        "taught": 0.5, "log_ratio": -0.25, "endorsed": 0.5, "gated": 0.5, "signal": 0.25,
+    }  # fmt: skip
+    assert set(lesson_metrics([], OpsdConfig()).values()) == {0.0}
+
+
+# --- reductions, on whole runs
+
+
+def trained(start: Path, directory: Path, **sections: dict[str, Any]) -> Path:
+    train_in_process(tiny_config(start, **sections), directory)
+    return directory
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_without_weight_it_is_grpo(start_model: Path, tmp_path: Path, form: str) -> None:
+    opsd = trained(start_model, tmp_path / "opsd", algorithm=OPSD, opsd={"form": form, "coefficient": 0.0})
+    grpo = trained(start_model, tmp_path / "grpo", algorithm={"name": "grpo"})
+    assert equal_weights(opsd, grpo)
+    assert distance(opsd, start_model) > 1e-3, "nothing was learned: the test shows nothing"
+    assert metrics(opsd)[-1]["opsd/taught"] > 0.5, "there was a teacher all the same"
+    assert tip_rows(opsd)
+    assert [e["steps"] for e in episodes(opsd)] == [e["steps"] for e in episodes(grpo)]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_on_an_empty_memory_it_is_grpo(start_model: Path, tmp_path: Path, form: str) -> None:
+    opsd = trained(start_model, tmp_path / "opsd", algorithm=OPSD, opsd={"form": form}, memory={"top_k": 0})
+    grpo = trained(start_model, tmp_path / "grpo", algorithm={"name": "grpo"})
+    assert equal_weights(opsd, grpo)
+    assert {line["opsd/taught"] for line in metrics(opsd)} == {0.0}
+    assert {line["opsd/teacher_tokens"] for line in metrics(opsd)} == {0.0}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_each_form_learns_something_else(start_model: Path, tmp_path: Path, form: str) -> None:
+    short = {"train": {"iterations": 2}, "algorithm": OPSD}
+    one = trained(start_model, tmp_path / form, opsd={"form": form, "coefficient": 0.5}, **short)
+    grpo = trained(start_model, tmp_path / "none", opsd={"coefficient": 0.0}, **short)
+    assert not equal_weights(one, grpo)
+    assert {e["mode"] for e in episodes(one)} == {"plain"}
+    first, second = metrics(one)
+    assert first["opsd/taught"] == 0.0, "tips are seen from the next iteration on"
+    assert second["opsd/taught"] > 0.5
+    assert second["opsd/signal"] > 0
+
+
+def test_rows_of_steps_are_taught_what_rows_of_episodes_are(start_model: Path, tmp_path: Path) -> None:
+    auto, step = (
+        trained(start_model, tmp_path / rows, algorithm=OPSD, optim={"rows": rows, "epochs": 1, "lr": 1e-3},
+                train={"iterations": 2})
+        for rows in ("auto", "step")
+    )  # fmt: skip
+    assert distance(auto, step) < 1e-5
+    assert distance(auto, start_model) > 1e-4
+
+
+# --- the start model as teacher
+
+
+def test_the_start_model_stays_what_it_was(start_model: Path, tmp_path: Path) -> None:
+    """opcd asks the weights that training began with, whatever has been learned since."""
+    config = tiny_config(start_model, algorithm=OPSD, opsd={"form": "opcd"}, loss={"kl": 0.0})
+    run = train_in_process(config, tmp_path)
+    row = Sample((1, 2, 3), (0, 1, 1), (0.0, -1.0, -1.0), (0.0, 1.0, 1.0))
+    fresh = train_in_process(tiny_config(start_model, train={"iterations": 1}, optim={"lr": 1e-12}), tmp_path / "fresh")
+    (start,), (now,), (first,) = (
+        run.learner.logprobs([row], of_start=True), run.learner.logprobs([row]), fresh.learner.logprobs([row])
+    )  # fmt: skip
+    assert start == pytest.approx(first, abs=1e-6)
+    assert now != pytest.approx(first, abs=1e-3)
+
+
+# --- controls
+
+
+@pytest.mark.parametrize(("show", "family"), [("own", "own"), ("other", "other"), ("empty", "own")])
+def test_a_control_is_shown_in_the_place_of_own_tips(start_model: Path, tmp_path: Path, show: str, family: str) -> None:
+    env = {"name": "tinyrun:Paid", "options": {"families": ["route/amber", "keys/granite"], "max_steps": 2}}
+    algorithm = {"p_memory": 0.5, "show_tips": show}
+    run = trained(start_model, tmp_path, algorithm=algorithm, env=env, rollout={"num_tasks": 10})
+    seen = [(e["task"]["id"], tip) for e in episodes(run) for step in e["steps"] for tip in step["tips"]]
+    assert len(seen) > 10
+    for task, tip in seen:
+        same = tip["namespace"].rpartition("/")[0] == task.rpartition("/")[0]
+        assert same == (family == "own")
+        assert (tip["text"] == NO_WORDS) == (show == "empty")
+    assert all(row[2] != NO_WORDS for row in tip_rows(run)), "what is written stays what it is"
+
+
+def test_a_control_is_what_the_teacher_reads(start_model: Path, tmp_path: Path) -> None:
+    for show in ("own", "other", "empty"):
+        trained(start_model, tmp_path / show, algorithm=OPSD | {"show_tips": show}, train={"iterations": 2})
+    for show in ("other", "empty"):
+        assert not equal_weights(tmp_path / "own", tmp_path / show)
+        assert metrics(tmp_path / show)[1]["opsd/taught"] > 0.5
+
+
+def test_an_evaluation_shows_a_control_where_it_is_asked_to(start_model: Path, tmp_path: Path) -> None:
+    trained(start_model, tmp_path / "run", train={"iterations": 1}, algorithm={"show_tips": "other"})
+    for show in ("own", "empty"):
+        config = tiny_config(start_model, eval={"split": "train", "num_tasks": 2, "show_tips": show})
+        evaluate(config, tmp_path / "run", memory=True, out=tmp_path / show)
+        seen = [tip for e in read_jsonl(tmp_path / show / "episodes.jsonl") for s in e["steps"] for tip in s["tips"]]
+        assert seen
+        assert all((tip["text"] == NO_WORDS) == (show == "empty") for tip in seen)
+
+
+# --- settings
+
+
+def test_shares_of_members_with_tips_are_not_asked_of_it(start_model: Path) -> None:
+    tiny_config(start_model, algorithm=OPSD | {"p_memory": 0.1}, rollout={"group_size": 2})
+    with pytest.raises(ValueError, match="no member with tips"):
+        tiny_config(start_model, algorithm={"p_memory": 0.1}, rollout={"group_size": 2})
+    with pytest.raises(ValueError, match="opsd retrieves no tips"):
+        tiny_config(start_model, algorithm=OPSD | {"intrinsic": "tips", "mode_unit": "iteration"})

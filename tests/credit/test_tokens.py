@@ -1,0 +1,109 @@
+"""What a teacher with tips says of single tokens: the published forms, by hand."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trailnotes.config.methods_schema import OpsdConfig
+from trailnotes.credit.tokens import distilled, gate_of, log_ratio, signal_of
+
+FORMS = ("sdpo", "sdar", "opcd")
+TEACHER = np.log([0.5, 0.1, 0.4])  # of three tokens that were sampled with probabilities .25, .2 and .4
+STUDENT = np.log([0.25, 0.2, 0.4])
+
+
+def advantages(episode: float, known: tuple[bool, ...] = (True,) * 3, **options: Any) -> list[float]:
+    """Of the three tokens of an episode with the advantage `episode`."""
+    ratios = log_ratio(TEACHER, STUDENT)
+    return distilled(np.full(3, episode), ratios, np.array(known), OpsdConfig(**{"gate": "none"} | options)).tolist()
+
+
+def test_the_log_ratio_is_what_the_tips_add() -> None:
+    assert log_ratio(TEACHER, STUDENT).tolist() == pytest.approx([math.log(2), -math.log(2), 0])
+    assert log_ratio([math.nan, -1.0], [-2.0, -3.0]).tolist() == [0, 2]
+    with pytest.raises(ValueError, match="a teacher of 1 tokens cannot score 2"):
+        log_ratio([-1.0], [-1.0, -1.0])
+
+
+@pytest.mark.parametrize("form", ["sdpo", "opcd"])
+def test_the_log_ratio_is_the_advantage(form: str) -> None:
+    assert advantages(1.5, form=form) == pytest.approx([0.6931, -0.6931, 0], abs=5e-5)
+
+
+@pytest.mark.parametrize("form", ["sdpo", "opcd"])
+def test_the_hybrid_shares_between_group_and_teacher(form: str) -> None:
+    # .9 * 1.5 = 1.35; .1 * ln 2 = .0693
+    assert advantages(1.5, form=form, coefficient=0.1) == pytest.approx([1.4193, 1.2807, 1.35], abs=5e-5)
+
+
+def test_sdar_adds_a_sigmoid_to_the_advantage_of_the_group() -> None:
+    # sigmoid(5 ln 2) = 32 / 33, sigmoid(-5 ln 2) = 1 / 33; a hundredth of what they are from 1/2
+    assert advantages(1.5, form="sdar") == pytest.approx([1.5 + 0.01 * 31 / 66, 1.5 - 0.01 * 31 / 66, 1.5])
+    # sigmoid(ln 2) = 2 / 3
+    assert advantages(-1, form="sdar", coefficient=0.6, beta=1) == pytest.approx([-0.9, -1.1, -1])
+
+
+def test_the_half_that_sdar_goes_without_is_a_baseline() -> None:
+    """Over the three tokens as the student draws them, grad log pi is 0 on average, and so is a constant times it."""
+    pi, options = np.array([0.25, 0.35, 0.4]), OpsdConfig(form="sdar", coefficient=1.0)
+    ratios = log_ratio(TEACHER, np.log(pi))
+    centred = signal_of(ratios, options)
+    published = 1 / (1 + np.exp(-options.beta * ratios))
+    by_logit = np.eye(3) - pi  # [token, logit]: d log pi(token) / d logit
+    np.testing.assert_allclose((pi * centred) @ by_logit, (pi * published) @ by_logit, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("gate", "episode", "expected"),
+    [
+        ("none", -1.0, [True, True, True]),
+        ("agree", -1.0, [False, True, True]),  # not where the teacher praises what the reward blames
+        ("agree", 1.0, [True, False, True]),
+        ("agree", 0.0, [True, True, True]),  # all returns equal: nothing speaks against the teacher
+        ("positive", 1.0, [True, True, True]),
+        ("positive", 0.0, [False, False, False]),
+        ("positive", -1.0, [False, False, False]),
+    ],
+)
+def test_the_reward_keeps_the_gate(gate: str, episode: float, expected: list[bool]) -> None:
+    assert gate_of(log_ratio(TEACHER, STUDENT), np.full(3, episode), gate).tolist() == expected
+    for form in FORMS:
+        free, kept = advantages(episode, form=form), advantages(episode, form=form, gate=gate)
+        assert kept == [one if is_open else episode for one, is_open in zip(free, expected, strict=True)]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_token_without_a_teacher_keeps_the_advantage_of_its_episode(form: str) -> None:
+    assert advantages(1.5, (False, False, False), form=form) == [1.5] * 3
+
+
+def test_the_log_ratio_is_held_within_the_clip() -> None:
+    ratios = np.array([9.0, -9.0, 1.0])
+    assert signal_of(ratios, OpsdConfig(clip=2)).tolist() == [2, -2, 1]
+    assert signal_of(ratios, OpsdConfig(clip=0)).tolist() == [9, -9, 1]
+
+
+finite = st.floats(-30, 30)
+
+
+@given(episode=finite, ratios=st.lists(finite, min_size=1, max_size=5), form=st.sampled_from(FORMS))
+def test_a_weight_of_zero_leaves_the_group_alone_bit_for_bit(episode: float, ratios: list[float], form: str) -> None:
+    group, known = np.full(len(ratios), episode), np.ones(len(ratios), dtype=bool)
+    assert distilled(group, np.array(ratios), known, OpsdConfig(form=form, coefficient=0)).tolist() == group.tolist()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_teacher_who_says_what_the_student_says_adds_nothing(form: str) -> None:
+    assert signal_of(log_ratio(STUDENT, STUDENT), OpsdConfig(form=form)).tolist() == [0, 0, 0]
+
+
+def test_more_than_all_of_the_weight_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"coefficient = 2 leaves sdpo less than nothing .* set it to 1 or less"):
+        OpsdConfig(coefficient=2)
+    assert OpsdConfig(form="sdar", coefficient=2).weight == 2

@@ -1,0 +1,87 @@
+"""Controls: tips of other tasks, and tips without words."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from adaptrun import Guesser, adapt_by
+from trailnotes.config.schema import MemoryConfig
+from trailnotes.memory import TipMemory, open_memory
+from trailnotes.memory.controls import NO_WORDS, shown
+from trailnotes.types import Tip
+
+TASKS = ["maze/amber/train-0", "maze/amber/train-1", "vault/hazel/train-0", "vault/hazel/train-1"]
+
+
+@pytest.fixture
+def memory() -> TipMemory:
+    """Two tips of each task, the second of them better."""
+    memory = open_memory(None, MemoryConfig())
+    memory.add([Tip(task, f"{task} {i}", "here", score=i / 2, action="go") for task in TASKS for i in range(2)])
+    return memory
+
+
+def test_own_tips_are_the_memory_itself(memory: TipMemory) -> None:
+    assert shown(memory, "own") is memory
+
+
+def test_tips_of_another_family_are_found_always_the_same(memory: TipMemory) -> None:
+    control = shown(memory, "other")
+    for task in TASKS:
+        found = control.search(task, "here", 10)
+        assert {tip.namespace.split("/")[0] for tip in found} == {"vault" if "maze" in task else "maze"}
+        assert len({tip.namespace for tip in found}) == 1
+        assert [tip.score for tip in found] == [0.5, 0.0], "the best first"
+        assert found == control.search(task, "here", 10) == asyncio.run(control.find(task, "here", 10))
+
+
+def test_a_task_of_the_same_family_serves_where_there_is_no_other_family(memory: TipMemory) -> None:
+    for task in TASKS[2:]:
+        with memory.store.transaction():
+            memory.store.delete([tip.id for tip in memory.store.tips(task) if tip.id])
+    assert {tip.namespace for tip in shown(memory, "other").search(TASKS[0], "here", 10)} == {TASKS[1]}
+
+
+def test_no_more_is_shown_than_the_task_has_of_its_own(memory: TipMemory) -> None:
+    control = shown(memory, "other")
+    assert len(control.search(TASKS[0], "here", 1)) == 1
+    assert control.search(TASKS[0], "another state altogether", 10) == []
+    assert control.search("maze/amber/train-2", "here", 10) == [], "a task that has none is shown none"
+
+
+def test_an_only_task_has_no_other() -> None:
+    memory = open_memory(None, MemoryConfig())
+    memory.add([Tip("alone", "a tip", "here", 1.0)])
+    assert shown(memory, "other").search("alone", "here", 10) == []
+
+
+def test_empty_tips_have_neither_words_nor_a_score(memory: TipMemory) -> None:
+    control = shown(memory, "empty")
+    found = control.search(TASKS[0], "here", 10)
+    assert [(tip.text, tip.action, tip.score) for tip in found] == [(NO_WORDS, "", 0.0)] * 2
+    assert found == asyncio.run(control.find(TASKS[0], "here", 10))
+
+
+def test_a_control_sees_what_is_written_later(memory: TipMemory, tmp_path: Path) -> None:
+    control = shown(memory, "other")
+    memory.add([Tip(task, "best", "here", 1.0) for task in TASKS])
+    assert {control.search(task, "here", 1)[0].text for task in TASKS} == {"best"}
+    assert control.stats() == memory.stats()
+
+
+@pytest.mark.parametrize(
+    ("section", "show", "curve"),
+    [
+        ("eval", "own", [0.25, 0.5, 0.75]),  # the guesser tries what the tips of the gate advise
+        ("eval", "empty", [0.25] * 3),
+        ("algorithm", "empty", [0.25, 0.5, 0.75]),  # of training: no panel has it unless it is set for panels
+    ],
+)
+def test_panels_have_a_control_of_their_own(section: str, show: str, curve: list[float], tmp_path: Path) -> None:
+    sections = {"eval": {"num_tasks": 0, "trials": 2}}
+    sections[section] = sections.get(section, {}) | {"show_tips": show}
+    rows = adapt_by(Guesser(), "empo2-tips", tmp_path, **sections)
+    assert [row.mean for row in rows] == curve

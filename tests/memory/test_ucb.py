@@ -1,0 +1,231 @@
+"""Tips by what came of reading them: who counts as a reader, what is kept, and the order that follows from it."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from adaptrun import Guesser, adapt_by, gate_config
+from tinyrun import SAME, differences, metrics, tiny_config, train_in_process
+from trailnotes.commands import main
+from trailnotes.config.schema import Config, MemoryConfig
+from trailnotes.envs.workers.pool import EnvPool
+from trailnotes.memory import open_memory
+from trailnotes.memory.exchange import edit_tip
+from trailnotes.memory.owner import go_back
+from trailnotes.memory.schema import MIGRATIONS
+from trailnotes.memory.tips import TipMemory, earned_by, upper_bounds
+from trailnotes.rollout import run_groups
+from trailnotes.runs.directory import RunDir
+from trailnotes.types import Completion, Observation, Step, Task, Tip, Trajectory
+
+UCB = MemoryConfig(threshold=-1, order=("ucb",))
+
+
+def read(tips: Sequence[Tip], success: bool, **fields: object) -> Trajectory:
+    """An episode that was shown `tips`, in its first turn and again in its second."""
+    step = Step(Observation("a room"), tuple(tips), Completion((1,), (2,), (0.0,), "go"), (1,), "go", 0.0)
+    defaults = {"outcome": "terminated", "score": float(success), "mode": "on_policy_tips"}
+    return Trajectory(Task("task", "env"), (step, step), Observation("the end"), success=success, **defaults | fields)
+
+
+def written(memory: TipMemory, *texts: str) -> dict[str, Tip]:
+    """Tips whose score falls from the first to the last."""
+    memory.add([Tip("task", text, "key", -float(number)) for number, text in enumerate(texts)])
+    return {tip.text: tip for tip in memory.store.tips()}
+
+
+def order(memory: TipMemory) -> list[str]:
+    return [tip.text for tip in memory.search("task", "key", 9)]
+
+
+def readings(path: Path) -> list[tuple[str, int, float]]:
+    with closing(sqlite3.connect(path)) as connection:
+        return list(connection.execute("SELECT text, shown, earned FROM tips ORDER BY id"))
+
+
+# --- the formula --------------------------------------------------------------------------------------------------
+
+
+def test_the_bound_is_the_mean_and_a_bonus_for_what_was_read_seldom() -> None:
+    # n = 1 and 4, N = 5: 0.5 + sqrt(ln 5) and 3.5/4 + sqrt(ln 5 / 4); ln 5 = 1.609438
+    assert upper_bounds(np.array([0, 3]), np.array([0, 3]), 1.0).tolist() == pytest.approx([1.768636, 1.509318])
+    assert upper_bounds(np.array([0, 3]), np.array([0, 3]), 0.0).tolist() == [0.5, 0.875]
+    assert upper_bounds(np.array([0]), np.array([0]), 1.0).tolist() == [0.5], "ln 1 = 0: it has no rival"
+    assert upper_bounds(np.array([]), np.array([]), 1.0).tolist() == []
+
+
+@pytest.mark.parametrize(
+    ("success", "score", "max_score", "worth"),
+    [(True, 0, 1, 1), (False, 3, 4, 0.75), (False, -100, 100, 0), (False, 9, 4, 1), (False, 0, 0, 0)],
+)
+def test_what_a_reader_earned_is_between_nothing_and_all(
+    success: bool, score: float, max_score: float, worth: float
+) -> None:
+    assert earned_by(read([], success, score=score, max_score=max_score)) == worth
+
+
+# --- the order ----------------------------------------------------------------------------------------------------
+
+
+def test_what_fails_its_readers_sinks_what_helps_rises_and_what_nobody_read_is_tried() -> None:
+    with open_memory(None, UCB) as memory:
+        tips = written(memory, "sounds best", "helps", "unread")
+        memory.report([read([tips["sounds best"]], False), read([tips["helps"]], True)])
+        memory.report([read([tips["sounds best"]], False), read([tips["helps"]], True)])
+        # n = 3, 3, 1 and N = 7: .5/3 + sqrt(ln 7 / 3) = .972, 2.5/3 + the same = 1.639, .5 + sqrt(ln 7) = 1.895
+        assert order(memory) == ["unread", "helps", "sounds best"]
+        with open_memory(None, MemoryConfig(threshold=-1)) as by_score:
+            written(by_score, "sounds best", "helps", "unread")
+            assert order(by_score) == ["sounds best", "helps", "unread"]
+
+
+def test_without_a_bonus_the_mean_alone_decides() -> None:
+    with open_memory(None, UCB.model_copy(update={"ucb": 0.0})) as memory:
+        tips = written(memory, "fails", "unread", "helps")
+        memory.report([read([tips["fails"]], False), read([tips["helps"]], True)])
+        assert order(memory) == ["helps", "unread", "fails"]
+
+
+def test_it_breaks_ties_of_another_order_and_holds_among_similar_tips() -> None:
+    with open_memory(None, MemoryConfig(threshold=0.5, order=("similarity", "ucb"))) as memory:
+        memory.add([Tip("task", text, key, 0.0) for text, key in (("a", "red"), ("b", "red"), ("c", "blue"))])
+        tips = {tip.text: tip for tip in memory.store.tips()}
+        memory.report([read([tips["a"]], True), read([tips["b"]], False)])
+        assert [tip.text for tip in memory.search("task", "red", 9)] == ["a", "b"]
+
+
+def test_an_empty_memory_has_no_order() -> None:
+    with open_memory(None, UCB) as memory:
+        assert order(memory) == []
+
+
+# --- what is kept -------------------------------------------------------------------------------------------------
+
+
+def test_an_episode_counts_once_and_a_named_batch_too(tmp_path: Path) -> None:
+    with open_memory(tmp_path / "memory.db", UCB) as memory:
+        tips = written(memory, "a", "b")
+        batch = [read([tips["a"], tips["b"]], True), read([tips["a"]], False, score=0.5)]
+        for _ in range(2):
+            memory.report(batch, once="trial-1")
+    assert readings(tmp_path / "memory.db") == [("a", 2, 1.5), ("b", 1, 1.0)]
+
+
+def test_another_order_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_memory(None, MemoryConfig(threshold=-1)) as memory:
+        tips, before = written(memory, "a"), memory.store.sequence
+        monkeypatch.setattr(memory.store, "transaction", lambda: pytest.fail("something was written"))
+        memory.report([read([tips["a"]], True)])
+        assert memory.store.sequence == before
+
+
+def test_readers_are_of_a_text(tmp_path: Path) -> None:
+    path = tmp_path / "memory.db"
+    with open_memory(path, UCB) as memory:
+        tips = written(memory, "a", "b")
+        memory.report([read([tips["a"], tips["b"]], True)])
+        edit_tip(memory.store, 1, score=3.0)
+        memory.add([Tip("task", "b", "another key", 0.0)])  # said again
+        assert readings(path) == [("a", 1, 1.0), ("b", 1, 1.0)]
+        edit_tip(memory.store, 1, "another text")
+        assert readings(path) == [("another text", 0, 0.0), ("b", 1, 1.0)]
+    with open_memory(path, UCB) as memory:
+        assert order(memory) == ["another text", "b"], "0.5 + sqrt(ln 3) before 0.75 + sqrt(ln 3 / 2)"
+
+
+def test_all_connections_count_and_see_it(tmp_path: Path) -> None:
+    with open_memory(tmp_path / "memory.db", UCB) as one, open_memory(tmp_path / "memory.db", UCB) as other:
+        tips = written(one, "a", "b")
+        assert order(other) == ["b", "a"]
+        for _ in range(3):
+            one.report([read([tips["a"]], True), read([tips["b"]], False)])
+            other.report([read([tips["a"]], True), read([tips["b"]], False)])
+        assert order(other) == order(one) == ["a", "b"]
+    assert readings(tmp_path / "memory.db") == [("a", 6, 6.0), ("b", 6, 0.0)]
+
+
+def test_a_run_that_goes_back_forgets_readers_though_nobody_wrote_since(tmp_path: Path) -> None:
+    with open_memory(tmp_path / "memory.db", UCB) as memory:
+        tips = written(memory, "a")
+        memory.report([read([tips["a"]], True)])
+        memory.snapshot(tmp_path / "snapshot.db")
+        memory.report([read([tips["a"]], True)])
+        assert readings(tmp_path / "memory.db") == [("a", 2, 2.0)]
+        assert go_back(memory, tmp_path / "snapshot.db", tmp_path / "late.jsonl") == 0
+        assert readings(tmp_path / "memory.db") == readings(tmp_path / "snapshot.db") == [("a", 1, 1.0)]
+
+
+def test_a_file_of_before_is_of_tips_that_nobody_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("trailnotes.memory.schema.MIGRATIONS", MIGRATIONS[:3])
+        with open_memory(tmp_path / "memory.db", UCB) as memory:
+            patch.setattr("trailnotes.memory.store.READINGS", ())
+            written(memory, "a")
+    with open_memory(tmp_path / "memory.db", UCB) as memory:
+        assert order(memory) == ["a"]
+    assert readings(tmp_path / "memory.db") == [("a", 0, 0.0)]
+
+
+def test_memory_show_tells_of_readers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with open_memory(tmp_path / "memory.db", UCB) as memory:
+        tips = written(memory, "a", "b")
+        memory.report([read([tips["a"]], won) for won in (True, False, False)])
+    for tip_id in ("1", "2"):
+        assert main(["memory", "show", str(tmp_path / "memory.db"), tip_id]) == 0
+    first, second = capsys.readouterr().out.split("id         2")
+    assert "readers    3 episodes, which earned 0.33 of 1 on average" in first
+    assert "readers" not in second
+
+
+# --- whoever plays reports ----------------------------------------------------------------------------------------
+
+
+def test_groups_report_to_the_memory_that_they_read() -> None:
+    config = gate_config(memory={"order": ["ucb"]})
+    gate = Task("gate/test-1", "adaptrun:Gate", 1, "test")
+
+    async def play(memory: TipMemory) -> None:
+        with EnvPool(config.env) as pool:
+            for mode in ("plain", "on_policy_tips"):
+                await run_groups(Guesser(), pool, [gate], [[mode] * 3], memory, config, seed=0)
+
+    with open_memory(None, config.memory) as memory:
+        memory.add([Tip(gate.id, "next time say w1", "gate", 1.0), Tip("another", "say nothing", "gate", 1.0)])
+        asyncio.run(play(memory))
+        assert memory.store._rows("SELECT shown, earned FROM tips") == [(3, 3.0), (0, 0.0)]
+
+
+def test_an_adaptation_counts_each_reader_once_however_often_it_is_started(tmp_path: Path) -> None:
+    sections = {"memory": {"order": ["ucb"]}, "eval": {"trials": 2}}
+    for _ in range(2):
+        adapt_by(Guesser(), "empo2-tips", tmp_path, **sections)
+    counted = [shown for _, shown, _ in readings(tmp_path / "memory.db")]
+    lines = metrics(tmp_path)
+    assert [line["phase"] for line in lines] == ["trial-0", "trial-1", "trial-2"]
+    assert sum(counted) == 4 + 6, "four gates, of one tip each in trial 1; two of them have a second one in trial 2"
+
+
+def test_training_counts_and_a_resumed_run_is_the_same(start_model: Path, tmp_path: Path) -> None:
+    def config(iterations: int) -> Config:
+        return tiny_config(
+            start_model, memory={"order": ["ucb"]}, algorithm={"p_memory": 0.5}, train={"iterations": iterations}
+        )
+
+    train_in_process(config(3), tmp_path / "whole")
+    for iterations in (2, 3):
+        with RunDir.open(tmp_path / "parts", config(iterations), allow_change=["train"]):
+            pass
+        train_in_process(config(iterations), tmp_path / "parts")
+    assert differences(tmp_path / "whole", tmp_path / "parts") == SAME
+    counted = readings(tmp_path / "whole" / "memory.db")
+    assert sum(shown for _, shown, _ in counted) > 0
+    assert all(0 <= earned <= shown for _, shown, earned in counted)
+    assert math.isfinite(metrics(tmp_path / "whole")[-1]["update/loss"])
