@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sqlite3
+import weakref
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +15,7 @@ import pytest
 
 from tinyrun import SAME, Paid, differences, metrics, run_command, tiny_config, train_in_process
 from trailnotes.commands import main
+from trailnotes.commands.adapt import adapt
 from trailnotes.commands.train import dry_run, train
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import to_toml
@@ -21,7 +26,7 @@ from trailnotes.policies.hf.policy import HFPolicy, load_tokenizer
 from trailnotes.rollout import write_tips
 from trailnotes.rollout.tips import Written
 from trailnotes.runs.forecast import first_and_before, iterations, num_rehearsed, small
-from trailnotes.runs.players import model_policy
+from trailnotes.runs.players import load_policy, model_policy
 from trailnotes.runs.rehearsal import conversations, read_rehearsal, record, recording_config, spent_recording
 from trailnotes.storage.demonstrations import Demonstration, from_jsonl, to_jsonl
 from trailnotes.storage.files import read_jsonl
@@ -312,6 +317,29 @@ def never(*_: object) -> Observation:
     raise EnvError("nothing is to be played")
 
 
+def test_a_run_that_has_begun_keeps_its_recording_when_settings_change(
+    start_model: Path, alone: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(alone, tmp_path / "run")
+    config = rehearsing(start_model, memory={"top_k": 3}, train={"iterations": 3})
+    train(config, tmp_path / "run", allow_change=["memory.top_k", "train.iterations"])
+    assert len(metrics(tmp_path / "run")) == 3
+
+
+def test_the_model_that_recorded_makes_room(start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    models = []
+
+    def watched(*arguments: Any) -> HFPolicy:
+        policy = load_policy(*arguments)
+        assert isinstance(policy, HFPolicy)
+        models.append(weakref.ref(policy.model))
+        return policy
+
+    monkeypatch.setattr("trailnotes.runs.players.load_policy", watched)
+    record(rehearsing(start_model, rehearsal={"num_tasks": 1, "num_samples": 1, "trials": 0}), tmp_path / "out")
+    assert [model() for model in models] == [None]
+
+
 def test_a_recording_of_other_settings_is_refused_and_of_other_training_is_not(
     start_model: Path, recorded: Path
 ) -> None:
@@ -368,3 +396,30 @@ def test_the_start_model_writes_the_tips(
     assert (later == theirs_later) == (author == "start")
     lines = [line for line in read_jsonl(tmp_path / "trajectories.jsonl") if line["iteration"] == 1]
     assert {step["policy_version"] for line in lines for step in line["steps"]} == {1}, "it acts as before"
+
+
+@pytest.mark.parametrize("author", ["start", "policy"])
+def test_an_adaptation_of_the_run_has_the_same_author(author: str, start_model: Path, tmp_path: Path) -> None:
+    config = tiny_config(start_model, algorithm={"author": author}, train={"iterations": 1})
+    last = train(config, tmp_path / "run")
+    adapt(config, tmp_path / "run", out=tmp_path / "adapted", trials=1)
+    with closing(sqlite3.connect(tmp_path / "adapted" / "memory.db")) as connection:
+        wrote = {model for (model,) in connection.execute("SELECT model FROM tips")}
+    assert wrote == {str(start_model if author == "start" else last)}
+
+
+def test_curves_with_tips_have_the_same_author(
+    start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authors = []
+
+    async def listening(policy: HFPolicy, *arguments: Any, **options: Any) -> Written:
+        authors.append(policy)
+        return await write_tips(policy, *arguments, **options)
+
+    monkeypatch.setattr("trailnotes.runs.watching.write_tips", listening)
+    train_section = {"iterations": 1, "eval_notes_every": 1, "eval_notes_trials": 1}
+    config = tiny_config(start_model, algorithm={"author": "start"}, train=train_section, eval={"num_tasks": 1})
+    run = train_in_process(config, tmp_path)
+    assert authors
+    assert all(author is not run.policy and author.name == str(start_model) for author in authors)

@@ -69,10 +69,13 @@ def train(
 def _record_rehearsal(config: Config, directory: RunDir) -> None:
     """Have the start model play what is to be rehearsed, unless it has, or a file was given."""
     from trailnotes.runs.console import Bar
+    from trailnotes.runs.directory import has_begun
     from trailnotes.runs.rehearsal import record, rehearsal_path
 
     path = rehearsal_path(config, directory.path)
-    if path is not None and not config.rehearsal.path:
+    if path is None or config.rehearsal.path:
+        return
+    if not (path.is_file() and has_begun(directory.path)):  # what a run has begun with stays, whatever may change
         with Bar(1.0, "rehearsal") as bar:
             record(config, path.parent, bar)
 
