@@ -73,8 +73,11 @@ def weights(learner: Learner) -> list[Tensor]:
     return [p.detach().clone() for p in learner.model.parameters()]
 
 
-def by_hand(rows: Sequence[Sample], aggregation: str) -> tuple[list[Tensor], float]:
-    """Gradient and value of: for each role and term, the mean over its own tokens (or of its rows' means)."""
+def by_hand(rows: Sequence[Sample], aggregation: str, held: str = "sequence") -> tuple[list[Tensor], float]:
+    """Gradient and value of: for each role and term, the mean over its own tokens, or of its rows' means.
+
+    `aggregation` is that of the surrogate, `held` that of the others.
+    """
     model, start = tiny_model(), tiny_model(1)
     terms: dict[tuple[str, str], list[tuple[float, Tensor]]] = {}
     for row in rows:
@@ -91,8 +94,9 @@ def by_hand(rows: Sequence[Sample], aggregation: str) -> tuple[list[Tensor], flo
             surrogate = -torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.3) * advantage)
             terms.setdefault((row.role, "policy"), []).append((1.0, surrogate))
     total = torch.zeros(())
-    for parts in terms.values():
-        values = [weight * (part if aggregation == "token" else part.mean()[None]) for weight, part in parts]
+    for (_, term), parts in terms.items():
+        by_token = (aggregation if term == "policy" else held) == "token"
+        values = [weight * (part if by_token else part.mean()[None]) for weight, part in parts]
         total = total + torch.cat(values).mean()
     total.backward()
     return [p.grad for p in model.parameters() if p.grad is not None], float(total.detach())
@@ -100,7 +104,7 @@ def by_hand(rows: Sequence[Sample], aggregation: str) -> tuple[list[Tensor], flo
 
 @pytest.mark.parametrize("aggregation", ["token", "sequence"])
 @pytest.mark.parametrize("budget", [1, 16, 8192])
-def test_each_term_of_a_role_is_a_mean_over_its_own_tokens(aggregation: str, budget: int) -> None:
+def test_each_term_of_a_role_is_a_mean_over_its_own_rows(aggregation: str, budget: int) -> None:
     subject = learner(aggregation=aggregation, microbatch_tokens=budget, logprob_chunk=3)
     metrics = subject.update(OTHERS)
     expected, value = by_hand(OTHERS, aggregation)
@@ -111,12 +115,19 @@ def test_each_term_of_a_role_is_a_mean_over_its_own_tokens(aggregation: str, bud
 
 
 def test_weights_of_tokens_by_hand() -> None:
-    """Held tips have 2 + 5 tokens, the credited one 3; a tip's KL is thinned out neither by it nor by other roles."""
-    tip, credited, read, told_again = [0, 0.3 / 7, 0], [1 / 3, 0, 0], [0, 0.7 / 4, 0], [0, 0, 0.2 / 8]
-    expected = [tip, tip, credited, read, told_again, told_again]
-    np.testing.assert_allclose(weights_of_tokens(OTHERS, "token"), expected)
-    by_row = weights_of_tokens(OTHERS, "sequence")
-    np.testing.assert_allclose(by_row[:2], [[0, 0.3 / 2 / 2, 0], [0, 0.3 / 2 / 5, 0]])
+    """Two tips are held, of 2 and 5 tokens: neither the one with credit nor another role thins out their KL."""
+    held = [
+        [0, 0.3 / 2 / 2, 0],
+        [0, 0.3 / 2 / 5, 0],
+        [1 / 3, 0, 0],
+        [0, 0.7 / 4, 0],
+        [0, 0, 0.2 / 2 / 2],
+        [0, 0, 0.2 / 2 / 6],
+    ]
+    np.testing.assert_allclose(weights_of_tokens(OTHERS, "token"), held)
+    credited = [told("tip", 1, 2, advantage=1.0), told("tip", 2, 6, advantage=-1.0)]
+    np.testing.assert_allclose(weights_of_tokens(credited, "token"), [[1 / 8, 0, 0], [1 / 8, 0, 0]])
+    np.testing.assert_allclose(weights_of_tokens(credited, "sequence"), [[1 / 2 / 2, 0, 0], [1 / 2 / 6, 0, 0]])
 
 
 @pytest.mark.parametrize("settings", [{}, {"kl": 0.1}, {"kl": 0.1, "mask_kl": False}])
@@ -217,11 +228,12 @@ def test_metrics_are_of_the_rows_that_have_the_term() -> None:
     assert "kl_to_reference_rehearsal" not in found, "nothing of it is compared with the start model"
     assert "nll_tip" not in found
     (_, tip), (_, read) = (
-        by_hand([row for row in OTHERS if row.role == role and row.hold], "token") for role in ("tip", "reading")
+        by_hand([row for row in OTHERS if row.role == role and row.hold], "token", "token")
+        for role in ("tip", "reading")
     )
     assert found["kl_to_reference_tip"] == pytest.approx(tip / 0.3, rel=1e-3)
     assert found["kl_to_reference_reading"] == pytest.approx(read / 0.7, rel=1e-3)
-    (_, likely) = by_hand(OTHERS[4:], "token")
+    (_, likely) = by_hand(OTHERS[4:], "token", "token")
     assert found["nll_rehearsal"] == pytest.approx(likely / 0.2, rel=1e-3)
     trained = sum(sum(row.loss_mask) for row in acted())
     assert found["tokens_trained"] == 2 * trained + 10 + 4 + 8

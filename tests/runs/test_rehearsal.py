@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 import sqlite3
 import weakref
+from collections import Counter
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +29,14 @@ from trailnotes.rollout import write_tips
 from trailnotes.rollout.tips import Written
 from trailnotes.runs.forecast import first_and_before, iterations, num_rehearsed, small
 from trailnotes.runs.players import load_policy, model_policy
-from trailnotes.runs.rehearsal import conversations, read_rehearsal, record, recording_config, spent_recording
+from trailnotes.runs.rehearsal import (
+    Rehearsal,
+    conversations,
+    read_rehearsal,
+    record,
+    recording_config,
+    spent_recording,
+)
 from trailnotes.storage.demonstrations import Demonstration, from_jsonl, to_jsonl
 from trailnotes.storage.files import read_jsonl
 from trailnotes.storage.records import trajectory_from_json
@@ -204,6 +213,64 @@ def test_tips_stay_with_their_episodes_where_a_group_was_dropped(
     whole = [each for each in conversations(config, recorded, policy_counts) if each.task and each.task.id != first]
     assert [*conversations(config, tmp_path, policy_counts)] == whole
     assert len(whole) == 8
+
+
+@pytest.mark.parametrize(
+    ("earned", "won", "episodes", "tips"),
+    [
+        ((0.0, 0.5, 1.0), (False, False, True), [True, True, True], [True, True, True]),
+        ((1.0, 0.0, 0.0), (True, False, False), [True, False, False], [False, False, False]),
+        ((1.0, 1.0, 0.5), (True, True, False), [True, True, False], [True, False, False]),
+        ((0.5, 0.5, 0.5), (False, False, False), [False, False, False], [False, False, False]),
+    ],
+)
+def test_what_helped_is_told_by_what_followed(
+    earned: tuple[float, ...], won: tuple[bool, ...], episodes: list[bool], tips: list[bool],
+    start_model: Path, recorded: Path, tmp_path: Path,
+) -> None:  # fmt: skip
+    """Of one game with an episode in each of three trials."""
+    played = recording_config(rehearsing(start_model, rehearsal={"num_tasks": 1, "num_samples": 1, "trials": 2}))
+    (game,) = (task.id for task in panel_of(played))
+    (tmp_path / "phases").mkdir()
+    (one, *_) = (e for e in read_jsonl(recorded / "phases/trial-0.episodes.jsonl") if e["task"]["id"] == game)
+    (note, *_) = read_jsonl(recorded / "phases/trial-0.notes.jsonl")
+    for trial, (reward, success) in enumerate(zip(earned, won, strict=True)):
+        steps = [{**step, "reward": reward if i == 0 else 0.0} for i, step in enumerate(one["steps"])]
+        record = {**one, "member": 0, "steps": steps, "success": success}
+        (tmp_path / f"phases/trial-{trial}.episodes.jsonl").write_text(json.dumps(record) + "\n")
+        (tmp_path / f"phases/trial-{trial}.notes.jsonl").write_text(json.dumps({**note, "index": 0}) + "\n")
+    found = [*conversations(played, tmp_path, lambda text: len(text.split()))]
+    assert [(each.kind, each.helped) for each in found] == [
+        pair for i in range(3) for pair in ((f"trial-{i}", episodes[i]), ("tip", tips[i]))
+    ]
+
+
+def test_an_update_rehearses_each_kind_as_often_and_imitates_what_helped(start_model: Path, tmp_path: Path) -> None:
+    kinds = {"trial-0": 3, "trial-1": 6, "tip": 20}
+    turns = (Message("user", "go"), Message("assistant", "north"))
+    made = [
+        Demonstration((Message("user", f"{kind} {i}"), turns[1]), frozenset({1}), None, kind, i % 2 == 0)
+        for kind, many in kinds.items()
+        for i in range(many)
+    ]
+    to_jsonl(made, tmp_path / "r.jsonl")
+    assert from_jsonl(tmp_path / "r.jsonl", "rehearsal.path") == made
+    own = {"split": "", "path": str(tmp_path / "r.jsonl"), "hold": 0.4, "imitate": 0.1, "rows": 14}
+    config = rehearsing(start_model, rehearsal=own)
+    chat = ChatFormat(load_tokenizer(config.model))
+    subject = Rehearsal(config, tmp_path / "r.jsonl", chat)
+    known = {tuple(chat.taught(each.messages, each.taught)[0]): each for each in made}
+    drawn = [[known[row.token_ids] for row in subject.draw(random.Random(seed))] for seed in range(40)]
+    for rows in drawn:
+        counts = Counter(row.kind for row in rows)
+        assert counts["trial-0"] == 3, "all there are"
+        assert 4 <= counts["trial-1"] <= 5
+        assert 4 <= counts["tip"] <= 5
+    assert len({sum(row.kind == "tip" for row in rows) for rows in drawn}) == 2, "who gets what is left over is drawn"
+    for row in subject.draw(random.Random(0)):
+        assert (row.role, row.hold) == ("rehearsal", 0.4)
+        assert row.imitate == (0.1 if known[row.token_ids].helped else 0.0)
+        assert not any(row.advantages)
 
 
 # -- what it costs
