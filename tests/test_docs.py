@@ -221,7 +221,9 @@ class Verbosity:
         pass
 
 
-KEPT = "--algorithm.anchor_tips 1 --algorithm.anchor_reading 1 --rehearsal.imitate 0.1"  # a row of each role and term
+KEPT = (  # a row of each role, and each of its terms
+    "--algorithm.anchor_tips 1 --algorithm.anchor_reading 1 --rehearsal.imitate 0.1 --algorithm.author_credit 1"
+)
 
 
 def explained() -> set[str]:

@@ -81,7 +81,7 @@ HOUSE = {
     """,
     "credit": """
         __init__ novelty
-        distillation steps tokens
+        authors distillation steps tokens
         episodes
     """,
     "envs": """
@@ -166,7 +166,7 @@ roles
         rehearsal
         adaptation watching
         console panels saving
-        needs spent
+        authors needs spent
         players
         directory loop signals
     """,

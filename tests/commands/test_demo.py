@@ -149,7 +149,7 @@ def test_a_demo_of_other_settings_is_refused(finished_demo: Any) -> None:
     with pytest.raises(
         RunError, match=r"holds runs with other settings \(start-0: optim\.lr; grpo-0: optim\.lr; .*another --out"
     ):
-        demo(out, config_path=path, seeds=1, trials=1, settings=[*SETTINGS, "--optim.lr", "0.5"])
+        demo(out, config_path=path, seeds=1, trials=1, new_trials=1, settings=[*SETTINGS, "--optim.lr", "0.5"])
     assert (out / "table.json").read_bytes() == before
 
 

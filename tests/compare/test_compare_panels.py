@@ -148,6 +148,19 @@ def test_games_by_which_a_model_was_chosen_are_no_panel(tmp_path: Path) -> None:
         planned(path, tmp_path)
 
 
+def test_games_that_a_training_rehearses_are_no_panel(tmp_path: Path) -> None:
+    path = write_plan(tmp_path / "plan.toml", base=base_config(rehearsal={"split": "spare"}))
+    assert planned(path, tmp_path)
+    write_plan(path, base=base_config(rehearsal={"split": "new"}))
+    with pytest.raises(ConfigError, match=r"panels\.new: rehearsal\.split = 'new': 2 of the 2 games"):
+        planned(path, tmp_path)
+    said = [{"role": "user", "content": "a wall ."}, {"role": "assistant", "content": "north"}]
+    append_jsonl(tmp_path / "told.jsonl", [{"task": "waymarks/route/birch/new-0", "messages": said}])
+    write_plan(path, base=base_config(rehearsal={"path": str(tmp_path / "told.jsonl")}))
+    with pytest.raises(ConfigError, match=r"panels\.new: rehearsal\.path = .*told\.jsonl': 1 of the 2 games"):
+        planned(path, tmp_path)
+
+
 def test_the_games_of_panels_are_compiled_before_anybody_waits_for_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -102,9 +102,12 @@ def test_it_breaks_ties_of_another_order_and_holds_among_similar_tips() -> None:
         assert [tip.text for tip in memory.search("task", "red", 9)] == ["a", "b"]
 
 
-def test_an_empty_memory_has_no_order() -> None:
-    with open_memory(None, UCB) as memory:
+@pytest.mark.parametrize("names", [("ucb",), ("similarity", "ucb")])
+def test_nothing_has_no_order(names: tuple[str, ...]) -> None:
+    with open_memory(None, UCB.model_copy(update={"order": names})) as memory:
         assert order(memory) == []
+        written(memory, "a")
+        assert memory.search("task", "key", 0) == []
 
 
 # --- what is kept -------------------------------------------------------------------------------------------------

@@ -60,5 +60,5 @@ async def empo2(run: TrainingRun) -> None:
             off_policy = [sample for sample in samples if sample.off_policy]
             tip_free = iter(with_behavior(off_policy, run.learner.logprobs(off_policy)))
             samples = [next(tip_free) if sample.off_policy else sample for sample in samples]
-        metrics = run.update([*samples, *run.held(written, groups)])
+        metrics = run.update([*samples, *run.held(written, groups), *run.author_rows(written, groups)])
         await run.end_iteration(groups, metrics)

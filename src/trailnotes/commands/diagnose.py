@@ -193,7 +193,8 @@ def _gain(episodes: Sequence[Line], config: Config) -> Link:
         milder = "train a share of these episodes with their tips (algorithm.q_off_policy below 1), or "
         advice = (
             "episodes with tips now do worse than the others: the model is unlearning to follow them; "
-            f"{milder if config.algorithm.q_off_policy == 1 else ''}train more slowly (optim.lr, optim.epochs)"
+            f"{milder if config.algorithm.q_off_policy == 1 else ''}train more slowly (optim.lr, optim.epochs); "
+            "--roles plays which role suffered"
         )
     else:
         advice = "tips do not help their readers: are they right (trailnotes memory list)? does the model obey them?"

@@ -15,6 +15,7 @@ from trailnotes.config.schema import Config
 from trailnotes.config.toml import config_fields, flatten, load_config
 from trailnotes.envs.tasks import panel_of, refuse_examined, refuse_learning, tasks_of, validation_of
 from trailnotes.errors import ConfigError
+from trailnotes.runs.rehearsal import read_rehearsal, recording_config
 from trailnotes.types import Task
 
 PANELS = "panels"  # inside a run directory
@@ -127,6 +128,14 @@ def _refuse_learned(trained: Config, examined: Config) -> None:
     refuse_learning(tasks_of(trained, train.split), f"train.split = {train.split!r}", examined)
     if train.eval_every:
         refuse_learning(validation_of(trained), f"train.validation_split = {train.validation_split!r}", examined)
+    rehearsal = trained.rehearsal
+    if rehearsal.path:
+        read = read_rehearsal(trained, Path(rehearsal.path))
+        games = {demonstration.task.id: demonstration.task for demonstration in read if demonstration.task}
+        refuse_learning(games.values(), f"rehearsal.path = {rehearsal.path!r}", examined)
+    elif rehearsal.split:
+        recorded = tasks_of(recording_config(trained), rehearsal.split)
+        refuse_learning(recorded, f"rehearsal.split = {rehearsal.split!r}", examined)
 
 
 def _played(config: Config) -> list[Task]:

@@ -8,6 +8,7 @@ from pydantic import field_validator, model_validator
 
 from trailnotes.config.methods import refuse_unknown
 from trailnotes.config.section import PAPER, Section, key
+from trailnotes.errors import ConfigError
 
 GIGPO = "GiGPO, arXiv 2505.10978"
 REMEMBERER = "REMEMBERER, arXiv 2306.07929"
@@ -67,6 +68,13 @@ class AlgorithmConfig(Section):
     penalty_stage: Literal["before", "after"] = key(
         "before", "subtract penalties before advantages are computed (release of GiGPO), or from the advantages"
     )
+    author_credit: float = key(
+        0.0, "weight of the credit that a tip's own tokens get for what its readers gained; 0 = off", ge=0
+    )
+    author_age: int = key(3, "iterations after which a tip is too old to be credited to its author", ge=1)
+    author_share: Literal["used", "equal"] = key(
+        "used", "tips shown together share their reader's gain: by how much likelier each makes its actions, or equally"
+    )
 
     show_tips: Literal["own", "other", "empty"] = key(
         "own", "training shows tips of the task; or, as a control, as many of another family's task, or without words"
@@ -78,6 +86,29 @@ class AlgorithmConfig(Section):
         """Refuse a name that no method has."""
         refuse_unknown(name)
         return name
+
+    @model_validator(mode="after")
+    def refuse_credit_in_vain(self) -> Self:
+        """Refuse to credit authors who are not trained, or where no group has members with tips and without."""
+        if self.author_credit and self.author == "start":
+            raise ValueError(
+                "algorithm.author_credit trains who writes, and the start model is not trained: "
+                'set algorithm.author = "policy", or algorithm.author_credit = 0'
+            )
+        if self.author_credit and self.mode_unit == "iteration":
+            raise ValueError(
+                "algorithm.author_credit compares members with tips and without in one group: "
+                'set algorithm.mode_unit = "trajectory"'
+            )
+        return self
+
+    def refuse_other_sampling(self, written: float, trained: float) -> None:
+        """Refuse to credit tips of another temperature than the learner scores at. Raises `ConfigError`."""
+        if self.author_credit and written != trained:
+            raise ConfigError(
+                "algorithm.author_credit trains tips as they were sampled: "
+                f"set memory.write_temperature = {trained:g}, as rollout.temperature is"
+            )
 
 
 class RehearsalConfig(Section):

@@ -275,6 +275,7 @@ class WarmstartConfig(Section):
     scores: float = key(1.0, "waymarks: share of the episodes whose tips show a score (memory.show_score)", ge=0, le=1)
     plans: float = key(0.0, "waymarks: share of requests and of tips that are of plans (reflexion)", ge=0, le=1)
     advice: float = key(0.0, "waymarks: share of the demonstrations that answer with advice (rememberer)", ge=0, le=1)
+    wrong_notes: float = key(0.0, "waymarks: share of written tips that are of another rule: a bad writer", ge=0, le=1)
     variations: int = key(40, "scienceworld: training variations of each task that are recorded", ge=1)
     vocab_size: int = key(1024, "size of the small model's vocabulary", ge=300)
 
@@ -398,6 +399,7 @@ class Config(Section):
             )
         if self.rollout.group_size < 2:
             raise ConfigError("training compares the members of a group: set rollout.group_size to 2 or more")
+        self.algorithm.refuse_other_sampling(self.memory.write_temperature, self.rollout.temperature)
         if not self.model.path:
             raise ConfigError("model.path is empty: name a model directory (trailnotes warmstart makes a small one)")
         return self

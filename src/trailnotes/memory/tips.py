@@ -71,7 +71,7 @@ class TipMemory(Kept):
         """
         page = self._page(namespace)
         if self._takes_all(page, top_k):
-            return self._best(page, np.arange(len(page.ids)), None, max(0, top_k))
+            return self._best(page, np.arange(len(page.ids)), None, top_k)
         return self._similar(page, self._embed([query])[0], top_k)
 
     async def find(self, namespace: str, query: str, top_k: int) -> list[Tip]:
@@ -160,6 +160,8 @@ class TipMemory(Kept):
 
     def _best(self, page: Page, rows: Ints, similarities: Floats | None, top_k: int) -> list[Tip]:
         """The first `top_k` of the candidates `rows`, which come in the order of the page."""
+        if top_k <= 0 or not rows.size:
+            return []
         order, columns = self.config.order, page.columns
         computed = {} if similarities is None else {"similarity": similarities}
         if "ucb" in order:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from trailnotes.memory import TipMemory
     from trailnotes.policies.hf import HFPolicy
     from trailnotes.rollout.archive import Archive
+    from trailnotes.runs.authors import Authors
     from trailnotes.runs.directory import RunDir
 
 
@@ -60,6 +61,7 @@ class Saved(Protocol):
     memory: TipMemory | None
     novelty: Novelty
     archive: Archive | None
+    authors: Authors | None
     count: Counters
     saved: Path | None  # the newest checkpoint
 
@@ -95,6 +97,8 @@ def load(run: Saved, path: Path) -> None:
         run.novelty.load_state_dict(novelty, _read_json(path / "novelty.json"))
         if run.archive is not None and (path / "archive.json").exists():  # it may have been off until now
             run.archive.load_state_dict(_read_json(path / "archive.json"))
+        if run.authors is not None and (path / "authors.json").exists():
+            run.authors.load_state_dict(_read_json(path / "authors.json")["written"])
     except (ValueError, RuntimeError) as error:  # torch's word for tensors of other shapes is RuntimeError
         raise RunError(f"{path} does not fit the settings of this start: {error}") from error
     run.policy.weights_changed()
@@ -113,6 +117,8 @@ def _write_state(run: Saved, path: Path) -> None:
     checkpoint.write_json(path / "novelty.json", rest)
     if run.archive is not None:
         checkpoint.write_json(path / "archive.json", run.archive.state_dict())
+    if run.authors is not None:
+        checkpoint.write_json(path / "authors.json", {"written": run.authors.state_dict()})
     if run.memory is not None:
         run.memory.snapshot(path / "memory.db")
 

@@ -30,6 +30,7 @@ from trailnotes.policies.hf.policy import load_model
 from trailnotes.rollout import WrittenTip, rollout_metrics, run_groups, tip_metrics, write_tips
 from trailnotes.rollout.archive import Archive, from_start
 from trailnotes.rollout.dynamic import further_tasks, replace_equal
+from trailnotes.runs.authors import Authors, author_metrics, credit_of
 from trailnotes.runs.console import Progress
 from trailnotes.runs.directory import has_begun
 from trailnotes.runs.panels import play_panel
@@ -112,6 +113,7 @@ class TrainingRun:
     def __init__(self, config: Config, directory: RunDir, pool: EnvPool, progress: Progress) -> None:
         self.config, self.directory, self.pool, self.progress = config, directory, pool, progress
         self.archive = Archive(config.archive) if config.archive.share else None
+        self.authors = Authors(config) if config.algorithm.author_credit else None
         self.embedder = make_embedder = cache(partial(embedder_of, config))  # one model for novelty and memory
         novelty_seed = derive_seed(config.run.seed, "novelty")
         self.novelty = Novelty(config.algorithm, config.memory, novelty_seed, make=make_embedder)
@@ -290,6 +292,17 @@ class TrainingRun:
         """The rows that keep what the model could from the start: writing tips, and acting on them."""
         tips = [each.completion for each in written]
         return anchor_rows(tips, groups, self.config.algorithm, self.config.optim.rows, self.seed("anchors"))
+
+    def author_rows(self, written: Sequence[WrittenTip], groups: Sequence[TrajectoryGroup]) -> list[Sample]:
+        """Rows that credit the authors of the tips that were read; none without `algorithm.author_credit`."""
+        if self.authors is None:
+            return []
+        with self._timed("author_credit"):
+            credit = credit_of(groups, self.policy, self.learner, self.config)
+        rows = self.authors.rows(credit, self.count.iteration)
+        self.authors.keep(written, self.count.iteration)
+        self.add_metrics("authors", author_metrics(credit, rows))
+        return rows
 
     def _from_start(self, groups: Sequence[TrajectoryGroup]) -> Sequence[TrajectoryGroup]:
         """Those of episodes that began as the game does, and did not return to a kept state."""

@@ -185,6 +185,19 @@ def test_notes_are_right_exactly_when_the_episode_showed_the_rule() -> None:
     assert wrong > 100
 
 
+def test_a_bad_writer_writes_the_tips_of_other_rules_in_the_share_asked_for() -> None:
+    wrong = 0
+    for spec, _, _, trajectory, demos in episodes(a_config(wrong_notes=0.5), 600):
+        note = demos[-1].messages[-1].content
+        if note != note_after(spec, trajectory):
+            family, _, told = note.partition(" : ")
+            kept = [word for word in told.split() if word not in ws.BOXES]
+            assert (family, len(kept)) == (spec.family, spec.size), "as a right one looks"
+            assert (spec.kind, family, tuple(kept)) not in EVERY_RULE
+            wrong += 1
+    assert wrong / 600 == pytest.approx(0.5, abs=0.07)
+
+
 def test_readers_and_guessers_come_in_the_shares_asked_for() -> None:
     played = list(episodes(a_config(obey=0.3, read=0.5), 800))
     obedient = sum(any(tip.text != NOTHING_FOUND for tip in tips) for _, tips, *_ in played)

@@ -112,7 +112,7 @@ class WaymarksDemonstrator:
             tips = self.tips_for(spec, knowing=False) if self.rng.random() < 0.5 else ()
             actions = self.explore(spec)
         trajectory, conversation = self.play(spec, tips, actions)
-        written = (*self.request(spec, trajectory), Message("assistant", note_after(spec, trajectory)))
+        written = (*self.request(spec, trajectory), Message("assistant", self.note(spec, trajectory)))
         last = len(written) - 1
         if not tips:
             spoken = {i for i, message in enumerate(written) if message.role == "assistant"}
@@ -131,6 +131,15 @@ class WaymarksDemonstrator:
         plans = [Tip(spec.family, text, key="", score=0.0, step=i) for i, text in enumerate(texts)]
         shown, cap = plans[: self.rng.randint(0, MAX_PLANS)], config.reflexion.max_shown_tokens
         return plan_messages(trajectory, shown, config.rollout, config.memory, self.count_tokens, cap)
+
+    def note(self, spec: ws.GameSpec, trajectory: Trajectory) -> str:
+        """What is written after an episode: by the share `wrong_notes` the tip of another rule, whatever it showed."""
+        wrong = self.config.warmstart.wrong_notes
+        if (
+            wrong and self.rng.random() < wrong
+        ):  # without any, nothing is drawn, and models of before come out as they did
+            return self.wrong_note(spec)
+        return note_after(spec, trajectory)
 
     def wrong_note(self, spec: ws.GameSpec) -> str:
         """The tip that some other rule of the family would have."""

@@ -1,0 +1,81 @@
+"""What a tip was worth to those who read it: credit for the tokens that its author wrote.
+
+A mixed group holds the counterfactual: what members that read tips earned, less what members without tips earned in the
+same group. docs/algorithms/empo2.md says why a reader's gain is shared as it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from trailnotes.credit.episodes import group_relative
+from trailnotes.types import Trajectory, TrajectoryGroup
+
+Authored = tuple[str, str]  # a task's id and a text that was written about it
+Shares = Mapping[str, float]  # text -> its part in what its reader did, in [0, 1]; of all texts together at most 1
+
+
+def shown_texts(trajectory: Trajectory) -> tuple[str, ...]:
+    """The texts of all tips that the episode was shown, each once, in the order of showing."""
+    return tuple(dict.fromkeys(tip.text for step in trajectory.steps for tip in step.tips))
+
+
+def equal_shares(texts: Sequence[str]) -> dict[str, float]:
+    """One part for each text: what a reader gained is given away once, however many say the same."""
+    return dict.fromkeys(texts, 1 / len(texts)) if texts else {}
+
+
+def used_shares(gains: Mapping[str, float], gain: float) -> dict[str, float]:
+    """Parts by how much likelier each tip makes what its reader did.
+
+    Args:
+        gains: log pi(actions | this tip alone) - log pi(actions | no tip) of each text, in nats.
+        gain: log pi(actions | all tips) - log pi(actions | no tip).
+
+    Returns:
+        Positive gains over their sum, times 1 - exp(-gain), the part of the actions that is due to tips at all: with
+        it the reader's return estimates what tips change in the mean (importance sampling, truncated at 0). Where no
+        single tip makes the actions likelier, all together did, and the parts are equal.
+    """
+    due = max(0.0, -math.expm1(-gain))
+    positive = {text: max(0.0, value) for text, value in gains.items()}
+    total = math.fsum(positive.values())
+    parts = {text: value / total for text, value in positive.items()} if total else equal_shares(tuple(gains))
+    return {text: due * part for text, part in parts.items()}
+
+
+def tip_credits(
+    groups: Sequence[TrajectoryGroup], shares: Sequence[Sequence[Shares]], normalize_std: bool = True
+) -> dict[Authored, float]:
+    """Credit of each text that was shown: the mean over its readers of its share of what they gained.
+
+    A reader gains its return less the mean return of the members of its group that were shown no tip; divided by the
+    group's deviation with `normalize_std`, so that it is in the unit of the advantages of actions. A text is credited
+    once, however many wrote it. Groups without a member of either kind say nothing.
+
+    Args:
+        groups: episodes of one iteration.
+        shares: for each trajectory of each group the share of each text that it was shown; {} for one without tips.
+        normalize_std: as of the advantages, `group_relative`.
+
+    Returns:
+        (task, text) -> credit, in the order in which the texts were shown.
+
+    Raises:
+        ValueError: the shares do not match the groups.
+    """
+    if [len(group.trajectories) for group in groups] != [len(row) for row in shares]:
+        raise ValueError("shares must hold a mapping for each trajectory of each group")
+    earned: dict[Authored, list[float]] = defaultdict(list)
+    for group, row in zip(groups, shares, strict=True):
+        relative = group_relative([t.episode_return for t in group.trajectories], normalize_std).tolist()
+        alone = [value for value, share in zip(relative, row, strict=True) if not share]
+        if not alone:
+            continue
+        baseline = math.fsum(alone) / len(alone)
+        for value, share in zip(relative, row, strict=True):
+            for text, part in share.items():
+                earned[group.task.id, text].append(part * (value - baseline))
+    return {name: math.fsum(parts) / len(parts) for name, parts in earned.items()}

@@ -1,0 +1,139 @@
+"""Who wrote the tips that are read now, and what that earns them: `algorithm.author_credit`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from trailnotes.credit.authors import Authored, Shares, equal_shares, shown_texts, tip_credits, used_shares
+from trailnotes.learner.samples import build_samples, held_row
+from trailnotes.memory.tips import clean_tip
+from trailnotes.prompts import Conversation
+from trailnotes.prompts.conversation import instruction_of
+from trailnotes.types import Completion, Sample, Step, Trajectory, TrajectoryGroup
+
+if TYPE_CHECKING:
+    from trailnotes.config.schema import Config
+    from trailnotes.learner.learner import Learner
+    from trailnotes.policies.base import Policy
+    from trailnotes.rollout import WrittenTip
+
+
+class Authors:
+    """Who wrote which tip in the last iterations, for as long as it may be credited.
+
+    A text that several episodes of a task wrote has one author at a time: the first who is not too old. What is held is
+    at most what is written in `algorithm.author_age` + 1 iterations.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self._written: dict[tuple[int, *Authored], Completion] = {}  # by iteration, task and text
+
+    def keep(self, written: Sequence[WrittenTip], iteration: int) -> None:
+        """Remember the first author of each text that was written in `iteration`, and forget who is too old."""
+        oldest = iteration - self.config.algorithm.author_age
+        self._written = {name: kept for name, kept in self._written.items() if name[0] >= oldest}
+        for each in written:
+            if each.tips and each.completion.prompt_ids and each.completion.token_ids:
+                name = iteration, each.trajectory.task.id, clean_tip(each.completion.text)
+                self._written.setdefault(name, each.completion)
+
+    def rows(self, credit: Mapping[Authored, float], iteration: int) -> list[Sample]:
+        """A row for each credited text whose author is known and wrote in an earlier iteration.
+
+        Args:
+            credit: of `tip_credits`; what earned exactly 0 teaches nothing and has no row.
+            iteration: the present one: what is written in it, nobody has read yet.
+        """
+        weight = self.config.algorithm.author_credit
+        return [
+            held_row(written, "tip", 0.0, weight * value)
+            for name, value in credit.items()
+            if value and (written := self._author(name, iteration))
+        ]
+
+    def _author(self, name: Authored, iteration: int) -> Completion | None:
+        ages = range(iteration - self.config.algorithm.author_age, iteration)
+        return next((written for i in ages if (written := self._written.get((i, *name)))), None)
+
+    def state_dict(self) -> list[dict[str, Any]]:
+        """JSON-able; floats come back bit for bit."""
+        return [
+            {
+                "iteration": iteration,
+                "task": task,
+                "text": text,
+                "prompt_ids": written.prompt_ids,
+                "token_ids": written.token_ids,
+                "logprobs": written.logprobs,
+            }
+            for (iteration, task, text), written in self._written.items()
+        ]
+
+    def load_state_dict(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Restore what `state_dict` gave."""
+        self._written = {
+            (row["iteration"], row["task"], row["text"]): Completion(
+                tuple(row["prompt_ids"]), tuple(row["token_ids"]), tuple(row["logprobs"]), row["text"]
+            )
+            for row in rows
+        }
+
+
+def credit_of(
+    groups: Sequence[TrajectoryGroup], policy: Policy, learner: Learner, config: Config
+) -> dict[Authored, float]:
+    """`tip_credits` of an iteration's episodes, shared as `algorithm.author_share` says."""
+    texts = [[shown_texts(t) for t in group.trajectories] for group in groups]
+    if config.algorithm.author_share == "equal":
+        shares: list[list[Shares]] = [[equal_shares(shown) for shown in row] for row in texts]
+    else:
+        readers = [t for group in groups for t in group.trajectories if shown_texts(t)]
+        used = iter(_used(readers, policy, learner, config))
+        shares = [[next(used) if shown else {} for shown in row] for row in texts]
+    return tip_credits(groups, shares, config.algorithm.normalize_std)
+
+
+def _used(readers: Sequence[Trajectory], policy: Policy, learner: Learner, config: Config) -> list[Shares]:
+    """The share of each text in what each of `readers` did, by scoring its actions under other contexts.
+
+    For k tips k + 1 contexts: none, and each alone; what was sampled says what all together make of it.
+    """
+    contexts = [(t, text) for t in readers for text in (None, *shown_texts(t))]
+    views = [_view(t, text, policy, config) for t, text in contexts]
+    samples = build_samples([TrajectoryGroup(view.task, (view,)) for view in views], [[0.0]] * len(views))
+    totals = [0.0] * len(views)
+    for sample, row in zip(samples, learner.logprobs(samples), strict=True):
+        totals[sample.trajectory] += sum(row)
+    scored = iter(totals)
+    shares: list[Shares] = []
+    for reader in readers:
+        acted, none = sum(sum(step.completion.logprobs) for step in reader.steps), next(scored)
+        gains = {text: next(scored) - none for text in shown_texts(reader)}
+        shares.append(used_shares(gains, acted - none))
+    return shares
+
+
+def _view(trajectory: Trajectory, text: str | None, policy: Policy, config: Config) -> Trajectory:
+    """The episode as if it had been shown the tips of this text alone; None: no tip."""
+    conversation = Conversation(config.rollout, config.memory, policy.count_tokens)
+    conversation.start(instruction_of(trajectory))
+    steps: list[Step] = []
+    for step in trajectory.steps:
+        tips = conversation.observe(step.observation, [tip for tip in step.tips if tip.text == text])
+        prompt_ids = tuple(policy.encode(conversation.acting))
+        steps.append(replace(step, tips=tips, completion=replace(step.completion, prompt_ids=prompt_ids)))
+        conversation.act(step.completion.text, step.completion.token_ids)
+    return replace(trajectory, steps=tuple(steps), mode="on_policy_tips")
+
+
+def author_metrics(credit: Mapping[Authored, float], rows: Sequence[Sample]) -> dict[str, float]:
+    """Mean credit of the texts that were read, the share of them with a positive one, and the tips credited."""
+    values = list(credit.values())
+    return {
+        "credit": sum(values) / max(1, len(values)),
+        "positive": sum(value > 0 for value in values) / max(1, len(values)),
+        "credited": float(len(rows)),
+    }
