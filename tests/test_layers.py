@@ -76,7 +76,7 @@ HOUSE = {
     "config": """
         __init__ toml
         presets schema
-        methods_schema
+        methods_schema warmstart_schema
         methods section
     """,
     "credit": """
@@ -161,8 +161,8 @@ HOUSE = {
         episode
     """,
     "runs": """
-roles
-        __init__ evaluation footprint forecast training
+        __init__ evaluation footprint forecast opening roles
+        training
         rehearsal
         adaptation watching
         console panels saving

@@ -31,4 +31,4 @@ def test_what_old_paths_were_imported_for_is_there() -> None:
     from trailnotes.training import open_run, train
 
     assert train is trailnotes.train
-    assert open_run.__module__ == "trailnotes.runs.training"
+    assert open_run.__module__ == "trailnotes.runs.opening"

@@ -30,7 +30,8 @@ from trailnotes.config.schema import Config
 from trailnotes.envs.waymarks.env import WaymarksSimulator
 from trailnotes.errors import EnvError
 from trailnotes.runs.directory import RunDir
-from trailnotes.runs.training import TrainingRun, opened_run
+from trailnotes.runs.opening import opened_run
+from trailnotes.runs.training import TrainingRun
 from trailnotes.storage.files import read_jsonl
 from trailnotes.types import Observation, Task
 

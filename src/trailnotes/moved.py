@@ -19,7 +19,7 @@ MOVED = {
     "trailnotes.logs": ("trailnotes.runs.directory", "trailnotes.runs.console"),
     "trailnotes.samples": ("trailnotes.learner.samples",),
     "trailnotes.tasks": ("trailnotes.envs.tasks",),
-    "trailnotes.training": ("trailnotes.commands.train", "trailnotes.runs.training"),
+    "trailnotes.training": ("trailnotes.commands.train", "trailnotes.runs.opening", "trailnotes.runs.training"),
 }
 
 

@@ -22,7 +22,8 @@ from trailnotes.config.schema import Config
 from trailnotes.learner.samples import build_samples
 from trailnotes.memory.controls import NO_WORDS
 from trailnotes.runs.directory import RunDir
-from trailnotes.runs.training import TrainingRun, opened_run
+from trailnotes.runs.opening import opened_run
+from trailnotes.runs.training import TrainingRun
 from trailnotes.storage.files import read_jsonl
 from trailnotes.types import Sample, Trajectory, TrajectoryGroup
 

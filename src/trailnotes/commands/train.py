@@ -81,8 +81,8 @@ def _record_rehearsal(config: Config, directory: RunDir) -> None:
 
 
 async def _train(config: Config, directory: RunDir, tips: Sequence[Tip]) -> Path:
+    from trailnotes.runs.opening import opened_run
     from trailnotes.runs.saving import save
-    from trailnotes.runs.training import opened_run
     from trailnotes.storage import checkpoint
 
     with opened_run(config, directory, tips) as run:

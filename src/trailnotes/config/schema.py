@@ -25,6 +25,7 @@ from trailnotes.config.methods_schema import (
     RetrospexConfig,
 )
 from trailnotes.config.section import PAPER, RELEASE, Section, key
+from trailnotes.config.warmstart_schema import WarmstartConfig
 from trailnotes.errors import ConfigError
 
 MAX_ASKED_WORDS = 100  # of a tip, by the paper's request
@@ -253,31 +254,6 @@ class EvalConfig(Section):
     trials: int = key(10, "adapt: trials after trial 0, which acts without memory", PAPER, ge=0)
     metric: Literal["success", "return"] = key("success", "what tables and curves show")
     confidence: float = key(0.95, "level of the intervals", gt=0, lt=1)
-
-
-class WarmstartConfig(Section):
-    """A start model without any download, or plain SFT of a pretrained one."""
-
-    demonstrations: str = key("", "JSONL of conversations for plain SFT; '' = the environment's scripted episodes")
-    hidden_size: int = key(96, "width of the small model", ge=8)
-    num_layers: int = key(3, "layers of the small model", ge=1)
-    num_heads: int = key(4, "attention heads of the small model", ge=1)
-    steps: int = key(4000, "optimiser steps", ge=1)
-    save_every: int = key(500, "optimiser steps between checkpoints; 0 = only when it is asked to stop", ge=0)
-    batch_size: int = key(64, "episodes in a step; optim.microbatch_tokens of them at a time", ge=1)
-    lr: float = key(1e-3, "peak learning rate, with warm-up and cosine decay", gt=0)
-    num_tips: int = key(4, "tips shown at most in demonstrations", ge=0)
-    obey: float = key(0.4, "share of the demonstrations that act on a right tip", ge=0, le=1)
-    read: float = key(
-        0.5, "share of the others that explore: read the archive (waymarks), or wander (scienceworld)", ge=0, le=1
-    )
-    sizes: float = key(0.0, "waymarks: share of the games whose number of moves or boxes is drawn too", ge=0, le=1)
-    scores: float = key(1.0, "waymarks: share of the episodes whose tips show a score (memory.show_score)", ge=0, le=1)
-    plans: float = key(0.0, "waymarks: share of requests and of tips that are of plans (reflexion)", ge=0, le=1)
-    advice: float = key(0.0, "waymarks: share of the demonstrations that answer with advice (rememberer)", ge=0, le=1)
-    wrong_notes: float = key(0.0, "waymarks: share of written tips that are of another rule: a bad writer", ge=0, le=1)
-    variations: int = key(40, "scienceworld: training variations of each task that are recorded", ge=1)
-    vocab_size: int = key(1024, "size of the small model's vocabulary", ge=300)
 
 
 class Config(Section):

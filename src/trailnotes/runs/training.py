@@ -25,22 +25,18 @@ from trailnotes.learner.learner import Learner
 from trailnotes.learner.samples import anchor_rows
 from trailnotes.memory import embedder_of, open_memory
 from trailnotes.memory.controls import shown
-from trailnotes.memory.owner import forget_start, settle
 from trailnotes.policies.hf.policy import load_model
 from trailnotes.rollout import WrittenTip, rollout_metrics, run_groups, tip_metrics, write_tips
 from trailnotes.rollout.archive import Archive, from_start
 from trailnotes.rollout.dynamic import further_tasks, replace_equal
 from trailnotes.runs.authors import Authors, author_metrics, credit_of
 from trailnotes.runs.console import Progress
-from trailnotes.runs.directory import has_begun
 from trailnotes.runs.panels import play_panel
 from trailnotes.runs.players import model_policy, set_back
-from trailnotes.runs.rehearsal import PLACE, Rehearsal, rehearsal_path, spent_recording
-from trailnotes.runs.saving import Counters, load, save
+from trailnotes.runs.rehearsal import Rehearsal, rehearsal_path
+from trailnotes.runs.saving import Counters, save
 from trailnotes.runs.watching import watch
 from trailnotes.seeds import derive_seed
-from trailnotes.storage import checkpoint
-from trailnotes.storage.files import free_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -51,57 +47,9 @@ if TYPE_CHECKING:
     from trailnotes.policies.hf import HFPolicy
     from trailnotes.rollout import MemoryOf
     from trailnotes.runs.directory import RunDir
-    from trailnotes.types import Mode, Sample, Task, Tip, Trajectory, TrajectoryGroup
+    from trailnotes.types import Mode, Sample, Task, Trajectory, TrajectoryGroup
 
 EMPTY_ITERATIONS = 3  # without any episode, after which the environment counts as broken
-
-
-@contextlib.contextmanager
-def opened_run(config: Config, directory: RunDir, tips: Sequence[Tip] = ()) -> Iterator[TrainingRun]:
-    """A run where `directory` left it, with environments and a bar of its own. Needs the event loop that trains.
-
-    `tips` are those that a run begins with; one that has begun keeps its own.
-    """
-    with (
-        EnvPool(config.env) as pool,
-        Progress(config, directory) as progress,
-        contextlib.closing(open_run(config, directory, pool, progress, tips)) as run,
-    ):
-        yield run
-
-
-def open_run(
-    config: Config, directory: RunDir, pool: EnvPool, progress: Progress, tips: Sequence[Tip] = ()
-) -> TrainingRun:
-    """A run at its last whole checkpoint, or at its start.
-
-    Lines that came after it, and tips that the run wrote after it, are set aside in files of their own: not lost, and
-    not counted. What the owner of the memory changed stays.
-    """
-    saved = checkpoint.latest(directory.checkpoints)
-    done = int(checkpoint.load_meta(saved)["iteration"]) if saved else 0
-    start = directory.path / "memory.start.db"
-    if not has_begun(directory.path):
-        forget_start(directory.memory_path, start)
-    run = TrainingRun(config, directory, pool, progress)
-    if saved is not None:
-        load(run, saved)
-    elif run.rehearsal:
-        run.count_before(spent_recording(directory.path / PLACE))
-    kept = directory.set_aside_after(done)
-    begins = saved is None
-    if run.memory is not None:
-        aside = free_name(directory.path / f"tips.after-{done:06d}.jsonl")
-        begins = settle(run.memory, saved / "memory.db" if saved else None, start, aside, tips)
-        kept += [aside] if aside.exists() else []
-    if saved is not None or kept:
-        progress.note(f"resuming after iteration {done}" + "".join(f"; set aside {path.name}" for path in kept))
-    if tips:
-        progress.note(
-            f"began with {len(tips)} tips" if begins else "this run has begun, and keeps its own tips: "
-            f"`trailnotes memory import {directory.path} FILE` adds others"
-        )  # fmt: skip
-    return run
 
 
 class TrainingRun:
