@@ -348,7 +348,7 @@ class Config(Section):
         algorithm, rehearsal = self.algorithm, self.rehearsal
         anchored = algorithm.anchor_weight and (algorithm.anchor_tips or algorithm.anchor_reading)
         rehearsed = (rehearsal.path or rehearsal.split) and rehearsal.hold
-        of_tips = bool(anchored or rehearsed or algorithm.author == "start") and method_of(algorithm.name).memory
+        of_tips = bool(anchored or rehearsed or algorithm.author == "start") and method_of(algorithm.name).writes_tips
         taught = algorithm.name == "opsd" and self.opsd.from_start
         return bool(self.loss.kl) or of_tips or taught
 
