@@ -52,9 +52,9 @@ PLACES = {"CONFIG": "configs/demo.toml", "RUN": "runs/any", "DIR": "runs/any", "
 """What a page leaves to the reader, and what stands there when the line is read here."""
 SMALL = shlex.split(
     "--env.name waymarks-simulator --env.num_workers 0 --rollout.num_tasks 10 --rollout.group_size 4 "
-    "--optim.epochs 1 --train.iterations 1 --warmstart.steps 1"
+    "--optim.epochs 1 --train.iterations 1 --warmstart.steps 1 --rehearsal.num_tasks 2 --rehearsal.trials 1"
 )
-SHRUNK = ("train", "rollout", "warmstart")  # the others play what GIVEN holds, which is small
+SHRUNK = ("train", "rollout", "warmstart", "rehearsal record")  # the others play what GIVEN holds, which is small
 GIVEN = {"runs/smoke": [], "runs/lora": ["--model.lora.enabled", "true"]}
 """Runs that the examples of `--help` take for granted, and their settings beside configs/smoke.toml and `SMALL`."""
 
