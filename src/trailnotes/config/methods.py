@@ -33,6 +33,7 @@ class Method:
     trains: bool  # changes weights: `trailnotes train`; the others: `trailnotes adapt`
     memory: bool = False  # a training that opens a memory of tips
     plain: bool = False  # and shows them to no member: all act without
+    own_tips: bool = False  # a training whose members write tips for themselves alone, in no memory of the run
     repeats: bool = False  # plays the panel eval.trials + 1 times
     data: str = (
         ""  # the setting that takes other runs, whose episodes it learns from; "" plays the model of another run
@@ -44,6 +45,11 @@ class Method:
     def shows_tips(self) -> bool:
         """Whether members of its groups act with tips."""
         return self.memory and not self.plain
+
+    @property
+    def writes_tips(self) -> bool:
+        """Whether its training writes tips, which can be held and rehearsed."""
+        return self.memory or self.own_tips
 
     def load(self) -> Drive:
         """The method itself."""
@@ -85,7 +91,7 @@ _BUILT_IN = (
     Method(
         "opsd", "OPSD", "trailnotes.algorithms.opsd:opsd", trains=True, memory=True, plain=True, colour="#882255",
     ),
-    Method("lamer", "LaMer", "trailnotes.algorithms.lamer:lamer", trains=True, colour="#332288"),
+    Method("lamer", "LaMer", "trailnotes.algorithms.lamer:lamer", trains=True, own_tips=True, colour="#332288"),
 )  # fmt: skip
 METHODS = {method.name: method for method in _BUILT_IN}
 _OWN = re.compile(r"[\w.]+:\w+")  # module:NAME

@@ -326,6 +326,10 @@ class Config(Section):
             raise ConfigError(
                 "lamer plays each task from its start: set archive.share and algorithm.dynamic_sampling to 0"
             )
+        if algorithm.name == "lamer" and (algorithm.author == "start" or algorithm.author_credit):
+            raise ConfigError(
+                'lamer trains who writes by what follows: set algorithm.author = "policy" and author_credit = 0'
+            )
         if self.archive.share and not method.trains:
             raise ConfigError(f"{algorithm.name} trains nothing from kept states: set archive.share = 0")
         if self.archive.share:
@@ -348,7 +352,7 @@ class Config(Section):
         algorithm, rehearsal = self.algorithm, self.rehearsal
         anchored = algorithm.anchor_weight and (algorithm.anchor_tips or algorithm.anchor_reading)
         rehearsed = (rehearsal.path or rehearsal.split) and rehearsal.hold
-        of_tips = bool(anchored or rehearsed or algorithm.author == "start") and method_of(algorithm.name).memory
+        of_tips = bool(anchored or rehearsed or algorithm.author == "start") and method_of(algorithm.name).writes_tips
         taught = algorithm.name == "opsd" and self.opsd.from_start
         return bool(self.loss.kl) or of_tips or taught
 

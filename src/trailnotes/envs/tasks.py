@@ -166,7 +166,7 @@ def rehearsed_of(config: Config) -> list[Task]:
         ConfigError: the split is unknown, or the file cannot be read.
     """
     rehearsal = config.rehearsal
-    if not method_of(config.algorithm.name).memory:
+    if not method_of(config.algorithm.name).writes_tips:
         return []
     if rehearsal.path:
         from trailnotes.storage.demonstrations import from_jsonl

@@ -81,7 +81,7 @@ def rehearsal_path(config: Config, run_dir: Path) -> Path | None:
     A method without tips has none to keep alive, and ignores these settings as it does those of the memory.
     """
     rehearsal = config.rehearsal
-    if not method_of(config.algorithm.name).memory:
+    if not method_of(config.algorithm.name).writes_tips:
         return None
     if rehearsal.path:
         return Path(rehearsal.path)
