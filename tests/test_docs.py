@@ -221,6 +221,11 @@ class Verbosity:
         pass
 
 
+KEPT = (  # a row of each role, and each of its terms
+    "--algorithm.anchor_tips 1 --algorithm.anchor_reading 1 --rehearsal.imitate 0.1 --algorithm.author_credit 1"
+)
+
+
 def explained() -> set[str]:
     return set(re.findall(r"^\| `([\w/]+)` \|", words(ROOT / "docs/metrics.md"), re.MULTILINE))
 
@@ -237,9 +242,11 @@ def test_every_metric_that_is_written_is_explained_and_the_other_way_round(
         "--algorithm.q_off_policy 0.5 --loss.kl 0.05 --memory.max_write_tokens 8 "
         "--train.eval_notes_every 2 --train.new_split new"
     )
+    rehearsed = clone / "rehearsed.jsonl"
+    rehearsed.write_text('{"messages": [{"role": "user", "content": "say"}, {"role": "assistant", "content": "go"}]}\n')
     lines = []
     for name, more in (
-        ("empo2", "--algorithm.intrinsic states --archive.share 1 --algorithm.author_credit 1"),
+        ("empo2", f"--algorithm.intrinsic states --archive.share 1 {KEPT} --rehearsal.path {rehearsed}"),
         ("gigpo", "--algorithm.dynamic_sampling 1"),
         ("opsd", ""),
         ("lamer", ""),

@@ -28,6 +28,21 @@ def test_empo2_without_memory_mode_is_grpo(start_model: Path, tmp_path: Path, un
     assert len(metrics(empo2)) == 3
 
 
+@pytest.mark.parametrize(
+    "nothing",
+    [
+        {"algorithm": {"anchor_tips": 0.0, "anchor_reading": 0.0, "anchor_weight": 9.0}},
+        {"algorithm": {"anchor_tips": 1.0, "anchor_reading": 1.0, "anchor_weight": 0.0}},
+    ],
+)
+def test_anchors_without_share_or_weight_are_empo2(start_model: Path, tmp_path: Path, nothing: dict[str, Any]) -> None:
+    plain = trained(start_model, tmp_path / "plain", train={"iterations": 2})
+    held = trained(start_model, tmp_path / "held", train={"iterations": 2}, **nothing)
+    anchored = trained(start_model, tmp_path / "anchored", train={"iterations": 2}, algorithm={"anchor_tips": 1.0})
+    assert equal_weights(plain, held)
+    assert not equal_weights(plain, anchored)
+
+
 @pytest.mark.parametrize("mode", ["off_policy", "on_policy_tips"])
 def test_tips_modes_on_an_empty_memory_are_plain(start_model: Path, tmp_path: Path, mode: str) -> None:
     algorithm = {"p_memory": 1.0, "q_off_policy": float(mode == "off_policy"), "mode_unit": "iteration"}

@@ -337,6 +337,9 @@ def test_a_changed_panel_is_refused_by_its_name(concluded: Callable[..., Summary
     path.write_text(path.read_text().replace("trials = 2", "trials = 3"))
     with pytest.raises(RunError, match=r"\(start-0 on panel new: eval\.trials; grpo-0 on panel new: eval\.trials; "):
         refuse_changed(runs_of(load_plan(path), path, tmp_path / "out"))
+    path.write_text(path.read_text().replace("trials = 3", "trials = 2") + '[settings]\n"optim.lr" = 0.5\n')
+    with pytest.raises(RunError, match=r"\(start-0: optim\.lr; grpo-0: optim\.lr; "):  # said once of a run
+        refuse_changed(runs_of(load_plan(path), path, tmp_path / "out"))
 
 
 # -- the picture

@@ -52,6 +52,29 @@ def test_seven_billion_in_full_by_hand() -> None:
         refuse_too_large(settings(), found)
 
 
+@pytest.mark.parametrize(
+    ("sections", "held"),
+    [
+        ({}, False),
+        ({"algorithm": {"anchor_tips": 0.25}}, True),
+        ({"algorithm": {"anchor_tips": 0.25, "anchor_weight": 0.0}}, False),
+        ({"algorithm": {"author": "start"}}, True),
+        ({"rehearsal": {"split": "spare"}}, True),
+        ({"rehearsal": {"split": "spare", "hold": 0.0, "imitate": 0.1}}, False),
+        ({"rehearsal": {"split": "spare"}, "algorithm": {"name": "grpo"}}, False),
+    ],
+)
+def test_whatever_holds_to_the_start_model_needs_it_in_memory(sections: dict[str, Any], held: bool) -> None:
+    assert ("reference: the weights of the start" in estimated(settings(**sections)).held) == held
+
+
+def test_an_author_of_its_own_has_a_cache_of_its_own() -> None:
+    one, two = (estimated(settings(algorithm={"author": author})).acting for author in ("policy", "start"))
+    assert [*two.values()] == 2 * [*one.values()]
+    adapters = settings(model={"lora": {"enabled": True}}, algorithm={"author": "start"})
+    assert [*estimated(adapters).acting.values()] == [*one.values()], "the same engine, its adapters set back"
+
+
 def test_float32_takes_weights_gradients_and_two_moments(start_model: Path) -> None:
     found = estimated(small_config(model={"path": str(start_model)}, loss={"kl": 0.0}))
     weights, optimiser = found.held.values()

@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import json
+import random
+import shutil
+import sqlite3
+import weakref
+from collections import Counter
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,9 +17,10 @@ import pytest
 
 from tinyrun import SAME, Paid, differences, metrics, run_command, tiny_config, train_in_process
 from trailnotes.commands import main
+from trailnotes.commands.adapt import adapt
 from trailnotes.commands.train import dry_run, train
 from trailnotes.config.schema import Config
-from trailnotes.config.toml import load_config, to_toml
+from trailnotes.config.toml import to_toml
 from trailnotes.envs.tasks import panel_of, rehearsed_of, seen_in_training, tasks_of
 from trailnotes.errors import ConfigError, EnvError
 from trailnotes.policies.chat import ChatFormat
@@ -21,8 +28,15 @@ from trailnotes.policies.hf.policy import HFPolicy, load_tokenizer
 from trailnotes.rollout import write_tips
 from trailnotes.rollout.tips import Written
 from trailnotes.runs.forecast import first_and_before, iterations, num_rehearsed, small
-from trailnotes.runs.players import model_policy
-from trailnotes.runs.rehearsal import conversations, read_rehearsal, record, recording_config, spent_recording
+from trailnotes.runs.players import load_policy, model_policy
+from trailnotes.runs.rehearsal import (
+    Rehearsal,
+    conversations,
+    read_rehearsal,
+    record,
+    recording_config,
+    spent_recording,
+)
 from trailnotes.storage.demonstrations import Demonstration, from_jsonl, to_jsonl
 from trailnotes.storage.files import read_jsonl
 from trailnotes.storage.records import trajectory_from_json
@@ -101,11 +115,6 @@ def test_games_are_known_again_in_a_file_under_any_name(start_model: Path, tmp_p
     assert len(read_rehearsal(config, tmp_path / "r.jsonl")) == 1
 
 
-def test_two_sources_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"rehearsal\.path and rehearsal\.split are two sources"):
-        load_config(None, ["--rehearsal.path", "a.jsonl", "--rehearsal.split", "spare"])
-
-
 def test_who_examines_on_rehearsed_games_is_told(start_model: Path, recorded: Path) -> None:
     trained = rehearsing(start_model, rehearsal={"num_tasks": 0})
     examined = trained.model_copy(update={"eval": trained.eval.model_copy(update={"split": "spare", "num_tasks": 0})})
@@ -155,14 +164,16 @@ def test_what_is_recorded_is_what_was_said(start_model: Path, tmp_path: Path, mo
 def test_ids_of_another_tokenizer_give_way_to_the_text(start_model: Path) -> None:
     chat = ChatFormat(load_tokenizer(tiny_config(start_model).model))
 
-    def learned(ids: tuple[int, ...] | None) -> list[int]:
-        row, mask = chat.taught((Message("user", "go"), Message("assistant", "north", ids)), {1})
-        return [token for token, trained in zip(row, mask, strict=True) if trained]
+    def learned(text: str, ids: tuple[int, ...] | None) -> tuple[int, ...]:
+        row, mask = chat.taught((Message("user", "go"), Message("assistant", text, ids)), {1})
+        return tuple(token for token, trained in zip(row, mask, strict=True) if trained)
 
-    letters = tuple(token for letter in "north" for token in chat.tokenizer(letter).input_ids)
-    assert chat.tokenizer.decode(letters) == "north"
-    assert learned(letters) == list(letters) != learned(None)
-    assert learned((3, 4)) == learned((10**9,)) == learned(None)
+    sampled = tuple(token for letter in "north" for token in chat.tokenizer(letter).input_ids)  # not as it would write
+    said = chat.decode(sampled)
+    assert learned(said, sampled) == sampled != learned(said, None)
+    assert learned(said[:3], sampled) == sampled, "cut at a stop string"
+    assert learned("south", sampled) == learned("south", (10**9,)) == learned("south", None)
+    assert learned("", sampled) == learned("", None)
 
 
 def test_a_file_comes_back_as_it_was_written(tmp_path: Path) -> None:
@@ -204,11 +215,69 @@ def test_tips_stay_with_their_episodes_where_a_group_was_dropped(
     assert len(whole) == 8
 
 
+@pytest.mark.parametrize(
+    ("earned", "won", "episodes", "tips"),
+    [
+        ((0.0, 0.5, 1.0), (False, False, True), [True, True, True], [True, True, True]),
+        ((1.0, 0.0, 0.0), (True, False, False), [True, False, False], [False, False, False]),
+        ((1.0, 1.0, 0.5), (True, True, False), [True, True, False], [True, False, False]),
+        ((0.5, 0.5, 0.5), (False, False, False), [False, False, False], [False, False, False]),
+    ],
+)
+def test_what_helped_is_told_by_what_followed(
+    earned: tuple[float, ...], won: tuple[bool, ...], episodes: list[bool], tips: list[bool],
+    start_model: Path, recorded: Path, tmp_path: Path,
+) -> None:  # fmt: skip
+    """Of one game with an episode in each of three trials."""
+    played = recording_config(rehearsing(start_model, rehearsal={"num_tasks": 1, "num_samples": 1, "trials": 2}))
+    (game,) = (task.id for task in panel_of(played))
+    (tmp_path / "phases").mkdir()
+    (one, *_) = (e for e in read_jsonl(recorded / "phases/trial-0.episodes.jsonl") if e["task"]["id"] == game)
+    (note, *_) = read_jsonl(recorded / "phases/trial-0.notes.jsonl")
+    for trial, (reward, success) in enumerate(zip(earned, won, strict=True)):
+        steps = [{**step, "reward": reward if i == 0 else 0.0} for i, step in enumerate(one["steps"])]
+        record = {**one, "member": 0, "steps": steps, "success": success}
+        (tmp_path / f"phases/trial-{trial}.episodes.jsonl").write_text(json.dumps(record) + "\n")
+        (tmp_path / f"phases/trial-{trial}.notes.jsonl").write_text(json.dumps({**note, "index": 0}) + "\n")
+    found = [*conversations(played, tmp_path, lambda text: len(text.split()))]
+    assert [(each.kind, each.helped) for each in found] == [
+        pair for i in range(3) for pair in ((f"trial-{i}", episodes[i]), ("tip", tips[i]))
+    ]
+
+
+def test_an_update_rehearses_each_kind_as_often_and_imitates_what_helped(start_model: Path, tmp_path: Path) -> None:
+    kinds = {"trial-0": 3, "trial-1": 6, "tip": 20}
+    turns = (Message("user", "go"), Message("assistant", "north"))
+    made = [
+        Demonstration((Message("user", f"{kind} {i}"), turns[1]), frozenset({1}), None, kind, i % 2 == 0)
+        for kind, many in kinds.items()
+        for i in range(many)
+    ]
+    to_jsonl(made, tmp_path / "r.jsonl")
+    assert from_jsonl(tmp_path / "r.jsonl", "rehearsal.path") == made
+    own = {"split": "", "path": str(tmp_path / "r.jsonl"), "hold": 0.4, "imitate": 0.1, "rows": 14}
+    config = rehearsing(start_model, rehearsal=own)
+    chat = ChatFormat(load_tokenizer(config.model))
+    subject = Rehearsal(config, tmp_path / "r.jsonl", chat)
+    known = {tuple(chat.taught(each.messages, each.taught)[0]): each for each in made}
+    drawn = [[known[row.token_ids] for row in subject.draw(random.Random(seed))] for seed in range(40)]
+    for rows in drawn:
+        counts = Counter(row.kind for row in rows)
+        assert counts["trial-0"] == 3, "all there are"
+        assert 4 <= counts["trial-1"] <= 5
+        assert 4 <= counts["tip"] <= 5
+    assert len({sum(row.kind == "tip" for row in rows) for rows in drawn}) == 2, "who gets what is left over is drawn"
+    for row in subject.draw(random.Random(0)):
+        assert (row.role, row.hold) == ("rehearsal", 0.4)
+        assert row.imitate == (0.1 if known[row.token_ids].helped else 0.0)
+        assert not any(row.advantages)
+
+
 # -- what it costs
 
 
 def test_what_is_recorded_counts_from_the_start(alone: Path) -> None:
-    spent = spent_recording(alone)
+    spent = spent_recording(alone / "rehearsal")
     first, second = metrics(alone)
     played = [*map(trajectory_from_json, read_jsonl(alone / "rehearsal" / "trajectories.jsonl"))]
     assert spent["env_steps"] == sum(len(episode.steps) for episode in played) > 0
@@ -223,7 +292,7 @@ def test_what_is_recorded_counts_from_the_start(alone: Path) -> None:
 
 
 def test_a_limit_that_recording_uses_up_is_an_error(start_model: Path, alone: Path, tmp_path: Path) -> None:
-    steps = int(spent_recording(alone)["env_steps"])
+    steps = int(spent_recording(alone / "rehearsal")["env_steps"])
     config = rehearsing(start_model, train={"max_env_steps": steps})
     with pytest.raises(ConfigError, match=rf"took {steps} environment steps.*leaves nothing to train: raise train"):
         train(config, tmp_path / "run")
@@ -315,6 +384,29 @@ def never(*_: object) -> Observation:
     raise EnvError("nothing is to be played")
 
 
+def test_a_run_that_has_begun_keeps_its_recording_when_settings_change(
+    start_model: Path, alone: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(alone, tmp_path / "run")
+    config = rehearsing(start_model, memory={"top_k": 3}, train={"iterations": 3})
+    train(config, tmp_path / "run", allow_change=["memory.top_k", "train.iterations"])
+    assert len(metrics(tmp_path / "run")) == 3
+
+
+def test_the_model_that_recorded_makes_room(start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    models = []
+
+    def watched(*arguments: Any) -> HFPolicy:
+        policy = load_policy(*arguments)
+        assert isinstance(policy, HFPolicy)
+        models.append(weakref.ref(policy.model))
+        return policy
+
+    monkeypatch.setattr("trailnotes.runs.players.load_policy", watched)
+    record(rehearsing(start_model, rehearsal={"num_tasks": 1, "num_samples": 1, "trials": 0}), tmp_path / "out")
+    assert [model() for model in models] == [None]
+
+
 def test_a_recording_of_other_settings_is_refused_and_of_other_training_is_not(
     start_model: Path, recorded: Path
 ) -> None:
@@ -334,7 +426,7 @@ def test_the_command_records_and_says_what_it_took(
     (tmp_path / "config.toml").write_text(to_toml(rehearsing(start_model)))
     words = ["rehearsal", "record", str(tmp_path / "config.toml"), "--out"]
     assert main([*words, str(recorded)]) == 0
-    steps = int(spent_recording(recorded.parent)["env_steps"])
+    steps = int(spent_recording(recorded)["env_steps"])
     said = capsys.readouterr().out
     assert f"16 conversations, which took {steps} environment steps and " in said
     assert f"written to {recorded / 'rehearsal.jsonl'}" in said
@@ -371,3 +463,30 @@ def test_the_start_model_writes_the_tips(
     assert (later == theirs_later) == (author == "start")
     lines = [line for line in read_jsonl(tmp_path / "trajectories.jsonl") if line["iteration"] == 1]
     assert {step["policy_version"] for line in lines for step in line["steps"]} == {1}, "it acts as before"
+
+
+@pytest.mark.parametrize("author", ["start", "policy"])
+def test_an_adaptation_of_the_run_has_the_same_author(author: str, start_model: Path, tmp_path: Path) -> None:
+    config = tiny_config(start_model, algorithm={"author": author}, train={"iterations": 1})
+    last = train(config, tmp_path / "run")
+    adapt(config, tmp_path / "run", out=tmp_path / "adapted", trials=1)
+    with closing(sqlite3.connect(tmp_path / "adapted" / "memory.db")) as connection:
+        wrote = {model for (model,) in connection.execute("SELECT model FROM tips")}
+    assert wrote == {str(start_model if author == "start" else last)}
+
+
+def test_curves_with_tips_have_the_same_author(
+    start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authors = []
+
+    async def listening(policy: HFPolicy, *arguments: Any, **options: Any) -> Written:
+        authors.append(policy)
+        return await write_tips(policy, *arguments, **options)
+
+    monkeypatch.setattr("trailnotes.runs.watching.write_tips", listening)
+    train_section = {"iterations": 1, "eval_notes_every": 1, "eval_notes_trials": 1}
+    config = tiny_config(start_model, algorithm={"author": "start"}, train=train_section, eval={"num_tasks": 1})
+    run = train_in_process(config, tmp_path)
+    assert authors
+    assert all(author is not run.policy and author.name == str(start_model) for author in authors)

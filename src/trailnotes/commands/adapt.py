@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from trailnotes.config.schema import Config
-    from trailnotes.runs.adaptation import Figure
+    from trailnotes.policies.base import Policy
+    from trailnotes.runs.adaptation import Cast, Figure
     from trailnotes.runs.console import Bar
     from trailnotes.runs.directory import RunDir
     from trailnotes.runs.panels import PanelResult
@@ -102,11 +103,9 @@ def settled(config: Config, subject: Subject, method: str | None, trials: int | 
 async def _adapt(config: Config, directory: RunDir, subject: Subject, progress: Bar | None) -> list[Figure]:
     from trailnotes.envs.workers.pool import EnvPool
     from trailnotes.runs.adaptation import AdaptationRun
-    from trailnotes.runs.players import load_policy
 
-    policy = load_policy(config, subject, directory.path)
     with EnvPool(config.env) as pool:
-        run = AdaptationRun(config, directory, policy, pool, subject, progress)
+        run = AdaptationRun(config, directory, _cast(config, directory, subject), pool, subject, progress)
         try:
             await method_of(config.algorithm.name).load()(run)
         except BudgetError as error:
@@ -116,6 +115,17 @@ async def _adapt(config: Config, directory: RunDir, subject: Subject, progress: 
                 "same command continues"
             ) from error
         return run.figures
+
+
+def _cast(config: Config, directory: RunDir, subject: Subject) -> Policy | Cast:
+    """Who plays which role: the subject all, or with `algorithm.author = "start"` the model it was trained from one."""
+    from trailnotes.runs.adaptation import Cast
+    from trailnotes.runs.players import Subject, load_policy
+
+    policy = load_policy(config, subject, directory.path)
+    if config.algorithm.name != DEFAULT_METHOD or config.algorithm.author == "policy" or subject.trained is None:
+        return policy
+    return Cast(policy, load_policy(config, Subject(subject.trained.model.path, "start")), policy)
 
 
 def _write(figures: Sequence[Figure], out: Path) -> None:

@@ -69,10 +69,13 @@ def train(
 def _record_rehearsal(config: Config, directory: RunDir) -> None:
     """Have the start model play what is to be rehearsed, unless it has, or a file was given."""
     from trailnotes.runs.console import Bar
+    from trailnotes.runs.directory import has_begun
     from trailnotes.runs.rehearsal import record, rehearsal_path
 
     path = rehearsal_path(config, directory.path)
-    if path is not None and not config.rehearsal.path:
+    if path is None or config.rehearsal.path:
+        return
+    if not (path.is_file() and has_begun(directory.path)):  # what a run has begun with stays, whatever may change
         with Bar(1.0, "rehearsal") as bar:
             record(config, path.parent, bar)
 
@@ -170,7 +173,7 @@ def dry_run(
     from trailnotes.runs.footprint import footprint, refuse_too_large
     from trailnotes.runs.forecast import first_and_before, iterations, num_rehearsed, small
     from trailnotes.runs.needs import refuse_missing
-    from trailnotes.runs.rehearsal import refuse_rehearsal, spent_recording
+    from trailnotes.runs.rehearsal import PLACE, refuse_rehearsal, spent_recording
 
     config.refuse_training()
     refuse_examined(config)
@@ -194,7 +197,9 @@ def dry_run(
         path = Path(name)
         copy = small(config)
         train(copy, path, memory=memory)
-        line, before = first_and_before(config, copy, next(read_jsonl(path / "metrics.jsonl")), spent_recording(path))
+        line, before = first_and_before(
+            config, copy, next(read_jsonl(path / "metrics.jsonl")), spent_recording(path / PLACE)
+        )
         saved = sum(file.stat().st_size for file in (path / "checkpoints").rglob("*") if file.is_file())
         logged = (path / "trajectories.jsonl").stat().st_size
     repeats = iterations(config, line, before)

@@ -33,7 +33,7 @@ class Method:
     trains: bool  # changes weights: `trailnotes train`; the others: `trailnotes adapt`
     memory: bool = False  # a training that opens a memory of tips
     plain: bool = False  # and shows them to no member: all act without
-    own_tips: bool = False  # a training whose members write tips for themselves alone, in no memory of the run
+    writes: bool = False  # a training that writes tips without such a memory
     repeats: bool = False  # plays the panel eval.trials + 1 times
     data: str = (
         ""  # the setting that takes other runs, whose episodes it learns from; "" plays the model of another run
@@ -48,8 +48,8 @@ class Method:
 
     @property
     def writes_tips(self) -> bool:
-        """Whether its training writes tips, which can be held and rehearsed."""
-        return self.memory or self.own_tips
+        """Whether training has the policy write tips, and so has any to keep alive."""
+        return self.memory or self.writes
 
     def load(self) -> Drive:
         """The method itself."""
@@ -91,7 +91,7 @@ _BUILT_IN = (
     Method(
         "opsd", "OPSD", "trailnotes.algorithms.opsd:opsd", trains=True, memory=True, plain=True, colour="#882255",
     ),
-    Method("lamer", "LaMer", "trailnotes.algorithms.lamer:lamer", trains=True, own_tips=True, colour="#332288"),
+    Method("lamer", "LaMer", "trailnotes.algorithms.lamer:lamer", trains=True, writes=True, colour="#332288"),
 )  # fmt: skip
 METHODS = {method.name: method for method in _BUILT_IN}
 _OWN = re.compile(r"[\w.]+:\w+")  # module:NAME

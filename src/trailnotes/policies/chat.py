@@ -16,7 +16,7 @@ import re
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from itertools import chain, product
+from itertools import chain, groupby, product
 from typing import Any, NamedTuple
 
 from trailnotes.errors import PolicyError
@@ -75,6 +75,8 @@ class ChatFormat:
         self._piece = lru_cache(CACHE_SIZE)(self._encode_piece)
         self._content = lru_cache(CACHE_SIZE)(self._encode_content)
         self._control = self._control_pattern()
+        added = tokenizer.added_tokens_decoder.items()
+        self._special_tags = {index for index, token in added if token.special and token.content in THINK}
         self.end_ids = self._find_end_ids()
         self._prompt = self._layout(("user",)).pieces[-1]  # after a user's message, for the assistant to speak
         self.opening = open_tag(self._prompt)
@@ -114,11 +116,19 @@ class ChatFormat:
         if message.token_ids is None:
             return message
         try:
-            text = self.tokenizer.decode(list(message.token_ids), clean_up_tokenization_spaces=False)
+            text = self.opening + self.decode(message.token_ids)
         except (IndexError, OverflowError, TypeError, ValueError):  # ids that it does not know, in its own words
-            text = None
-        known = text is not None and text.startswith(message.content.removeprefix(self.opening))
+            return replace(message, token_ids=None)
+        said = message.content  # up to a stop string, which its ids may hold
+        known = text.startswith(said) if said else not text.strip()
         return message if known else replace(message, token_ids=None)
+
+    def decode(self, token_ids: TokenIds) -> str:
+        """Text without special tokens; tags of thinking stay, which some tokenizers count among them."""
+        return "".join(
+            self.tokenizer.decode(list(run), skip_special_tokens=not tags, clean_up_tokenization_spaces=False)
+            for tags, run in groupby(token_ids, self._special_tags.__contains__)
+        )
 
     def count_tokens(self, text: str) -> int:
         """Tokens of `text` as the content of a message."""

@@ -8,6 +8,7 @@
     trajectories.jsonl   whole episodes
     memory.db            the tips
     memory.start.db      those that training began with
+    rehearsal/           what the start model recorded before training, with rehearsal.split
     checkpoints/         step-000010/ ... as `checkpoint` writes them
     tensorboard/         drawn from metrics.jsonl, if run.tensorboard is set
     lock                 held by the process that trains

@@ -99,7 +99,7 @@ def footprint(config: Config) -> Footprint | None:
     return Footprint(
         model=f"{config.model.path} ({size} parameters; {source})",
         held=_held(config, number, whole, trained),
-        acting={_cache_of(config): _cache(shape, config, number) * scale},
+        acting=_acting(config, _cache(shape, config, number) * scale),
         learning=learning,
         device=device,
         room=room,
@@ -179,6 +179,12 @@ def _held(config: Config, number: int, whole: float, trained: float) -> dict[str
     if config.holds:
         parts["reference: the weights of the start"] = whole * number
     return parts
+
+
+def _acting(config: Config, cache: float) -> dict[str, float]:
+    """The caches: of the policy and, where another model writes the tips, of that one."""
+    own = config.algorithm.author == "start" and config.holds and not config.model.lora.enabled
+    return {_cache_of(config): cache} | ({"the same of the author of the tips": cache} if own else {})
 
 
 def _conversations(config: Config) -> int:

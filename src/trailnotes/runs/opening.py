@@ -9,7 +9,7 @@ from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.memory.owner import forget_start, settle
 from trailnotes.runs.console import Progress
 from trailnotes.runs.directory import has_begun
-from trailnotes.runs.rehearsal import spent_recording
+from trailnotes.runs.rehearsal import PLACE, spent_recording
 from trailnotes.runs.saving import load
 from trailnotes.runs.training import TrainingRun
 from trailnotes.storage import checkpoint
@@ -53,8 +53,8 @@ def open_run(
     run = TrainingRun(config, directory, pool, progress)
     if saved is not None:
         load(run, saved)
-    elif run.rehearsal and not config.rehearsal.path:
-        run.count_before(spent_recording(directory.path))
+    elif run.rehearsal:
+        run.count_before(spent_recording(directory.path / PLACE))
     kept = directory.set_aside_after(done)
     begins = saved is None
     if run.memory is not None:

@@ -20,6 +20,7 @@ from trailnotes.storage import checkpoint
 from trailnotes.types import Message, StrPath
 
 if TYPE_CHECKING:
+    from trailnotes.learner.learner import Learner
     from trailnotes.policies.base import Policy
     from trailnotes.policies.hf.policy import HFPolicy
 
@@ -104,6 +105,20 @@ def model_policy(config: Config, loaded: Any = None) -> HFPolicy:
         max_context_tokens=config.rollout.max_context_tokens,
         template_options=config.model.template_options,
     )
+
+
+@contextmanager
+def set_back(policy: HFPolicy, learner: Learner) -> Iterator[HFPolicy]:
+    """The policy that training began with, inside the block: its adapters as they were, which voids its caches."""
+    version = policy.version
+    with learner.at_start():
+        policy.forget()
+        policy.version = 0
+        try:
+            yield policy
+        finally:
+            policy.forget()
+            policy.version = version
 
 
 def random_player(config: Config) -> ScriptedPolicy:

@@ -6,6 +6,7 @@ environment's scripted episodes (`script`).
 
 from __future__ import annotations
 
+import gc
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
@@ -168,27 +169,31 @@ def record(config: Config, out: Path, progress: Bar | None = None) -> Path:
             was recorded with other settings.
         RunError: `out` is in use, or holds something else.
     """
+    path, played = out / FILE, recording_config(config)
+    _refuse_other(out, played)
+    if not path.is_file():
+        _play(played, out, path, progress)
+        gc.collect()  # the model is in circles, and a training that follows needs its room at once
+    return path
+
+
+def _play(config: Config, out: Path, path: Path, progress: Bar | None) -> None:
     from trailnotes.envs.workers.pool import EnvPool
     from trailnotes.runs.adaptation import AdaptationRun
     from trailnotes.runs.directory import RunDir
     from trailnotes.runs.loop import run_to_end
     from trailnotes.runs.players import examined, load_policy
 
-    path, played = out / FILE, recording_config(config)
-    _refuse_other(out, played)
-    if path.is_file():
-        return path
-    with examined(played.model.path) as subject, RunDir.open(out, played, allow_change=FREE) as directory:
-        policy = load_policy(played, subject, out)
+    with examined(config.model.path) as subject, RunDir.open(out, config, allow_change=FREE) as directory:
+        policy = load_policy(config, subject, out)
 
         async def play() -> None:
-            with EnvPool(played.env) as pool:
-                run = AdaptationRun(played, directory, policy, pool, subject, progress)
+            with EnvPool(config.env) as pool:
+                run = AdaptationRun(config, directory, policy, pool, subject, progress)
                 await method_of(METHOD).load()(run)
 
         run_to_end(play())
-        to_jsonl(conversations(played, out, policy.count_tokens), path)
-    return path
+        to_jsonl(conversations(config, out, policy.count_tokens), path)
 
 
 def _refuse_other(out: Path, config: Config) -> None:
@@ -242,11 +247,7 @@ def _played(config: Config, records: Iterator[Mapping[str, object]]) -> list[Tra
     return [t for group in groups if len(group) >= min(2, config.eval.num_samples) for t in group]
 
 
-def spent_recording(run_dir: Path) -> dict[str, float]:
-    """What a training run's start model spent on what it recorded: environment steps, tokens, seconds; {} for a file.
-
-    Args:
-        run_dir: of the training run.
-    """
-    lines = [*read_jsonl(run_dir / PLACE / "metrics.jsonl")]
+def spent_recording(out: Path) -> dict[str, float]:
+    """What `record` spent in the directory `out`: environment steps, tokens, seconds; {} where nothing was recorded."""
+    lines = [*read_jsonl(out / "metrics.jsonl")]
     return {name: lines[-1][name] for name in BY_ROW} if lines else {}

@@ -32,7 +32,7 @@ from trailnotes.rollout.dynamic import further_tasks, replace_equal
 from trailnotes.runs.authors import Authors, author_metrics, credit_of
 from trailnotes.runs.console import Progress
 from trailnotes.runs.panels import play_panel
-from trailnotes.runs.players import model_policy
+from trailnotes.runs.players import model_policy, set_back
 from trailnotes.runs.rehearsal import Rehearsal, rehearsal_path
 from trailnotes.runs.saving import Counters, save
 from trailnotes.runs.watching import watch
@@ -214,7 +214,7 @@ class TrainingRun:
         None is written about an episode that returned to a kept state: it would tell only the last part of the way.
         """
         written: list[WrittenTip] = []
-        with self._timed("write_tips"), self._author() as author:
+        with self._timed("write_tips"), self.author() as author:
             tips, num_tokens = await write_tips(
                 author,
                 self._from_start(groups),
@@ -230,21 +230,11 @@ class TrainingRun:
         self.add_metrics("tips", tip_metrics(written))
         return written
 
-    @contextlib.contextmanager
-    def _author(self) -> Iterator[HFPolicy]:
+    def author(self) -> contextlib.AbstractContextManager[HFPolicy]:
         """Who writes the tips, by `algorithm.author`: a model of its own, or the policy with its adapters set back."""
         if self.config.algorithm.author == "policy" or self._start is not None:
-            yield self._start or self.policy
-            return
-        version = self.policy.version
-        with self.learner.at_start():
-            self.policy.forget()
-            self.policy.version = 0
-            try:
-                yield self.policy
-            finally:
-                self.policy.forget()
-                self.policy.version = version
+            return contextlib.nullcontext(self._start or self.policy)
+        return set_back(self.policy, self.learner)
 
     def held(self, written: Sequence[WrittenTip], groups: Sequence[TrajectoryGroup]) -> list[Sample]:
         """The rows that keep what the model could from the start: writing tips, and acting on them."""
@@ -316,7 +306,7 @@ class TrainingRun:
             self._metrics |= await self.validate()
         if self.config.train.eval_notes_every and count.iteration % self.config.train.eval_notes_every == 0:
             with self._timed("watch"):
-                self._metrics |= await watch(self.policy, self.pool, self.config, self.embedder())
+                self._metrics |= await watch(self.policy, self.pool, self.config, self.embedder(), self.author)
         count.seconds += time.monotonic() - self._iteration_started
         self._iteration_started = time.monotonic()
         modes = "+".join(sorted({t.mode for t in trajectories}))

@@ -6,7 +6,7 @@ its seeds. Nothing of it reaches the training: the memory is thrown away, and no
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING
 
@@ -17,23 +17,28 @@ from trailnotes.runs.panels import acting_config, value_of
 from trailnotes.seeds import derive_seed
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from trailnotes.config.schema import Config
     from trailnotes.memory import Embedder
     from trailnotes.policies.base import Policy
     from trailnotes.types import Mode, Task
 
+Author = Callable[[], "AbstractContextManager[Policy]"]
 
-async def watch(policy: Policy, pool: Pool, config: Config, embedder: Embedder) -> dict[str, float]:
+
+async def watch(policy: Policy, pool: Pool, config: Config, embedder: Embedder, author: Author) -> dict[str, float]:
     """Means of `eval.metric` as metrics of an iteration: ``validation_tips/trial_0`` and on, ``validation_new/...``.
 
     A pure function of weights and settings. A trial of which all episodes failed has no metric.
 
     Args:
-        policy: plays all roles.
+        policy: plays.
         pool: of the run.
         config: of the run: `train.eval_notes_trials` trials after trial 0, on `train.validation_split` and, if there is
             one, on `train.new_split`.
         embedder: of the run.
+        author: gives who writes the tips, for as long as it writes.
     """
     panels = {"validation_tips": validation_of(config)}
     if config.train.new_split:
@@ -41,12 +46,12 @@ async def watch(policy: Policy, pool: Pool, config: Config, embedder: Embedder) 
     return {
         f"{name}/trial_{trial}": value
         for name, tasks in panels.items()
-        for trial, value in (await _trials(policy, pool, tasks, config, embedder)).items()
+        for trial, value in (await _trials(policy, pool, tasks, config, embedder, author)).items()
     }
 
 
 async def _trials(
-    policy: Policy, pool: Pool, tasks: Sequence[Task], config: Config, embedder: Embedder
+    policy: Policy, pool: Pool, tasks: Sequence[Task], config: Config, embedder: Embedder, author: Author
 ) -> dict[int, float]:
     """Mean of each trial; the last one is not written about, since nobody would read it."""
     seed, last = config.run.seed, config.train.eval_notes_trials
@@ -62,7 +67,8 @@ async def _trials(
                 means[trial] = fmean(values)
             if trial < last:
                 tips_seed = derive_seed(seed, phase, "notes")
-                memory.add((await write_tips(policy, groups, config, seed=tips_seed, step=trial)).tips)
+                with author() as writer:
+                    memory.add((await write_tips(writer, groups, config, seed=tips_seed, step=trial)).tips)
     return means
 
 

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -17,14 +19,14 @@ from trailnotes.algorithms.rememberer.advice import Example, Situation, Valued, 
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config
 from trailnotes.envs.waymarks import spec as ws
-from trailnotes.envs.waymarks.env import COMPARE_SIZES, WaymarksSimulator, as_command, panel_rules, task_of
+from trailnotes.envs.waymarks.env import COMPARE_SIZES, WaymarksSimulator, as_command, families_of, panel_rules, task_of
 from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.errors import ConfigError
 from trailnotes.policies.chat import ChatFormat
 from trailnotes.policies.scripted import ScriptedPolicy
 from trailnotes.rollout import run_episode, write_tips
 from trailnotes.types import Message, Tip, Trajectory, TrajectoryGroup
-from trailnotes.warmstart.demonstrations import DEMONSTRATORS, Demonstration, from_jsonl
+from trailnotes.warmstart.demonstrations import DEMONSTRATORS, Demonstration, from_jsonl, scripted_apart
 from trailnotes.warmstart.demonstrations.waymarks import NOTHING_FOUND, WaymarksDemonstrator, note_after, rule_note
 from trailnotes.warmstart.training import SETTING, encode
 
@@ -369,6 +371,45 @@ async def _compare(config: Config, num: int) -> None:
             lines = iter(())
             await write_tips(policy, [TrajectoryGroup(trajectory.task, (trajectory,))], config, seed=0, step=0)
             assert [(message.role, message.content) for message in demos[-1].messages[:-1]] == heard[-1]
+
+
+def test_apart_draws_spare_families_alone_and_rules_that_no_panel_has() -> None:
+    """Neither for a game, nor in an example or a tip is any other family named."""
+    options = {"families": 4, "new_families": 12, "new_validation": 4}
+    config = a_config(**EVERYTHING)
+    config.env.options.update(options)
+    spare = families_of(4, 12, 4)["spare"]
+    names = {name.partition("/")[2] for name in ALL_FAMILIES} - {name.partition("/")[2] for name in spare}
+    assert len(spare) == 28
+    told = Counter(
+        word
+        for demo in islice(WaymarksDemonstrator.apart(config, words, 0), 400)
+        for message in demo.messages
+        for word in message.content.split()
+    )
+    assert not names & set(told)
+    assert all(told[name.partition("/")[2]] for name in spare)
+
+
+def test_apart_is_refused_where_every_family_is_used() -> None:
+    config = a_config()
+    config.env.options["families"] = 48
+    with pytest.raises(ConfigError, match="every family is trained or examined"):
+        WaymarksDemonstrator.apart(config, words, 0)
+    other = config.model_copy(update={"env": config.env.model_copy(update={"name": "textworld"})})
+    with pytest.raises(ConfigError, match=r"'textworld' has no scripted episodes.*trailnotes rehearsal record"):
+        scripted_apart(other, words, 0)
+
+
+def test_all_families_are_drawn_as_before() -> None:
+    """The start model comes from these draws."""
+    subject = WaymarksDemonstrator(a_config(), words, 3)
+    rng = random.Random(3)
+    for _ in range(20):
+        kind = rng.choice(ws.KINDS)
+        assert (spec := subject.draw_spec()).kind == kind
+        assert spec.family == rng.choice(ws.FAMILY_NAMES[kind])
+        rng.setstate(subject.rng.getstate())
 
 
 def test_who_has_demonstrations() -> None:

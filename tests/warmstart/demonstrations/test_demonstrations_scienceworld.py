@@ -9,9 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from trailnotes.config.methods_schema import RehearsalConfig
 from trailnotes.config.schema import Config, EnvConfig, MemoryConfig, RolloutConfig
 from trailnotes.config.warmstart_schema import WarmstartConfig
-from trailnotes.envs.scienceworld.tasks import split_of
+from trailnotes.envs.scienceworld.tasks import scienceworld_tasks, split_of
+from trailnotes.envs.tasks import panel_of, tasks_of
+from trailnotes.errors import ConfigError
 from trailnotes.types import Completion, Observation, Step, Task, Trajectory
 from trailnotes.warmstart.demonstrations.scienceworld import (
     WANDERINGS,
@@ -131,6 +134,39 @@ def demonstrator(**warm: float) -> ScienceWorldDemonstrator:
     made = ScienceWorldDemonstrator(config, lambda text: len(text.split()), 0)
     vars(made)["recordings"] = [Recorded(GOLD, WANDERED)]  # instead of what the simulator would record
     return made
+
+
+def test_apart_leaves_out_what_is_trained_or_examined(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the protocol calls its variations; and it is refused before the simulator records anything."""
+    asked: list[Config] = []
+
+    def recorded(config: Config) -> list[Recorded]:
+        asked.append(config)
+        return [
+            Recorded(None, (replace(WANDERED[0], task=task),))
+            for task in scienceworld_tasks("train", config.env.options["task"], protocol="simulator")
+        ]
+
+    monkeypatch.setattr("trailnotes.warmstart.demonstrations.scienceworld.recordings", recorded)
+    env = EnvConfig(name="scienceworld", options={"task": "find-animal"})
+    both = RehearsalConfig(options={"task": ["find-animal", "find-plant"]})
+    config = Config(env=env, rehearsal=both, rollout=RolloutConfig(style="terse"))
+    made = ScienceWorldDemonstrator.apart(config, lambda text: len(text.split()), 0)
+    trained = {(t.options["task"], t.options["variation"]) for t in tasks_of(config, "train") + panel_of(config)}
+    left = {(r.wandered[0].task.options["task"], r.wandered[0].task.options["variation"]) for r in made.recordings}
+    assert left
+    assert not left & trained
+    assert {name for name, _ in left} >= {"find-plant"}
+    asked.clear()
+    alone = config.model_copy(update={"rehearsal": RehearsalConfig(), "warmstart": WarmstartConfig(variations=3)})
+    monkeypatch.setattr(
+        "trailnotes.warmstart.demonstrations.scienceworld._chosen", lambda *_: tasks_of(config, "train")[:3]
+    )
+    with pytest.raises(
+        ConfigError, match=r"every training variation of task = 'find-animal'.*rehearsal\.options\.task"
+    ):
+        ScienceWorldDemonstrator.apart(alone, lambda text: len(text.split()), 0)
+    assert not asked
 
 
 def test_obedient_rows_repeat_the_note_with_the_full_score_whatever_it_was_worth() -> None:

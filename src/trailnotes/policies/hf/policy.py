@@ -6,13 +6,12 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from trailnotes.config.schema import ModelConfig
 from trailnotes.errors import ConfigError, MissingExtraError, PolicyError, how_to_install
-from trailnotes.types import THINK, Completion, Message, Sampling, TokenIds
+from trailnotes.types import Completion, Message, Sampling, TokenIds
 
 try:
     import torch
@@ -59,10 +58,8 @@ class HFPolicy:
         _check_vocabulary(model, tokenizer)
         end_ids = self.format.end_ids | _generation_end_ids(model)
         decoder = make_decoder(model, self.context_length)
-        added = tokenizer.added_tokens_decoder.items()
-        self._special_tags = {index for index, token in added if token.special and token.content in THINK}
         opening = self.format.opening
-        self.engine = Engine(decoder, self._decode, end_ids, deterministic=deterministic, opening=opening)
+        self.engine = Engine(decoder, self.format.decode, end_ids, deterministic=deterministic, opening=opening)
 
     def encode(self, messages: Sequence[Message]) -> TokenIds:
         """Token ids of the conversation, ready for the assistant to speak next."""
@@ -143,13 +140,6 @@ class HFPolicy:
         if self.engine.num_unfinished:
             raise PolicyError(f"the weights changed while {self.engine.num_unfinished} completions were under way")
         self.engine.decoder.forget()
-
-    def _decode(self, token_ids: TokenIds) -> str:
-        """Text without special tokens; tags of thinking stay, which some tokenizers count among them."""
-        return "".join(
-            self.tokenizer.decode(list(run), skip_special_tokens=not tags, clean_up_tokenization_spaces=False)
-            for tags, run in groupby(token_ids, self._special_tags.__contains__)
-        )
 
 
 def load_model(config: ModelConfig) -> tuple[Any, Any]:

@@ -24,7 +24,7 @@ from trailnotes.storage import checkpoint
 from trailnotes.storage.files import read_jsonl
 from trailnotes.types import Message, Observation, Task
 
-NUM = 12
+NUM, LOCKED = 12, "test_exchanged_roles:Locked"
 
 
 class Locked(Gate):
@@ -32,7 +32,7 @@ class Locked(Gate):
 
     @staticmethod
     def tasks(split: str, gates: Sequence[int] = (), broken: Sequence[int] = ()) -> list[Task]:
-        return [Task(f"gate/{split}-{number}", "test_roles:Locked", number + 1, split) for number in range(NUM)]
+        return [Task(f"gate/{split}-{number}", LOCKED, number + 1, split) for number in range(NUM)]
 
     def reset(self, task: Task) -> Observation:
         seen = super().reset(task)
@@ -76,7 +76,7 @@ def run_dir(tmp_path: Path) -> Path:
 
 
 def locked_config(**sections: dict[str, Any]) -> Config:
-    return gate_config(**{"env": {"name": "test_roles:Locked", "options": {}}, "model": {"path": "start"}} | sections)
+    return gate_config(**{"env": {"name": LOCKED, "options": {}}, "model": {"path": "start"}} | sections)
 
 
 @pytest.fixture

@@ -18,13 +18,14 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from tiny import VOCABULARY, episode, group, tiny_model, with_logprobs
+from trailnotes.config.methods_schema import AlgorithmConfig
 from trailnotes.config.schema import LossConfig, OptimConfig
 from trailnotes.errors import ConfigError, NonFiniteError
 from trailnotes.learner.learner import Learner
 from trailnotes.learner.logprobs import TokenScorer
 from trailnotes.learner.roles import weights_of_tokens
-from trailnotes.learner.samples import build_samples, minibatches
-from trailnotes.types import RowRole, Sample
+from trailnotes.learner.samples import anchor_rows, build_samples, minibatches
+from trailnotes.types import Completion, Mode, RowRole, Sample, Tip, TrajectoryGroup
 
 Settings = dict[str, Any]
 
@@ -72,8 +73,11 @@ def weights(learner: Learner) -> list[Tensor]:
     return [p.detach().clone() for p in learner.model.parameters()]
 
 
-def by_hand(rows: Sequence[Sample], aggregation: str) -> tuple[list[Tensor], float]:
-    """Gradient and value of: for each role and term, the mean over its own tokens (or of its rows' means)."""
+def by_hand(rows: Sequence[Sample], aggregation: str, held: str = "sequence") -> tuple[list[Tensor], float]:
+    """Gradient and value of: for each role and term, the mean over its own tokens, or of its rows' means.
+
+    `aggregation` is that of the surrogate, `held` that of the others.
+    """
     model, start = tiny_model(), tiny_model(1)
     terms: dict[tuple[str, str], list[tuple[float, Tensor]]] = {}
     for row in rows:
@@ -90,8 +94,9 @@ def by_hand(rows: Sequence[Sample], aggregation: str) -> tuple[list[Tensor], flo
             surrogate = -torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.3) * advantage)
             terms.setdefault((row.role, "policy"), []).append((1.0, surrogate))
     total = torch.zeros(())
-    for parts in terms.values():
-        values = [weight * (part if aggregation == "token" else part.mean()[None]) for weight, part in parts]
+    for (_, term), parts in terms.items():
+        by_token = (aggregation if term == "policy" else held) == "token"
+        values = [weight * (part if by_token else part.mean()[None]) for weight, part in parts]
         total = total + torch.cat(values).mean()
     total.backward()
     return [p.grad for p in model.parameters() if p.grad is not None], float(total.detach())
@@ -99,7 +104,7 @@ def by_hand(rows: Sequence[Sample], aggregation: str) -> tuple[list[Tensor], flo
 
 @pytest.mark.parametrize("aggregation", ["token", "sequence"])
 @pytest.mark.parametrize("budget", [1, 16, 8192])
-def test_each_term_of_a_role_is_a_mean_over_its_own_tokens(aggregation: str, budget: int) -> None:
+def test_each_term_of_a_role_is_a_mean_over_its_own_rows(aggregation: str, budget: int) -> None:
     subject = learner(aggregation=aggregation, microbatch_tokens=budget, logprob_chunk=3)
     metrics = subject.update(OTHERS)
     expected, value = by_hand(OTHERS, aggregation)
@@ -110,12 +115,19 @@ def test_each_term_of_a_role_is_a_mean_over_its_own_tokens(aggregation: str, bud
 
 
 def test_weights_of_tokens_by_hand() -> None:
-    """Held tips have 2 + 5 tokens, the credited one 3; a tip's KL is thinned out neither by it nor by other roles."""
-    tip, credited, read, told_again = [0, 0.3 / 7, 0], [1 / 3, 0, 0], [0, 0.7 / 4, 0], [0, 0, 0.2 / 8]
-    expected = [tip, tip, credited, read, told_again, told_again]
-    np.testing.assert_allclose(weights_of_tokens(OTHERS, "token"), expected)
-    by_row = weights_of_tokens(OTHERS, "sequence")
-    np.testing.assert_allclose(by_row[:2], [[0, 0.3 / 2 / 2, 0], [0, 0.3 / 2 / 5, 0]])
+    """Two tips are held, of 2 and 5 tokens: neither the one with credit nor another role thins out their KL."""
+    held = [
+        [0, 0.3 / 2 / 2, 0],
+        [0, 0.3 / 2 / 5, 0],
+        [1 / 3, 0, 0],
+        [0, 0.7 / 4, 0],
+        [0, 0, 0.2 / 2 / 2],
+        [0, 0, 0.2 / 2 / 6],
+    ]
+    np.testing.assert_allclose(weights_of_tokens(OTHERS, "token"), held)
+    credited = [told("tip", 1, 2, advantage=1.0), told("tip", 2, 6, advantage=-1.0)]
+    np.testing.assert_allclose(weights_of_tokens(credited, "token"), [[1 / 8, 0, 0], [1 / 8, 0, 0]])
+    np.testing.assert_allclose(weights_of_tokens(credited, "sequence"), [[1 / 2 / 2, 0, 0], [1 / 2 / 6, 0, 0]])
 
 
 @pytest.mark.parametrize("settings", [{}, {"kl": 0.1}, {"kl": 0.1, "mask_kl": False}])
@@ -216,11 +228,12 @@ def test_metrics_are_of_the_rows_that_have_the_term() -> None:
     assert "kl_to_reference_rehearsal" not in found, "nothing of it is compared with the start model"
     assert "nll_tip" not in found
     (_, tip), (_, read) = (
-        by_hand([row for row in OTHERS if row.role == role and row.hold], "token") for role in ("tip", "reading")
+        by_hand([row for row in OTHERS if row.role == role and row.hold], "token", "token")
+        for role in ("tip", "reading")
     )
     assert found["kl_to_reference_tip"] == pytest.approx(tip / 0.3, rel=1e-3)
     assert found["kl_to_reference_reading"] == pytest.approx(read / 0.7, rel=1e-3)
-    (_, likely) = by_hand(OTHERS[4:], "token")
+    (_, likely) = by_hand(OTHERS[4:], "token", "token")
     assert found["nll_rehearsal"] == pytest.approx(likely / 0.2, rel=1e-3)
     trained = sum(sum(row.loss_mask) for row in acted())
     assert found["tokens_trained"] == 2 * trained + 10 + 4 + 8
@@ -300,3 +313,55 @@ def test_a_dump_tells_the_roles(tmp_path: Path) -> None:
 def test_impossible_weights_are_refused(name: str, weight: float) -> None:
     with pytest.raises(ValueError, match="weights"):
         replace(OTHERS[0], **{name: weight})
+
+
+# -- anchors
+
+
+def written(num: int) -> list[Completion]:
+    """Tips of their number: one token each, the last one empty."""
+    return [Completion((1, 2), (3, i), (-1.0, -0.5), str(i)) for i in range(num)] + [Completion((1,), (), (), "")]
+
+
+def played() -> list[TrajectoryGroup]:
+    """Four episodes that were shown tips and are trained without, one without any tip, one trained with them."""
+    modes: list[tuple[Mode, bool]] = [("off_policy", True)] * 4 + [("off_policy", False), ("on_policy_tips", True)]
+    tip = Tip("task", "left", "", 1.0)
+    episodes = []
+    for i, (mode, shown) in enumerate(modes):
+        one = episode(random.Random(i), 2, mode, tips=shown)
+        episodes.append(
+            replace(one, steps=tuple(replace(s, tips=(tip,) if shown else ()) for s in one.steps), member=i)
+        )
+    return [group(*episodes[:3]), group(*episodes[3:])]
+
+
+def anchors(tips: float, reading: float, seed: int = 0, num: int = 7) -> list[Sample]:
+    algorithm = AlgorithmConfig(anchor_tips=tips, anchor_reading=reading, anchor_weight=0.3)
+    return anchor_rows(written(num), played(), algorithm, "auto", seed)
+
+
+@pytest.mark.parametrize(("share", "tips", "read"), [(0, 0, 0), (0.1, 1, 0), (0.25, 2, 1), (0.5, 4, 2), (1, 7, 4)])
+def test_shares_are_whole_rows(share: float, tips: int, read: int) -> None:
+    """Of 7 tips and 4 episodes that read one; tips without a token, and episodes without a tip, do not count."""
+    rows = anchors(share, share)
+    assert Counter(row.role for row in rows) == Counter({"tip": tips, "reading": read})
+    assert all(row.hold == 0.3 and not row.imitate and not any(row.advantages) for row in rows)
+
+
+def test_which_rows_are_held_is_the_seeds() -> None:
+    drawn = {seed: [row.token_ids for row in anchors(0.25, 0.5, seed)] for seed in range(20)}
+    assert all([row.token_ids for row in anchors(0.25, 0.5, seed)] == rows for seed, rows in drawn.items())
+    assert len({tuple(rows) for rows in drawn.values()}) > 5
+    tips = [[row for row in anchors(0.25, reading, 3) if row.role == "tip"] for reading in (0.0, 1.0)]
+    assert tips[0] == tips[1], "one share does not move the other's draw"
+
+
+def test_anchored_rows_are_what_was_sampled_under_what_it_was_sampled_under() -> None:
+    tip, *_ = anchors(1, 0)
+    assert tip == Sample((1, 2, 3, 0), (0, 0, 1, 1), (0.0, 0.0, -1.0, -0.5), (0.0,) * 4, role="tip", hold=0.3)
+    read = [row for row in anchors(0, 1) if row.role == "reading"]
+    for row, one in zip(read, [t for g in played() for t in g.trajectories], strict=False):
+        last = one.steps[-1].completion
+        assert row.token_ids == last.prompt_ids + last.token_ids, "the context with the tips"
+        assert not row.off_policy
