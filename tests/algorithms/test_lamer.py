@@ -19,6 +19,7 @@ from trailnotes.memory import clean_tip
 from trailnotes.rollout import WrittenTip
 from trailnotes.runs.directory import RunDir
 from trailnotes.runs.training import TrainingRun
+from trailnotes.storage.files import append_jsonl
 from trailnotes.types import Observation, Sample, Task, Trajectory, TrajectoryGroup
 
 B, N, K, GAMMA = 7, 4, 3, 0.5  # two of the five tasks stand in each batch twice
@@ -208,8 +209,32 @@ def test_success_is_by_episode() -> None:
 
 
 @pytest.mark.parametrize(
-    "sections", [{"archive": {"share": 0.5}}, {"algorithm": {"name": "lamer", "dynamic_sampling": 1}}], ids=str
+    ("sections", "fix"),
+    [
+        ({"archive": {"share": 0.5}}, r"archive\.share and algorithm\.dynamic_sampling to 0"),
+        ({"algorithm": {"name": "lamer", "dynamic_sampling": 1}}, r"algorithm\.dynamic_sampling to 0"),
+        ({"algorithm": {"name": "lamer", "author": "start"}}, r'algorithm\.author = "policy"'),
+        ({"algorithm": {"name": "lamer", "author_credit": 1.0}}, r"author_credit = 0"),
+    ],
+    ids=str,
 )
-def test_what_would_break_the_row_of_episodes_is_refused(sections: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"archive\.share and algorithm\.dynamic_sampling to 0"):
+def test_what_would_break_the_row_of_episodes_is_refused(sections: dict[str, Any], fix: str) -> None:
+    with pytest.raises(ValueError, match=fix):
         Config(**{"algorithm": {"name": "lamer"}, **sections})
+
+
+def test_tips_can_be_held_and_rehearsed_without_a_kl_of_the_episodes(start_model: Path, tmp_path: Path) -> None:
+    said = {"messages": [{"role": "user", "content": "a gate ?"}, {"role": "assistant", "content": "go"}]}
+    append_jsonl(tmp_path / "rehearsed.jsonl", [said])
+    config = lamer_config(
+        start_model,
+        algorithm={"name": "lamer", "anchor_tips": 1.0},
+        rehearsal={"path": str(tmp_path / "rehearsed.jsonl")},
+        rollout={"num_tasks": 2},
+        loss={"kl": 0.0},
+        train={"iterations": 1},
+    )
+    train_in_process(config, tmp_path / "run")
+    (line,) = metrics(tmp_path / "run")
+    assert line["update/tokens_tip"] > line["tips/tokens"], "each tip is trained, and held besides"
+    assert line["update/tokens_rehearsal"] > 0

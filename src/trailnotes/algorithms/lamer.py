@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from trailnotes.credit import across_episodes, group_advantages, group_relative
 from trailnotes.learner.samples import build_samples, held_row
-from trailnotes.memory import embedder_of, open_memory
+from trailnotes.memory import open_memory
 from trailnotes.rollout import tip_metrics
 from trailnotes.types import TrajectoryGroup
 
@@ -33,7 +33,7 @@ Written = dict[int, "WrittenTip"]  # by `id` of the trajectory that it is about
 async def lamer(run: TrainingRun) -> None:
     """Train until `run.finished`."""
     config, normalize_std = run.config, run.config.algorithm.normalize_std
-    embedder = embedder_of(config)
+    embedder = run.embedder()
     while not run.finished:
         played = run.add_novelty(await run.rollout(run.next_tasks()))
         trials: list[Trial] = [[group] for group in played]

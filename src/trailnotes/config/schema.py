@@ -326,6 +326,10 @@ class Config(Section):
             raise ConfigError(
                 "lamer plays each task from its start: set archive.share and algorithm.dynamic_sampling to 0"
             )
+        if algorithm.name == "lamer" and (algorithm.author == "start" or algorithm.author_credit):
+            raise ConfigError(
+                'lamer trains who writes by what follows: set algorithm.author = "policy" and author_credit = 0'
+            )
         if self.archive.share and not method.trains:
             raise ConfigError(f"{algorithm.name} trains nothing from kept states: set archive.share = 0")
         if self.archive.share:
