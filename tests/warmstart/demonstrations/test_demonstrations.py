@@ -374,9 +374,9 @@ async def _compare(config: Config, num: int) -> None:
 
 
 def test_apart_draws_spare_families_alone_and_rules_that_no_panel_has() -> None:
-    """Neither for a game, nor in an example or a tip is any other family named."""
+    """Neither for a game, nor in an example or a tip is any other family named; requests for plans name two always."""
     options = {"families": 4, "new_families": 12, "new_validation": 4}
-    config = a_config(**EVERYTHING)
+    config = a_config(**EVERYTHING | {"plans": 0.0})
     config.env.options.update(options)
     spare = families_of(4, 12, 4)["spare"]
     names = {name.partition("/")[2] for name in ALL_FAMILIES} - {name.partition("/")[2] for name in spare}
