@@ -15,6 +15,7 @@ from tinyrun import distance, episodes, equal_weights, metrics, tiny_config, tra
 from trailnotes.algorithms.lamer import continued, success_by_episode
 from trailnotes.config.schema import Config
 from trailnotes.credit import Scores, across_episodes, group_relative
+from trailnotes.errors import ConfigError
 from trailnotes.memory import clean_tip
 from trailnotes.rollout import WrittenTip
 from trailnotes.runs.directory import RunDir
@@ -221,6 +222,28 @@ def test_success_is_by_episode() -> None:
 def test_what_would_break_the_row_of_episodes_is_refused(sections: dict[str, Any], fix: str) -> None:
     with pytest.raises(ValueError, match=fix):
         Config(**{"algorithm": {"name": "lamer"}, **sections})
+
+
+def test_tips_must_be_sampled_as_they_are_trained(start_model: Path) -> None:
+    lamer_config(start_model).refuse_training()
+    with pytest.raises(ConfigError, match=r"lamer trains tips .* set memory\.write_temperature = 1"):
+        lamer_config(start_model, memory={"write_temperature": 0.5}).refuse_training()
+
+
+def test_an_iteration_of_which_no_task_goes_on_is_no_reason_to_give_up(
+    start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every second episode of it fails; there is nothing to play a third, fourth and fifth one of."""
+    play, asked = TrainingRun.rollout, Counter[int]()
+
+    async def rollout(run: TrainingRun, tasks: Sequence[Task], modes: Any = None, **kwargs: Any) -> Any:
+        asked[run.count.iteration] += 1
+        gone = modes is not None and run.count.iteration == 0
+        return await play(run, [] if gone else tasks, [] if gone else modes, **kwargs)
+
+    monkeypatch.setattr(TrainingRun, "rollout", rollout)
+    train_in_process(lamer_config(start_model, lamer={"episodes": 5}, rollout={"num_tasks": 1}), tmp_path)
+    assert (asked[0], asked[1]) == (2, 5)
 
 
 def test_tips_can_be_held_and_rehearsed_without_a_kl_of_the_episodes(start_model: Path, tmp_path: Path) -> None:

@@ -38,7 +38,9 @@ async def lamer(run: TrainingRun) -> None:
         played = run.add_novelty(await run.rollout(run.next_tasks()))
         trials: list[Trial] = [[group] for group in played]
         written: Written = {}
-        for episode in range(1, config.lamer.episodes if trials else 1):
+        for episode in range(1, config.lamer.episodes):
+            if not trials:
+                break
             tips = await run.write_tips([trial[-1] for trial in trials], f"tips-{episode}")
             written |= {id(tip.trajectory): tip for tip in tips}
             groups = run.add_novelty(await play_again(run, trials, written, embedder, f"rollout-again-{episode}"))

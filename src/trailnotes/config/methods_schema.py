@@ -110,10 +110,11 @@ class AlgorithmConfig(Section):
         return self
 
     def refuse_other_sampling(self, written: float, trained: float) -> None:
-        """Refuse to credit tips of another temperature than the learner scores at. Raises `ConfigError`."""
-        if self.author_credit and written != trained:
+        """Refuse to train tips of another temperature than the learner scores at. Raises `ConfigError`."""
+        if (self.author_credit or self.name == "lamer") and written != trained:
+            source = "lamer" if self.name == "lamer" else "algorithm.author_credit"
             raise ConfigError(
-                "algorithm.author_credit trains tips as they were sampled: "
+                f"{source} trains tips as they were sampled: "
                 f"set memory.write_temperature = {trained:g}, as rollout.temperature is"
             )
 

@@ -330,6 +330,8 @@ class Config(Section):
             raise ConfigError(
                 'lamer trains who writes by what follows: set algorithm.author = "policy" and author_credit = 0'
             )
+        if method.plain and algorithm.author_credit:
+            raise ConfigError(f"{algorithm.name} lets no member read tips: set algorithm.author_credit = 0")
         if self.archive.share and not method.trains:
             raise ConfigError(f"{algorithm.name} trains nothing from kept states: set archive.share = 0")
         if self.archive.share:
