@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
-from adaptrun import Guesser, adapt_by
+from adaptrun import Guesser, adapt_by, gate_config
 from trailnotes.config.schema import MemoryConfig
-from trailnotes.memory import TipMemory, open_memory
+from trailnotes.envs.workers.pool import EnvPool
+from trailnotes.memory import TipMemory, embedder_of, open_memory
 from trailnotes.memory.controls import NO_WORDS, shown
-from trailnotes.types import Tip
+from trailnotes.runs.watching import watch
+from trailnotes.types import Completion, Observation, Step, Task, Tip, Trajectory
 
 TASKS = ["maze/amber/train-0", "maze/amber/train-1", "vault/hazel/train-0", "vault/hazel/train-1"]
 
@@ -70,6 +73,35 @@ def test_a_control_sees_what_is_written_later(memory: TipMemory, tmp_path: Path)
     memory.add([Tip(task, "best", "here", 1.0) for task in TASKS])
     assert {control.search(task, "here", 1)[0].text for task in TASKS} == {"best"}
     assert control.stats() == memory.stats()
+
+
+def test_readers_of_a_control_count_for_no_tip() -> None:
+    memory = open_memory(None, MemoryConfig(order=("ucb",)))
+    memory.add([Tip(task, task, "here", 1.0) for task in TASKS])
+    for show in ("other", "empty", "own"):
+        found = shown(memory, show).search(TASKS[0], "here", 1)
+        seen = Step(Observation("here"), tuple(found), Completion((), (), (), "go"), (), "go", 0.0)
+        read = Trajectory(
+            Task(TASKS[0], "maze"), (seen,), Observation("end"), "terminated", True, 1.0, mode="off_policy"
+        )
+        shown(memory, show).report([read])
+        counted = [memory.store.readers(tip.id)[0] for tip in memory.store.tips() if tip.id]
+        assert counted == ([1, 0, 0, 0] if show == "own" else [0] * 4)
+
+
+@pytest.mark.parametrize(("show", "curve"), [("own", [0.25, 0.5]), ("empty", [0.25, 0.25])])
+def test_curves_during_training_show_what_panels_show(show: str, curve: list[float]) -> None:
+    config = gate_config(
+        eval={"num_tasks": 0, "show_tips": show},
+        train={"eval_notes_every": 1, "eval_notes_trials": 1, "validation_split": "test"},
+    )
+    player = Guesser()
+
+    async def watched() -> dict[str, float]:
+        with EnvPool(config.env) as pool:
+            return await watch(player, pool, config, embedder_of(config), lambda: nullcontext(player))
+
+    assert asyncio.run(watched()) == {f"validation_tips/trial_{i}": mean for i, mean in enumerate(curve)}
 
 
 @pytest.mark.parametrize(

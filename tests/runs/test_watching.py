@@ -12,7 +12,7 @@ from small import small_config
 from tinyrun import SAME, differences, metrics, tiny_config, train_in_process
 from trailnotes.commands.adapt import adapt
 from trailnotes.config.schema import Config
-from trailnotes.envs.tasks import refuse_examined, refuse_learning, tasks_of
+from trailnotes.envs.tasks import kept_apart, refuse_examined, refuse_learning, refuse_rehearsing, tasks_of
 from trailnotes.errors import ConfigError
 from trailnotes.runs.needs import refuse_missing
 from trailnotes.storage.files import read_jsonl
@@ -89,6 +89,19 @@ def test_games_that_are_trained_or_examined_are_not_watched_as_new() -> None:
         refuse_examined(config(new_split="new-validation"))
     with pytest.raises(ValueError, match=r"validation_split must differ"):
         config(validation_split="train")
+
+
+def test_games_that_are_watched_are_not_rehearsed() -> None:
+    on = {"eval_notes_every": 1, "new_split": "new"}
+    options = {"families": 2, "new_families": 2}
+    config = small_config(env={"options": options}, train=on, eval={"num_tasks": 0})
+    for split in ("validation", "new"):
+        games = tasks_of(config, split)
+        with pytest.raises(ConfigError, match=rf"what is held: .*{split}"):
+            refuse_rehearsing(games, "what is held", config)
+        assert kept_apart(games, config) == []
+    spare = tasks_of(config, "spare")
+    assert kept_apart(spare, config) == spare
 
 
 def test_a_curve_with_tips_needs_the_embedder_whatever_the_method(monkeypatch: pytest.MonkeyPatch) -> None:

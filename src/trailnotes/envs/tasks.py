@@ -154,8 +154,10 @@ def _used(config: Config) -> dict[str, list[Task]]:
     """The games that a training itself plays, by the setting that names them."""
     train = config.train
     used = {f"train.split = {train.split!r}": tasks_of(config, train.split)}
-    if train.eval_every:
+    if train.eval_every or train.eval_notes_every:
         used[f"train.validation_split = {train.validation_split!r}"] = validation_of(config)
+    if train.eval_notes_every and train.new_split:
+        used[f"train.new_split = {train.new_split!r}"] = tasks_of(config, train.new_split)
     return used
 
 

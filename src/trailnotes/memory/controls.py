@@ -12,7 +12,7 @@ from typing import Final, Literal
 
 from trailnotes.memory.tips import TipMemory
 from trailnotes.seeds import derive_seed
-from trailnotes.types import Tip
+from trailnotes.types import Tip, Trajectory
 
 NO_WORDS: Final = "none"  # prompts show no tip without a letter
 
@@ -38,6 +38,9 @@ class Control(TipMemory):
     async def find(self, namespace: str, query: str, top_k: int) -> list[Tip]:
         """`search` for an event loop. What has been exchanged once may be so again: it stays the same."""
         return self._instead(namespace, await super().find(namespace, query, top_k))
+
+    def report(self, episodes: Sequence[Trajectory], *, once: str = "") -> None:
+        """Count nobody: what became of readers is no word on tips that stood in for others."""
 
     def _instead(self, namespace: str, own: Sequence[Tip]) -> list[Tip]:
         if self.show == "empty":

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from trailnotes.envs.tasks import new_of, validation_of
 from trailnotes.memory import open_memory
+from trailnotes.memory.controls import shown
 from trailnotes.rollout import Pool, run_groups, write_tips
 from trailnotes.runs.panels import acting_config, value_of
 from trailnotes.seeds import derive_seed
@@ -60,7 +61,8 @@ async def _trials(
         for trial in range(last + 1):
             phase, mode = f"trial-{trial}", _mode(trial)
             groups = await run_groups(
-                policy, pool, tasks, [[mode] * config.eval.num_samples for _ in tasks], memory if trial else None,
+                policy, pool, tasks, [[mode] * config.eval.num_samples for _ in tasks],
+                shown(memory, config.eval.show_tips) if trial else None,
                 acting_config(config), seed=derive_seed(seed, phase),
             )  # fmt: skip
             if values := [value_of(t, config.eval.metric) for group in groups for t in group.trajectories]:
