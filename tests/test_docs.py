@@ -22,7 +22,7 @@ from trailnotes.types import MODES, Observation, RowRole, Task
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 PAGES = [README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
-SECTIONS = "run|model|env|rollout|memory|algorithm|gigpo|opsd|loss|optim|train|eval|warmstart"
+SECTIONS = "|".join(sorted({name.partition(".")[0] for name in config_fields() if "." in name}))
 OPTIONS_OF_ENV = "env.options."
 
 
@@ -71,6 +71,10 @@ def test_keys_named_in_pages_exist(page: Path) -> None:
     for name in re.findall(rf"`((?:{SECTIONS})(?:\.[a-z_]+)+)(?: = [^`]*)?`", words(page)):
         if not name.startswith(OPTIONS_OF_ENV) and not name.endswith(".db"):
             assert name in config_fields() or name in sections, f"{named(page)} names {name}"
+    for section, more in re.findall(rf"`({SECTIONS})\.[a-z_]+`((?:,? (?:and |or )?`[a-z_]+`)+)", words(page)):
+        for key in re.findall(r"[a-z_]{2,}", re.sub(r"\b(?:and|or)\b", "", more)):
+            known = f"{section}.{key}" in config_fields() or key in sections
+            assert known, f"{named(page)} lists {key} among the keys of {section}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)

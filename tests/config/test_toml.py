@@ -122,6 +122,7 @@ def test_environment_options_of_file_and_command_line_are_merged(tmp_path: Path)
         (["--env.options.day", "2020-01-01"], ["env.options", "date"]),
         (["--rollout.max_action_tokens", "5000"], ["smaller than rollout.max_context_tokens"]),
         (["--algorithm.intrinsic", "tips"], ['"states"']),
+        (["--rehearsal.path", "a.jsonl", "--rehearsal.split", "spare"], ["path is taken", "set one to ''"]),
         (["--run.seed", "-1", "--optim.lr", "0"], ["(and 1 more)"]),
     ],
 )
@@ -260,3 +261,7 @@ def test_a_share_of_members_that_rounds_to_none_is_refused() -> None:
         load_config(None, ["--rollout.group_size", "2"])
     assert load_config(None, ["--rollout.group_size", "2", "--algorithm.draw", "independent"]).rollout.group_size == 2
     assert load_config(None, ["--rollout.group_size", "2", "--algorithm.name", "grpo"]).rollout.group_size == 2
+
+
+def test_what_is_held_has_one_weight_by_default_whoever_holds_it() -> None:
+    assert Config().algorithm.anchor_weight == Config().rehearsal.hold

@@ -18,7 +18,7 @@ from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError
 from trailnotes.learner.learner import Learner
 from trailnotes.rollout import WrittenTip
-from trailnotes.runs.authors import Authors, credit_of
+from trailnotes.runs.authors import Authors, credit_of, too_young
 from trailnotes.runs.training import TrainingRun
 from trailnotes.types import Completion, Observation, Sample, Step, Task, Tip, Trajectory, TrajectoryGroup
 
@@ -196,3 +196,15 @@ def test_tips_must_be_sampled_as_they_are_trained(start_model: Path) -> None:
     config = tiny_config(start_model, algorithm={"author_credit": 1.0}, memory={"write_temperature": 0.5})
     with pytest.raises(ConfigError, match=r"set memory\.write_temperature = 1"):
         config.refuse_training()
+
+
+def test_a_training_says_when_authors_are_forgotten_before_their_tasks_come_back(
+    start_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "set algorithm.author_age = 8" in too_young(small_config(rollout={"num_tasks": 16}), 60)
+    assert not too_young(small_config(rollout={"num_tasks": 16}, algorithm={"author_age": 8}), 60)
+    assert not too_young(small_config(rollout={"num_tasks": 5}, algorithm={"author_age": 1}), 3)
+    for age, times in ((1, 1), (9, 0)):
+        config = credited(start_model, algorithm={"author_credit": 1.0, "author_age": age}, train={"iterations": 1})
+        train(config, tmp_path / str(age))
+        assert capsys.readouterr().err.count("no author is credited: set algorithm.author_age = ") == times

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -16,7 +17,7 @@ from trailnotes.commands import main
 from trailnotes.commands.adapt import adapt
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import to_toml
-from trailnotes.errors import BudgetError, ConfigError, RunError
+from trailnotes.errors import BudgetError, ConfigError, Interrupted, RunError
 from trailnotes.reporting.roles import ROWS, Findings
 from trailnotes.runs.roles import exchange_roles
 from trailnotes.runs.saving import Counters
@@ -214,3 +215,15 @@ def test_a_model_exchanged_with_itself_has_no_weak_link(start_model: Path, tmp_p
     assert {cost.mean for cost in found.costs.values()} == {0.0}
     assert not found.weak
     assert found.means["none"][1] > 0
+
+
+def test_whoever_interrupts_learns_that_the_same_command_continues(
+    run_dir: Path, players: dict[str, Guesser], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(players["start"], "generate", interrupted)
+    with pytest.raises(Interrupted, match=r"roles/test keeps what has ended: the same command continues") as caught:
+        exchange(run_dir)
+    assert caught.value.number == signal.SIGINT

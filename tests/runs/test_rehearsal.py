@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import shutil
+import signal
 import sqlite3
 import weakref
 from collections import Counter
@@ -349,6 +351,30 @@ def test_killed_while_it_records_it_goes_on_there(start_model: Path, alone: Path
     train(rehearsing(start_model), run_dir)
     assert differences(alone, run_dir) == SAME
     assert (run_dir / "rehearsal/rehearsal.jsonl").read_bytes() == (alone / "rehearsal/rehearsal.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("command", ["train", "record", "adapt"])
+def test_whoever_interrupts_learns_that_the_same_command_continues(
+    command: str, number: int, start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    async def interrupted(*_: Any, **__: Any) -> Completion:
+        signal.raise_signal(number)
+        await asyncio.sleep(1)
+        raise AssertionError("the signal went unheard")
+
+    monkeypatch.setattr(HFPolicy, "generate", interrupted)
+    config, out = tmp_path / "config.toml", tmp_path / "out"
+    config.write_text(to_toml(rehearsing(start_model)))
+    words = {
+        "train": ["train", str(config), "--run-dir", str(out)],
+        "record": ["rehearsal", "record", str(config), "--out", str(out)],
+        "adapt": ["adapt", str(start_model), "--config", str(config), "--out", str(out)],
+    }
+    assert main(words[command]) == 128 + number
+    kept = out / "rehearsal" if command == "train" else out
+    assert f"{kept} keeps what has ended: the same command continues" in capsys.readouterr().err
 
 
 def test_a_resumed_run_counts_the_recording_once(start_model: Path, alone: Path, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from trailnotes.commands.arguments import ALLOW_CHANGE, OTHER_CONFIG, SUBJECT, c
 from trailnotes.commands.command import Command, argument
 from trailnotes.config.methods import method_of, names
 from trailnotes.errors import BudgetError, ConfigError, MissingExtraError
+from trailnotes.runs.signals import kept_if_interrupted
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -63,6 +64,7 @@ def adapt(
         MissingExtraError: a package that the settings need is not installed.
         BudgetError: a spending limit was reached; what has ended is on disk.
         RunError: `out` is in use, damaged, or belongs to another config.
+        Interrupted: a `KeyboardInterrupt`, which says that what has ended is kept.
     """
     from trailnotes.config.toml import SURROUNDINGS
     from trailnotes.envs.tasks import refuse_examined, seen_in_training
@@ -78,7 +80,8 @@ def adapt(
         if said := seen_in_training(subject.trained, config):
             logger.warning("%s", said)
         with RunDir.open(out, config, allow_change=[*SURROUNDINGS, *FREE, *allow_change]) as directory:
-            figures = run_to_end(_adapt(config, directory, subject, progress))
+            with kept_if_interrupted(f"stopped; {directory.path} keeps what has ended: the same command continues"):
+                figures = run_to_end(_adapt(config, directory, subject, progress))
             _write(figures, directory.path)
     curve = [figure.result for figure in figures if figure.trial is not None]
     _draw(curve, directory.path / "curve.png")

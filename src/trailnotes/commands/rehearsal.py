@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from trailnotes.config.schema import Config
 
-USE = "`rehearsal.path` of a training takes the file; `rehearsal.rows`, `by` and `weight` say how it is held."
+USE = "`rehearsal.path` of a training takes the file; `rehearsal.rows`, `hold` and `imitate` say how it is held."
 
 
 def script(config: Config, out: Path, num: int) -> int:

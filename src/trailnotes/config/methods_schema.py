@@ -64,14 +64,21 @@ class AlgorithmConfig(Section):
     author: Literal["policy", "start"] = key(
         "policy", "who writes the tips: the policy as it is, or the weights that training began with"
     )
-    anchor_weight: float = key(0.1, "weight of the KL by which tips and episodes with tips are held", ge=0)
+    anchor_weight: float = key(
+        0.4, "weight of KL(start model || model) on both, as rehearsal.hold on what is rehearsed; 0 = none", ge=0
+    )
     penalty_stage: Literal["before", "after"] = key(
         "before", "subtract penalties before advantages are computed (release of GiGPO), or from the advantages"
     )
     author_credit: float = key(
         0.0, "weight of the credit that a tip's own tokens get for what its readers gained; 0 = off", ge=0
     )
-    author_age: int = key(3, "iterations after which a tip is too old to be credited to its author", ge=1)
+    author_age: int = key(
+        3,
+        "iterations after which a tip is too old to be credited to its author; take twice the training tasks over "
+        "rollout.num_tasks, or most tasks come back too late",
+        ge=1,
+    )
     author_share: Literal["used", "equal"] = key(
         "used", "tips shown together share their reader's gain: by how much likelier each makes its actions, or equally"
     )
@@ -126,13 +133,22 @@ class RehearsalConfig(Section):
         "", "JSONL of conversations instead, as `trailnotes rehearsal record` and `script` write them; '' = none"
     )
     rows: int = key(24, "conversations in each update", ge=1)
-    hold: float = key(0.4, "weight of KL(start model || model) on them; 0 = none", ge=0)
+    hold: float = key(
+        0.4, "weight of KL(start model || model) on them, as algorithm.anchor_weight on anchored rows; 0 = none", ge=0
+    )
     imitate: float = key(
         0.0,
         "weight of the likelihood of those that were won or followed by something better, of all of a file that does "
         "not say (what InstructGPT calls mixing in pretraining); 0 = none",
         ge=0,
     )
+
+    @model_validator(mode="after")
+    def refuse_two_sources(self) -> Self:
+        """Refuse a file beside games to record, of which one would be left out in silence."""
+        if self.path and self.split:
+            raise ValueError("rehearsal.path is taken instead of what rehearsal.split would record: set one to ''")
+        return self
 
 
 class GigpoConfig(Section):

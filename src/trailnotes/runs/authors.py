@@ -82,6 +82,24 @@ class Authors:
         }
 
 
+def too_young(config: Config, num_tasks: int) -> str:
+    """What to say to a user whose authors are forgotten before their tasks come back; "" where none is.
+
+    Args:
+        config: of the run.
+        num_tasks: that it trains on; `envs.tasks.batch_of` draws each once an epoch, so the longest way from one time
+            to the next is two epochs.
+    """
+    age, latest = config.algorithm.author_age, -(-(2 * num_tasks - 1) // config.rollout.num_tasks)
+    if age >= latest:
+        return ""
+    return (
+        f"algorithm.author_age = {age}: of {num_tasks} tasks, {config.rollout.num_tasks} an iteration, one comes back "
+        f"after up to {latest} iterations, and later than {age} no author is credited: set algorithm.author_age = "
+        f"{latest}"
+    )
+
+
 def credit_of(
     groups: Sequence[TrajectoryGroup], policy: Policy, learner: Learner, config: Config
 ) -> dict[Authored, float]:

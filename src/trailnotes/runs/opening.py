@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.memory.owner import forget_start, settle
+from trailnotes.runs.authors import too_young
 from trailnotes.runs.console import Progress
 from trailnotes.runs.directory import has_begun
 from trailnotes.runs.rehearsal import PLACE, spent_recording
@@ -63,6 +64,8 @@ def open_run(
         kept += [aside] if aside.exists() else []
     if saved is not None or kept:
         progress.note(f"resuming after iteration {done}" + "".join(f"; set aside {path.name}" for path in kept))
+    if run.authors is not None and (said := too_young(config, len(run.tasks))):
+        progress.note(said)
     if tips:
         progress.note(
             f"began with {len(tips)} tips" if begins else "this run has begun, and keeps its own tips: "

@@ -22,6 +22,7 @@ from trailnotes.errors import ConfigError
 from trailnotes.prompts import reflection_messages, replay
 from trailnotes.rollout import written_about
 from trailnotes.runs.directory import run_config
+from trailnotes.runs.signals import kept_if_interrupted
 from trailnotes.runs.spent import BY_ROW
 from trailnotes.storage.demonstrations import Demonstration, from_jsonl, spoken, to_jsonl
 from trailnotes.storage.files import read_jsonl
@@ -168,11 +169,13 @@ def record(config: Config, out: Path, progress: Bar | None = None) -> Path:
         ConfigError: the split has a game that is trained on or examined, nothing could be played, or `out` holds what
             was recorded with other settings.
         RunError: `out` is in use, or holds something else.
+        Interrupted: a `KeyboardInterrupt`, which says that what has ended is kept.
     """
     path, played = out / FILE, recording_config(config)
     _refuse_other(out, played)
     if not path.is_file():
-        _play(played, out, path, progress)
+        with kept_if_interrupted(f"stopped while recording; {out} keeps what has ended: the same command continues"):
+            _play(played, out, path, progress)
         gc.collect()  # the model is in circles, and a training that follows needs its room at once
     return path
 

@@ -28,6 +28,7 @@ from trailnotes.runs.loop import run_to_end
 from trailnotes.runs.needs import refuse_missing
 from trailnotes.runs.panels import family_of, value_of, write_table
 from trailnotes.runs.players import Subject, examined, load_policy
+from trailnotes.runs.signals import kept_if_interrupted
 from trailnotes.storage.files import read_jsonl, write_bytes_atomic, write_text_atomic
 from trailnotes.storage.records import trajectory_from_json
 
@@ -73,6 +74,7 @@ def exchange_roles(
     Raises:
         ConfigError: `run_dir` is no trained run, there are no trials with tips, or the start model does not load.
         RunError: `out` holds an exchange of another checkpoint or with other settings, or is in use.
+        Interrupted: a `KeyboardInterrupt`, which says that what has ended is kept.
     """
     if trials < 1:
         raise ConfigError("the reader plays the trials after trial 0: ask for one or more of them")
@@ -87,7 +89,8 @@ def exchange_roles(
             _refuse_other(place / row, own)
         if said := seen_in_training(subject.trained, config):
             logger.warning("%s", said)
-        run_to_end(_play(configs, models, place, make_bar))
+        with kept_if_interrupted(f"stopped; {place} keeps what has ended: the same command continues"):
+            run_to_end(_play(configs, models, place, make_bar))
         found = _findings(configs["none"], place)
         _write(found, models, place)
         return found, place

@@ -22,6 +22,21 @@ def ended_by_signals() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def kept_if_interrupted(kept: str) -> Iterator[None]:
+    """Whoever is interrupted inside the block learns what is `kept`.
+
+    Raises:
+        Interrupted: in place of a `KeyboardInterrupt` that says nothing.
+    """
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        if str(stop):
+            raise
+        raise Interrupted(getattr(stop, "number", signal.SIGINT), kept) from stop
+
+
+@contextlib.contextmanager
 def asked_by_signals(ask: Callable[[], None]) -> Iterator[list[int]]:
     """The first signal calls `ask`, and its number is in the list given; the second ends the process at once.
 
