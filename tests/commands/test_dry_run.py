@@ -9,11 +9,14 @@ import pytest
 from transformers import Qwen2Config
 
 from small import save_start_model, small_config
-from tinyrun import episodes, tiny_config
+from tinyrun import episodes, metrics, tiny_config
 from trailnotes.commands import main
 from trailnotes.commands.train import dry_run, train
+from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config, to_toml
 from trailnotes.errors import ConfigError
+from trailnotes.runs.footprint import Footprint, footprint
+from trailnotes.runs.rehearsal import refuse_rehearsal
 
 OWN_MODEL = Path(__file__).parents[2] / "configs" / "own-model.toml"
 
@@ -141,6 +144,22 @@ def test_the_settings_for_an_own_model_hold_no_limit_of_the_toy() -> None:
     assert [line for line in commented if "#" not in line and line.split()[0] not in plain] == [], "each value says why"
 
 
+def test_they_keep_tips_alive_at_no_second_model_in_memory() -> None:
+    def seven(*words: str) -> tuple[Config, Footprint]:
+        config = load_config(OWN_MODEL, ["--model.path", "Qwen/Qwen2.5-7B-Instruct", "--model.device", "auto", *words])
+        found = footprint(config.refuse_training())
+        assert found is not None
+        return config, found
+
+    config, found = seven("--rehearsal.split", "spare")
+    assert config.algorithm.anchor_tips > 0 < config.rehearsal.imitate
+    assert config.holds
+    refuse_rehearsal(config)
+    _, without = seven("--algorithm.anchor_tips", "0", "--loss.kl", "0")
+    assert found.held == without.held, "the start model is the base with its adapters set back"
+    assert found.fits
+
+
 @pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated:FutureWarning")
 def test_they_train_adapters_in_whole_sentences(tmp_path: Path) -> None:
     start = save_start_model(tmp_path / "start", max_tokens=4500)
@@ -151,3 +170,4 @@ def test_they_train_adapters_in_whole_sentences(tmp_path: Path) -> None:
     played = episodes(tmp_path / "run")
     assert len(played) == 8
     assert not any(episode["context_full"] or episode["error"] for episode in played)
+    assert metrics(tmp_path / "run")[0]["update/tokens_tip"] > 0, "anchored tips"

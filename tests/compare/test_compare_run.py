@@ -53,7 +53,7 @@ from trailnotes.compare.statistics import (
 from trailnotes.compare.summary import Line, Question, Summary, summarise
 from trailnotes.config.methods import METHODS
 from trailnotes.config.schema import Config
-from trailnotes.config.toml import diff, load_config, to_toml
+from trailnotes.config.toml import diff, flatten, load_config, to_toml
 from trailnotes.errors import ConfigError, RunError
 from trailnotes.reporting.crossed import MIN_FAMILIES, Values
 from trailnotes.reporting.intervals import Estimate, Interval
@@ -212,19 +212,33 @@ def test_without_a_model_there_is_nothing_to_compare(tmp_path: Path) -> None:
         compare_run(path, out=tmp_path / "out")
 
 
-@pytest.mark.parametrize("name", ["textworld", "textworld-ablations", "small"])
-def test_the_comparisons_of_the_repository_can_be_read(name: str) -> None:
+def runs_of_the_repository(name: str) -> list[PlannedRun]:
     path = ROOT / "configs/compare" / f"{name}.toml"
-    runs = runs_of(load_plan(path), path, Path("out"))
+    return runs_of(load_plan(path), path, Path("out"))
+
+
+@pytest.mark.parametrize("name", ["textworld", "textworld-ablations", "notes", "authors", "small"])
+def test_the_comparisons_of_the_repository_can_be_read(name: str) -> None:
+    runs = runs_of_the_repository(name)
     assert len({run.name for run in runs}) == len(runs)
-    if name == "textworld":
-        assert {run.method for run in runs} == set(METHODS)
-        assert len({run.seed for run in runs}) == 3
-    if name == "textworld-ablations":
-        settings = {run.method: run.config for run in runs if run.seed == 0}
-        for method, config in settings.items():
-            changed = [key for key in diff(settings["empo2"], config) if key != "run.name"]
-            assert changed or method == "empo2", f"{method} changes nothing"
+
+
+def test_every_method_is_compared_with_three_seeds() -> None:
+    """Beside the published ones, or, for what EMPO2 is related to, by what it does for tips."""
+    runs = [run for name in ("textworld", "notes") for run in runs_of_the_repository(name)]
+    seeds = {method: {run.seed for run in runs if run.config.algorithm.name == method} for method in METHODS}
+    assert {method: len(own) for method, own in seeds.items()} == dict.fromkeys(METHODS, 3)
+
+
+def test_each_ablation_of_the_repository_changes_something_else() -> None:
+    settings = {run.method: run.config for run in runs_of_the_repository("textworld-ablations") if run.seed == 0}
+    whole = settings.pop("empo2")
+    changes = {method: {key: flatten(config)[key] for key in diff(whole, config) if key != "run.name"}
+               for method, config in settings.items()}  # fmt: skip
+    assert all(changes.values()), changes
+    assert len({str(change) for change in changes.values()}) == len(changes)
+    shown = [config.algorithm.show_tips for config in settings.values()]
+    assert {"other", "empty"} < {*shown}, "the controls: is it what tips say that matters?"
 
 
 def test_names_of_directories() -> None:

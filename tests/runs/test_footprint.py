@@ -75,6 +75,13 @@ def test_an_author_of_its_own_has_a_cache_of_its_own() -> None:
     assert [*estimated(adapters).acting.values()] == [*one.values()], "the same engine, its adapters set back"
 
 
+def test_what_is_held_by_whole_distributions_takes_more_of_each_logit() -> None:
+    plain = estimated(settings(loss={"kl": 0.01})).learning["logits of 1,024 tokens"]
+    assert plain == 1024 * 152064 * 16
+    for sections in ({"algorithm": {"anchor_tips": 0.25}}, {"rehearsal": {"split": "spare"}}):
+        assert estimated(settings(**sections)).learning["logits of 1,024 tokens"] == 1024 * 152064 * 29
+
+
 def test_float32_takes_weights_gradients_and_two_moments(start_model: Path) -> None:
     found = estimated(small_config(model={"path": str(start_model)}, loss={"kl": 0.0}))
     weights, optimiser = found.held.values()

@@ -351,12 +351,17 @@ class Config(Section):
     @property
     def holds(self) -> bool:
         """Whether the start model must be at hand: something is held to it, written by it, or taught by it."""
+        written = self.algorithm.author == "start" and method_of(self.algorithm.name).writes_tips
+        taught = self.algorithm.name == "opsd" and self.opsd.from_start
+        return bool(self.loss.kl) or self.holds_rows or written or taught
+
+    @property
+    def holds_rows(self) -> bool:
+        """Whether rows that are no episodes are held to the start model, by whole distributions."""
         algorithm, rehearsal = self.algorithm, self.rehearsal
         anchored = algorithm.anchor_weight and (algorithm.anchor_tips or algorithm.anchor_reading)
         rehearsed = (rehearsal.path or rehearsal.split) and rehearsal.hold
-        of_tips = bool(anchored or rehearsed or algorithm.author == "start") and method_of(algorithm.name).writes_tips
-        taught = algorithm.name == "opsd" and self.opsd.from_start
-        return bool(self.loss.kl) or of_tips or taught
+        return bool(anchored or rehearsed) and method_of(algorithm.name).writes_tips
 
     def refuse_training(self) -> Self:
         """Refuse what is fine for acting but wrong for training. Called by `train` before anything is built."""
