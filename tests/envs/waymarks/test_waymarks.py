@@ -104,6 +104,15 @@ def test_new_families_are_never_trained_and_share_no_family_with_any_other_side(
     assert sides["train"] == wm.make_tasks("train", 12)  # whatever is new
 
 
+def test_spare_games_have_rules_of_their_own_and_never_that_of_their_family() -> None:
+    games = wm.make_tasks("spare", 12, new_families=12, new_validation=4)
+    rules = {tuple(task.options["rule"]) for task in games}
+    assert (len(games), len(rules) > 380) == (400, True)  # of 2187 and 3024 rules, 200 of either
+    examined = {(kind, name, rule) for kind, name, rule in wm.panel_rules(ALL_FAMILIES)}
+    assert not {(t.options["kind"], t.options["family"], tuple(t.options["rule"])) for t in games} & examined
+    assert games == wm.make_tasks("spare", 12, new_families=12, new_validation=4)
+
+
 def test_named_new_families_leave_the_numbered_ones_to_the_others() -> None:
     sides = wm.families_of(4, ["route/amber", "keys/kelp"], 2)
     assert sides["train"] == ["route/birch", "route/cobalt", "keys/granite", "keys/hazel"]

@@ -6,6 +6,7 @@ without reward, so that what a failed episode finds out serves only those who wr
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -61,7 +62,7 @@ def make_tasks(
 
     Args:
         split: one of `NUM_VARIATIONS`. Three are of families that are never trained: "new", "new-validation", and
-            "spare", all that none of the others has.
+            "spare", all that none of the others has; there each variation has a rule of its own.
         families: names, or a number: the first of `spec.FAMILY_NAMES`, half of either kind.
         dataset_seed: another one is another panel.
         sizes: moves or boxes of a family, where they are not `spec.DEFAULT_SIZE`.
@@ -83,10 +84,19 @@ def make_tasks(
         size = "" if len(rule) == ws.DEFAULT_SIZE[kind] else f":{len(rule)}"
         for i in range(NUM_VARIATIONS[split]):
             seed = ws.stable_seed(dataset_seed, kind, family, split, i)
+            own = _own_rule(kind, family, dataset_seed, len(rule), seed) if split == "spare" else rule
             suffix = size + (f"@{dataset_seed}" if dataset_seed else "")
-            spec = ws.make_spec(kind, family, rule, seed)
+            spec = ws.make_spec(kind, family, own, seed)
             tasks.append(task_of(spec, f"{kind}/{family}/{split}-{i}{suffix}", split))
     return tasks
+
+
+def _own_rule(kind: Kind, family: str, dataset_seed: int, size: int, seed: int) -> Rule:
+    """The rule of a spare variation, which no other shares, but for chance: none can be learned by heart."""
+    rng = random.Random(ws.stable_seed(seed, "own rule"))
+    while (rule := ws.random_rule(kind, rng, size)) == ws.family_rule(kind, family, dataset_seed, size):
+        pass
+    return rule
 
 
 def task_of(spec: GameSpec, name: str, split: str = "train") -> Task:
