@@ -84,9 +84,9 @@ def make_tasks(
         size = "" if len(rule) == ws.DEFAULT_SIZE[kind] else f":{len(rule)}"
         for i in range(NUM_VARIATIONS[split]):
             seed = ws.stable_seed(dataset_seed, kind, family, split, i)
-            own = _own_rule(kind, family, dataset_seed, len(rule), seed) if split == "spare" else rule
+            hidden = _own_rule(kind, family, dataset_seed, len(rule), seed) if split == "spare" else rule
             suffix = size + (f"@{dataset_seed}" if dataset_seed else "")
-            spec = ws.make_spec(kind, family, own, seed)
+            spec = ws.make_spec(kind, family, hidden, seed)
             tasks.append(task_of(spec, f"{kind}/{family}/{split}-{i}{suffix}", split))
     return tasks
 
