@@ -32,7 +32,7 @@ def test_empo2_without_memory_mode_is_grpo(start_model: Path, tmp_path: Path, un
     "nothing",
     [
         {"algorithm": {"anchor_tips": 0.0, "anchor_reading": 0.0, "anchor_weight": 9.0}},
-        {"algorithm": {"anchor_tips": 1.0, "anchor_reading": 1.0, "anchor_weight": 0.0}},
+        {"algorithm": {"anchor_tips": 1.0, "anchor_reading": 1.0, "anchor_weight": 0.0, "anchor_reading_weight": 0.0}},
     ],
 )
 def test_anchors_without_share_or_weight_are_empo2(start_model: Path, tmp_path: Path, nothing: dict[str, Any]) -> None:

@@ -337,7 +337,7 @@ def played() -> list[TrajectoryGroup]:
 
 
 def anchors(tips: float, reading: float, seed: int = 0, num: int = 7) -> list[Sample]:
-    algorithm = AlgorithmConfig(anchor_tips=tips, anchor_reading=reading, anchor_weight=0.3)
+    algorithm = AlgorithmConfig(anchor_tips=tips, anchor_reading=reading, anchor_weight=0.3, anchor_reading_weight=0.3)
     return anchor_rows(written(num), played(), algorithm, "auto", seed)
 
 

@@ -65,7 +65,10 @@ class AlgorithmConfig(Section):
         "policy", "who writes the tips: the policy as it is, or the weights that training began with"
     )
     anchor_weight: float = key(
-        0.4, "weight of KL(start model || model) on both, as rehearsal.hold on what is rehearsed; 0 = none", ge=0
+        0.4, "weight of KL(start model || model) on the tips, as rehearsal.hold on what is rehearsed; 0 = none", ge=0
+    )
+    anchor_reading_weight: float = key(
+        0.1, "weight of the KL by which episodes with tips are held; 0.4 slowed learning without tips", ge=0
     )
     penalty_stage: Literal["before", "after"] = key(
         "before", "subtract penalties before advantages are computed (release of GiGPO), or from the advantages"

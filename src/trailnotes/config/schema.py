@@ -359,7 +359,8 @@ class Config(Section):
     def holds_rows(self) -> bool:
         """Whether rows that are no episodes are held to the start model, by whole distributions."""
         algorithm, rehearsal = self.algorithm, self.rehearsal
-        anchored = algorithm.anchor_weight and (algorithm.anchor_tips or algorithm.anchor_reading)
+        anchored = algorithm.anchor_weight and algorithm.anchor_tips
+        anchored = anchored or (algorithm.anchor_reading_weight and algorithm.anchor_reading)
         rehearsed = (rehearsal.path or rehearsal.split) and rehearsal.hold
         return bool(anchored or rehearsed) and method_of(algorithm.name).writes_tips
 

@@ -91,16 +91,19 @@ def anchor_rows(
         tips: what was written in an iteration.
         groups: its episodes.
         algorithm: `anchor_tips` and `anchor_reading`, shares of the tips and of the off-policy episodes that were shown
-            any; `anchor_weight`.
+            any; `anchor_weight` and `anchor_reading_weight`.
         rows: as in `build_samples`.
         seed: draws which; each share by itself, and rounded to whole rows.
     """
-    weight = algorithm.anchor_weight
     written = [tip for tip in tips if tip.token_ids]
-    held = [held_row(tip, "tip", weight) for tip in _share(written, algorithm.anchor_tips, random.Random(seed))]
+    held = [
+        held_row(tip, "tip", algorithm.anchor_weight)
+        for tip in _share(written, algorithm.anchor_tips, random.Random(seed))
+    ]
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     read = [t for t in trajectories if t.mode == "off_policy" and any(step.tips for step in t.steps)]
-    return held + held_as_acted(_share(read, algorithm.anchor_reading, random.Random(seed)), weight, rows)
+    acted = _share(read, algorithm.anchor_reading, random.Random(seed))
+    return held + held_as_acted(acted, algorithm.anchor_reading_weight, rows)
 
 
 def _share(of: Sequence[T], share: float, rng: random.Random) -> list[T]:
