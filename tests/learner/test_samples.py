@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tiny import episode, group, step, trajectory
-from trailnotes.learner.samples import build_samples, microbatches, minibatches, teaches, with_behavior
+from trailnotes.learner.samples import build_samples, has_advantage, microbatches, minibatches, with_behavior
 from trailnotes.types import Mode, Sample, Trajectory
 
 MODES: list[Mode] = ["plain", "on_policy_tips", "off_policy"]
@@ -156,10 +156,10 @@ def test_other_denominators() -> None:
     assert changed == replace(sample, behavior_logprobs=(0.0, -7.0))
 
 
-def test_teaches() -> None:
+def test_has_advantage() -> None:
     one = trajectory([step([1], [2])])
-    assert teaches(one_row(one, -0.1))
-    assert not teaches(one_row(one, 0.0))
+    assert has_advantage(one_row(one, -0.1))
+    assert not has_advantage(one_row(one, 0.0))
 
 
 @given(st.lists(st.integers(2, 40), max_size=20), st.integers(1, 100))

@@ -89,18 +89,14 @@ def adapt(
 
 
 def settled(config: Config, subject: Subject, method: str | None, trials: int | None) -> Config:
-    """The settings of the run: its method, its model and its number of trials are in its config.toml, too."""
+    """The settings of the run, by `adapting`: of a method that changes no weights."""
+    from trailnotes.runs.adaptation import adapting
+
     own = config.algorithm.name
     name = method or (DEFAULT_METHOD if method_of(own).trains else own)
     if method_of(name).trains:
         raise ConfigError(f"{name} changes weights, so it cannot adapt: choose one of {', '.join(names(trains=False))}")
-    num_trials = config.eval.trials if trials is None else trials
-    sections = {
-        "algorithm": config.algorithm.model_copy(update={"name": name}),
-        "model": config.model.model_copy(update={"path": subject.model}),
-        "eval": config.eval.model_copy(update={"trials": num_trials}),
-    }
-    return config.model_copy(update=sections)
+    return adapting(config, name, subject, config.eval.trials if trials is None else trials)
 
 
 async def _adapt(config: Config, directory: RunDir, subject: Subject, progress: Bar | None) -> list[Figure]:

@@ -11,7 +11,7 @@ from trailnotes.compare.cost import EXAMINING, note_process
 from trailnotes.compare.planned import PlannedPanel, PlannedRun
 from trailnotes.compare.processes import Ended, Job, failure, run_jobs
 from trailnotes.config.schema import Config
-from trailnotes.config.toml import SURROUNDINGS, diff, to_toml
+from trailnotes.config.toml import SURROUNDINGS, diff, to_toml, within
 from trailnotes.envs.waymarks.env import compile_all, games_of
 from trailnotes.errors import RunError
 from trailnotes.runs.console import Bar
@@ -119,10 +119,10 @@ def refuse_changed(runs: Sequence[PlannedRun]) -> None:
     """
     changed: dict[str, list[str]] = {}
     for run in runs:
-        own = [name for name in _changed(run) if not _is_free(name)]
+        own = [name for name in _changed(run) if not within(name, SURROUNDINGS)]
         changed |= {run.name: own} if own else {}
         for panel in run.panels:  # what has changed in the run itself is said once
-            if more := [name for name in _changed_panel(panel) if not _is_free(name) and name not in own]:
+            if more := [name for name in _changed_panel(panel) if not within(name, SURROUNDINGS) and name not in own]:
                 changed[f"{run.name} on panel {panel.name}"] = more
     if changed:
         named = "; ".join(f"{name}: {', '.join(names)}" for name, names in changed.items())
@@ -143,10 +143,6 @@ def _changed_in(directory: Path, config: Config) -> list[str]:
     if not (directory / "config.toml").is_file() or not has_begun(directory):
         return []
     return diff(run_config(directory), config)
-
-
-def _is_free(name: str) -> bool:
-    return any(name == key or name.startswith(f"{key}.") for key in SURROUNDINGS)
 
 
 def compile_games(runs: Iterable[PlannedRun]) -> None:

@@ -11,7 +11,7 @@ import functools
 import json
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import UnionType
@@ -120,6 +120,11 @@ def diff(first: Config, second: Config) -> list[str]:
     """Dotted names of the keys whose values differ, in the order of the tree."""
     a, b = flatten(first), flatten(second)
     return [name for name in a if a[name] != b[name]]
+
+
+def within(name: str, keys: Iterable[str]) -> bool:
+    """Whether a dotted name is one of `keys`, or in a section that is."""
+    return any(name == key or name.startswith(f"{key}.") for key in keys)
 
 
 def flatten(config: Config) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from trailnotes.learner.logprobs import Batch, TokenScorer
 from trailnotes.learner.metrics import UpdateMetrics, advantage_metrics
 from trailnotes.learner.optimizer import MasterAdamW
 from trailnotes.learner.roles import weights_of, weights_of_tokens
-from trailnotes.learner.samples import microbatches, minibatches, teaches
+from trailnotes.learner.samples import has_advantage, microbatches, minibatches
 from trailnotes.policies.hf.adapters import save_adapters
 from trailnotes.policies.hf.network import evaluating
 from trailnotes.storage.checkpoint import atomic_directory
@@ -148,7 +148,7 @@ class Learner:
         """Whether the row is part of the update."""
         if sample.role != "episode":
             return bool(weights_of(sample))
-        return teaches(sample) or not self.loss.drop_zero_advantage
+        return has_advantage(sample) or not self.loss.drop_zero_advantage
 
     def _step(self, samples: Sequence[Sample], reference: Sequence[Tensor], metrics: UpdateMetrics) -> None:
         """One mini-batch: the gradient of its episodes, with that of its other rows, clipped; and a step along it."""

@@ -190,7 +190,7 @@ def with_behavior(samples: Sequence[Sample], logprobs: Sequence[Sequence[float]]
     return [replace(s, behavior_logprobs=tuple(row)) for s, row in zip(samples, logprobs, strict=True)]
 
 
-def teaches(sample: Sample) -> bool:
+def has_advantage(sample: Sample) -> bool:
     """Whether any token of an episode's row has an advantage other than zero."""
     return any(sample.advantages)
 

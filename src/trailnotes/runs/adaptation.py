@@ -47,6 +47,16 @@ if TYPE_CHECKING:
 PHASE = re.compile(r"[a-z0-9][a-z0-9-]*")
 
 
+def adapting(config: Config, method: str, subject: Subject, trials: int) -> Config:
+    """The settings with which `subject` adapts: method, model and number of trials are in its config.toml, too."""
+    sections = {
+        "algorithm": config.algorithm.model_copy(update={"name": method}),
+        "model": config.model.model_copy(update={"path": subject.model}),
+        "eval": config.eval.model_copy(update={"trials": trials}),
+    }
+    return config.model_copy(update=sections)
+
+
 @dataclass(frozen=True, slots=True)
 class Figure:
     """One row of the table; those with a trial are points of the curve."""

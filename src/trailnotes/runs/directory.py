@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from trailnotes.config.schema import Config
-from trailnotes.config.toml import diff, flatten, load_config, to_toml
+from trailnotes.config.toml import diff, flatten, load_config, to_toml, within
 from trailnotes.errors import ConfigError, MissingExtraError, RunError, how_to_install
 from trailnotes.storage import checkpoint
 from trailnotes.storage.files import append_jsonl, read_jsonl, set_aside, write_text_atomic
@@ -132,7 +132,7 @@ class RunDir:
         if begun and file.exists():
             old = run_config(self.path)
             names = diff(old, self.config)
-            refused = [n for n in names if not any(n == k or n.startswith(f"{k}.") for k in allow_change)]
+            refused = [name for name in names if not within(name, allow_change)]
             if refused:
                 flags = " ".join(f"--allow-change {name}" for name in refused)
                 raise RunError(f"{self.path} holds a run with another {', '.join(refused)}: resume it by {flags}, "

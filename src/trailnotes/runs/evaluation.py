@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trailnotes.config.schema import Config
-from trailnotes.config.toml import SURROUNDINGS, flatten
+from trailnotes.config.toml import SURROUNDINGS, flatten, within
 from trailnotes.envs.tasks import panel_of, seen_by_authors
 from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.errors import ConfigError, RunError
@@ -162,13 +162,9 @@ class Journal:
 
 def _played_with(config: Config, subject: Subject, use_memory: bool) -> dict[str, Any]:
     """All that an episode of the panel depends on: settings by their keys, and who plays."""
-    settings = {name: value for name, value in flatten(config).items() if _within(name, PLAYED)}
-    own = {name: value for name, value in settings.items() if not _within(name, (*SURROUNDINGS, "model.path"))}
+    settings = {name: value for name, value in flatten(config).items() if within(name, PLAYED)}
+    own = {name: value for name, value in settings.items() if not within(name, (*SURROUNDINGS, "model.path"))}
     return own | {"eval.memory": use_memory, "model": _identity(subject.model)}
-
-
-def _within(name: str, keys: Sequence[str]) -> bool:
-    return any(name == key or name.startswith(f"{key}.") for key in keys)
 
 
 def _identity(model: str) -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from trailnotes.config.methods import method_of
 from trailnotes.config.methods_schema import AlgorithmConfig
 from trailnotes.config.schema import Config, EvalConfig, LoraConfig
-from trailnotes.config.toml import SURROUNDINGS, diff
+from trailnotes.config.toml import SURROUNDINGS, diff, within
 from trailnotes.envs.tasks import panel_of, refuse_rehearsing, tasks_of
 from trailnotes.errors import ConfigError
 from trailnotes.prompts import reflection_messages, replay
@@ -203,8 +203,7 @@ def _refuse_other(out: Path, config: Config) -> None:
     """Refuse what was recorded with other settings, finished or not."""
     if not (out / "config.toml").is_file():
         return
-    free = tuple(f"{key}." for key in FREE)
-    if names := [name for name in diff(run_config(out), config) if not f"{name}.".startswith(free)]:
+    if names := [name for name in diff(run_config(out), config) if not within(name, FREE)]:
         raise ConfigError(
             f"{out} holds what was recorded with another {', '.join(names)}: set it back, or remove that directory, "
             "and the same command records anew"

@@ -17,12 +17,12 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from trailnotes.config.methods import method_of
-from trailnotes.config.toml import SURROUNDINGS, diff
+from trailnotes.config.toml import SURROUNDINGS, diff, within
 from trailnotes.envs.tasks import panel_of, seen_in_training
 from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.errors import ConfigError, MissingExtraError, RunError, TrailnotesError
 from trailnotes.reporting.roles import ROWS, Findings, draw, findings_of, markdown
-from trailnotes.runs.adaptation import AdaptationRun, Cast
+from trailnotes.runs.adaptation import AdaptationRun, Cast, adapting
 from trailnotes.runs.directory import RunDir, has_begun, run_config
 from trailnotes.runs.loop import run_to_end
 from trailnotes.runs.needs import refuse_missing
@@ -83,7 +83,7 @@ def exchange_roles(
             raise ConfigError(f"{run_dir} is no run that changed weights: name the directory of a `trailnotes train`")
         models = {"start": Subject(start or subject.trained.model.path, "start"), "trained": subject}
         place = Path(out) if out is not None else Path(subject.model).parents[2] / "roles" / config.eval.split
-        configs = {row: _settled(config, models[_model_of(row)], trials) for row in ROWS}
+        configs = {row: adapting(config, METHOD, models[_model_of(row)], trials) for row in ROWS}
         refuse_missing(configs["none"], plays_only=True)
         for row, own in configs.items():
             _refuse_other(place / row, own)
@@ -101,23 +101,11 @@ def _model_of(row: str) -> str:
     return "trained" if ROWS[row] else "start"
 
 
-def _settled(config: Config, subject: Subject, trials: int) -> Config:
-    """The settings of a row."""
-    sections = {
-        "algorithm": config.algorithm.model_copy(update={"name": METHOD}),
-        "model": config.model.model_copy(update={"path": subject.model}),
-        "eval": config.eval.model_copy(update={"trials": trials}),
-    }
-    return config.model_copy(update=sections)
-
-
 def _refuse_other(path: Path, config: Config) -> None:
     """Refuse to go on with a row of another checkpoint or other settings, before anything is loaded."""
     if not has_begun(path):
         return
-    free = tuple(f"{key}." for key in FREE)
-    names = [name for name in diff(run_config(path), config) if not f"{name}.".startswith(free)]
-    if names:
+    if names := [name for name in diff(run_config(path), config) if not within(name, FREE)]:
         raise RunError(
             f"{path.parent} holds an exchange with another {', '.join(names)}: choose another --out, or move it away"
         )
@@ -166,20 +154,19 @@ def _take_over(out: Path, row: str, earlier: Sequence[str]) -> None:
 
 def _findings(config: Config, out: Path) -> Findings:
     """What the episodes on disk say: `out` holds a whole row of each name."""
-    trials = range(config.eval.trials + 1)
-    values = {row: [_values(out / row, trial, config.eval.metric) for trial in trials] for row in ROWS}
+    values = {row: _values(out / row, config.eval.trials + 1, config.eval.metric) for row in ROWS}
     families = {task.id: family_of(task) for task in panel_of(config)}
     return findings_of(values, families, config.eval.metric, config.eval.confidence)
 
 
-def _values(row: Path, trial: int, metric: str) -> dict[str, float]:
-    """Mean of each game's episodes in one trial; of a game whose episodes all failed there is none."""
-    games: dict[str, list[float]] = {}
+def _values(row: Path, num_trials: int, metric: str) -> list[dict[str, float]]:
+    """For each trial the mean of each game's episodes; of a game whose episodes all failed there is none."""
+    trials: list[dict[str, list[float]]] = [{} for _ in range(num_trials)]
     for record in read_jsonl(row / "trajectories.jsonl"):
-        if record["iteration"] == trial and record["outcome"] != "error":
+        if record["iteration"] < num_trials and record["outcome"] != "error":
             episode = trajectory_from_json(record)
-            games.setdefault(episode.task.id, []).append(value_of(episode, metric))
-    return {game: fmean(own) for game, own in games.items()}
+            trials[record["iteration"]].setdefault(episode.task.id, []).append(value_of(episode, metric))
+    return [{game: fmean(own) for game, own in games.items()} for games in trials]
 
 
 def _write(found: Findings, models: Mapping[str, Subject], out: Path) -> None:
