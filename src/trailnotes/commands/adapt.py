@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from trailnotes.commands.arguments import ALLOW_CHANGE, OTHER_CONFIG, SUBJECT, config_of, say_where
 from trailnotes.commands.command import Command, argument
-from trailnotes.config.methods import method_of, names
+from trailnotes.config.methods import TIPS_ONLY, method_of, names
 from trailnotes.errors import BudgetError, ConfigError, MissingExtraError
 from trailnotes.runs.signals import kept_if_interrupted
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from trailnotes.types import StrPath
 
 logger = logging.getLogger(__name__)
-DEFAULT_METHOD = "empo2-tips"
 FREE = ("eval.trials", "eval.confidence", "run.tensorboard")
 """What may differ when a run is resumed, besides its surroundings: how long it lasts, and how it is shown."""
 
@@ -93,7 +92,7 @@ def settled(config: Config, subject: Subject, method: str | None, trials: int | 
     from trailnotes.runs.adaptation import adapting
 
     own = config.algorithm.name
-    name = method or (DEFAULT_METHOD if method_of(own).trains else own)
+    name = method or (TIPS_ONLY if method_of(own).trains else own)
     if method_of(name).trains:
         raise ConfigError(f"{name} changes weights, so it cannot adapt: choose one of {', '.join(names(trains=False))}")
     return adapting(config, name, subject, config.eval.trials if trials is None else trials)
@@ -122,7 +121,7 @@ def _cast(config: Config, directory: RunDir, subject: Subject) -> Policy | Cast:
     from trailnotes.runs.players import Subject, load_policy
 
     policy = load_policy(config, subject, directory.path)
-    if config.algorithm.name != DEFAULT_METHOD or config.algorithm.author == "policy" or subject.trained is None:
+    if config.algorithm.name != TIPS_ONLY or config.algorithm.author == "policy" or subject.trained is None:
         return policy
     return Cast(policy, load_policy(config, Subject(subject.trained.model.path, "start")), policy)
 
@@ -184,7 +183,7 @@ ADAPT = Command(
         SUBJECT,
         OTHER_CONFIG,
         argument("--method", metavar="METHOD", help=f"{', '.join(names(trains=False))}, or module:NAME of your own; "
-                 f"by default that of the config where it adapts, else {DEFAULT_METHOD}"),
+                 f"by default that of the config where it adapts, else {TIPS_ONLY}"),
         argument("--trials", type=int, metavar="K", help="trials after trial 0; eval.trials by default"),
         argument("--out", type=Path, metavar="DIR", required=True, help="directory of the run, made if absent"),
         ALLOW_CHANGE,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trailnotes.compare.plan import Budget, Plan, slug
-from trailnotes.config.methods import method_of
+from trailnotes.config.methods import TIPS_ONLY, method_of
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import config_fields, flatten, load_config
 from trailnotes.envs.tasks import panel_of, refuse_examined, refuse_learning, tasks_of, validation_of
@@ -19,7 +19,6 @@ from trailnotes.runs.rehearsal import read_rehearsal, recording_config
 from trailnotes.types import Task
 
 PANELS = "panels"  # inside a run directory
-PLAYER = "empo2-tips"  # the method that plays them: tips of every episode, and no weight changes
 _OURS = ("run.name", "run.seed", "algorithm.name")  # what the comparison itself sets in each run
 _OURS_IN_PANELS = (*_OURS, "eval.trials", "eval.metric", "model.path")
 _PANEL = ("env.name", "eval.split", "eval.num_tasks", "eval.metric")  # must be the same in all of them
@@ -172,7 +171,7 @@ def _panel(plan: Plan, name: str, run: PlannedRun, base: Path | None, path: Path
     if taken := [k for k in own if k in _OURS_IN_PANELS]:
         raise ConfigError(f"{path}: panels.{name} sets {taken[0]}, which is the comparison's to set: leave it out")
     directory = run.directory / PANELS / slug(name)
-    ours = {"run.name": directory.name, "run.seed": run.seed, "algorithm.name": PLAYER, "eval.trials": panel.trials}
+    ours = {"run.name": directory.name, "run.seed": run.seed, "algorithm.name": TIPS_ONLY, "eval.trials": panel.trials}
     shared, method = dotted(plan.settings), dotted(plan.methods[run.method].settings)
     config = _config(_Source(base, path, f"panels.{name}"), [shared, method, own, ours])
     return PlannedPanel(name, directory, config, _relative(run.directory) if run.trains else config.model.path)

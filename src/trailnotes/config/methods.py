@@ -64,6 +64,8 @@ class Method:
         return told
 
 
+TIPS_ONLY = "empo2-tips"  # plays panels with tips, rehearsals and exchanges of roles: tips alone, no weight changes
+
 # Colours are those of Okabe and Ito, which readers of every colour vision tell apart.
 _BUILT_IN = (
     Method("naive", "naive", "trailnotes.algorithms.naive:naive", trains=False, colour="#6f6f6f"),
@@ -81,7 +83,7 @@ _BUILT_IN = (
         learned_from="trailnotes.algorithms.retrospex.transitions:games_learned_from",
     ),
     Method(
-        "empo2-tips", "EMPO², tips only", "trailnotes.algorithms.empo2_tips:empo2_tips",
+        TIPS_ONLY, "EMPO², tips only", "trailnotes.algorithms.empo2_tips:empo2_tips",
         trains=False, repeats=True, colour="#5fbf9f",
     ),
     Method("grpo", "GRPO", "trailnotes.algorithms.grpo:grpo", trains=True, colour="#d55e00"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trailnotes.config.methods import method_of
+from trailnotes.config.methods import TIPS_ONLY, method_of
 from trailnotes.config.schema import OPENAI, Config
 from trailnotes.envs import EXTRAS
 from trailnotes.errors import MissingExtraError, how_to_install, missing_package
@@ -52,4 +52,4 @@ def _embeds(config: Config) -> bool:
     """Whether texts are embedded from the first turn on; other methods look for an embedder when they come to it."""
     name = config.algorithm.name
     watched = config.train.eval_notes_every > 0
-    return method_of(name).memory or name == "empo2-tips" or config.algorithm.intrinsic != "none" or watched
+    return method_of(name).memory or name == TIPS_ONLY or config.algorithm.intrinsic != "none" or watched

@@ -13,7 +13,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trailnotes.config.methods import method_of
+from trailnotes.config.methods import TIPS_ONLY, method_of
 from trailnotes.config.methods_schema import AlgorithmConfig
 from trailnotes.config.schema import Config, EvalConfig, LoraConfig
 from trailnotes.config.toml import SURROUNDINGS, diff, within
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from trailnotes.runs.console import Bar
 
 PLACE, FILE = "rehearsal", "rehearsal.jsonl"
-METHOD = "empo2-tips"
 FREE = (*SURROUNDINGS, "run.name", "run.tensorboard")
 """What may differ when a recording is continued, or used."""
 
@@ -142,7 +141,7 @@ def recording_config(config: Config) -> Config:
             "env": env,
             "rollout": config.rollout,
             "memory": config.memory,
-            "algorithm": AlgorithmConfig(name=METHOD),
+            "algorithm": AlgorithmConfig(name=TIPS_ONLY),
             "eval": EvalConfig(
                 split=rehearsal.split,
                 num_tasks=rehearsal.num_tasks,
@@ -193,7 +192,7 @@ def _play(config: Config, out: Path, path: Path, progress: Bar | None) -> None:
         async def play() -> None:
             with EnvPool(config.env) as pool:
                 run = AdaptationRun(config, directory, policy, pool, subject, progress)
-                await method_of(METHOD).load()(run)
+                await method_of(TIPS_ONLY).load()(run)
 
         run_to_end(play())
         to_jsonl(conversations(config, out, policy.count_tokens), path)

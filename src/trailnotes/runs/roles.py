@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from trailnotes.config.methods import method_of
+from trailnotes.config.methods import TIPS_ONLY, method_of
 from trailnotes.config.toml import SURROUNDINGS, diff, within
 from trailnotes.envs.tasks import panel_of, seen_in_training
 from trailnotes.envs.workers.pool import EnvPool
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from trailnotes.types import StrPath
 
 logger = logging.getLogger(__name__)
-METHOD = "empo2-tips"
 TRIALS = 2  # after trial 0: by then a link that is weak shows, and one that heals itself, too
 FREE = (*SURROUNDINGS, "eval.trials", "eval.confidence", "run.tensorboard")
 """What may differ when an exchange is resumed."""
@@ -83,7 +82,7 @@ def exchange_roles(
             raise ConfigError(f"{run_dir} is no run that changed weights: name the directory of a `trailnotes train`")
         models = {"start": Subject(start or subject.trained.model.path, "start"), "trained": subject}
         place = Path(out) if out is not None else Path(subject.model).parents[2] / "roles" / config.eval.split
-        configs = {row: adapting(config, METHOD, models[_model_of(row)], trials) for row in ROWS}
+        configs = {row: adapting(config, TIPS_ONLY, models[_model_of(row)], trials) for row in ROWS}
         refuse_missing(configs["none"], plays_only=True)
         for row, own in configs.items():
             _refuse_other(place / row, own)
@@ -114,7 +113,7 @@ def _refuse_other(path: Path, config: Config) -> None:
 async def _play(configs: Mapping[str, Config], models: Mapping[str, Subject], out: Path, make_bar: MakeBar) -> None:
     """All rows, one after the other; what has been played is read back."""
     policies = {name: _load(name, configs["none"], subject) for name, subject in models.items()}
-    method = method_of(METHOD).load()
+    method = method_of(TIPS_ONLY).load()
     with EnvPool(configs["none"].env) as pool:
         for index, (row, config) in enumerate(configs.items()):
             with RunDir.open(out / row, config, allow_change=FREE) as directory, make_bar(_title(row)) as bar:
