@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trailnotes.commands.command import Command, argument
 from trailnotes.errors import ConfigError
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Sequence
 
-    from trailnotes.compare.plan import Plan
+    from trailnotes.compare.plan import Panel, Plan
     from trailnotes.compare.summary import Summary
     from trailnotes.reporting.story import Played, Record
 
@@ -73,7 +73,7 @@ def demo_plan(path: Path, seeds: int, trials: tuple[int, int], settings: Sequenc
 
     GRPO, which keeps no tips, is not asked for them on the trained families.
     """
-    from trailnotes.compare.plan import Budget, CompareSection, Entry, Panel, Plan
+    from trailnotes.compare.plan import Budget, CompareSection, Entry, Plan
     from trailnotes.config.toml import load_config, parse_overrides
 
     budget = load_config(path, settings).train.max_env_steps
@@ -89,10 +89,18 @@ def demo_plan(path: Path, seeds: int, trials: tuple[int, int], settings: Sequenc
             "empo2": Entry(),
         },
         panels={
-            "with tips": Panel(label="trained families, with tips", trials=trials[0], methods=["start", "empo2"]),
-            "new": Panel.model_validate({"label": "new families", "trials": trials[1], "eval.split": NEW_FAMILIES}),
+            "with tips": _panel_with_tips("trained families, with tips", trials[0], methods=["start", "empo2"]),
+            "new": _panel_with_tips("new families", trials[1], **{"eval.split": NEW_FAMILIES}),
         },
     )
+
+
+def _panel_with_tips(label: str, trials: int, **others: Any) -> Panel:
+    """Tips are ordered by what their readers earned: one that misled goes down."""
+    from trailnotes.compare.plan import Panel
+
+    order = {"memory.order": ["ucb"], "memory.ucb": 0.1}
+    return Panel.model_validate({"label": label, "trials": trials, **order, **others})
 
 
 def _played(out: Path, seed: int) -> Played:

@@ -132,7 +132,7 @@ class RehearsalConfig(Section):
     options: dict[str, Any] = key(dict, "env.options of these games, where they differ from those that are trained")
     num_tasks: int = key(0, "games of the split; 0 = all", ge=0)
     num_samples: int = key(1, "episodes of each game in each trial", ge=1)
-    trials: int = key(2, "trials with tips, after one without", ge=0)
+    trials: int = key(1, "trials with tips, after one without; more games do more than more trials", ge=0)
     path: str = key(
         "", "JSONL of conversations instead, as `trailnotes rehearsal record` and `script` write them; '' = none"
     )
