@@ -316,7 +316,7 @@ class Sample:
     advantages: tuple[float, ...]  # 0.0 where loss_mask is 0
     off_policy: bool = False  # trained without the tips that it acted on; the low-probability mask applies here only
     trajectory: int = 0  # index of the trajectory in its batch: mini-batches count trajectories, not rows
-    role: RowRole = "episode"  # the loss of each role is a mean over its own tokens, so that none thins out another
+    role: RowRole = "episode"  # the loss of each role is a mean over its own rows, so that none thins out another
     hold: float = 0.0  # weight of the KL to the start model, of a row that is no episode's (theirs is `loss.kl`)
     imitate: float = 0.0  # weight of the negative log-likelihood, the same
 

@@ -143,9 +143,32 @@ def test_what_cannot_be_examined_is_refused_before_anything_starts(text: str, me
 def test_games_by_which_a_model_was_chosen_are_no_panel(tmp_path: Path) -> None:
     path = write_plan(tmp_path / "plan.toml", PLAN.replace('"new"', '"validation"'))
     assert planned(path, tmp_path)
-    write_plan(path, path.read_text(), base_config(train={"eval_every": 1}))
-    with pytest.raises(ConfigError, match=r"panels\.new: train\.validation_split = 'validation': 2 of the 2 games"):
+    for watched in ({"eval_every": 1}, {"eval_notes_every": 1}):
+        write_plan(path, path.read_text(), base_config(train=watched))
+        with pytest.raises(ConfigError, match=r"panels\.new: train\.validation_split = 'validation': 2 of the 2 games"):
+            planned(path, tmp_path)
+    write_plan(path, base=base_config(train={"eval_notes_every": 1, "new_split": "new"}))
+    with pytest.raises(ConfigError, match=r"panels\.new: train\.new_split = 'new': 2 of the 2 games"):
         planned(path, tmp_path)
+
+
+def test_what_is_trained_on_is_not_rehearsed_whether_there_are_panels_or_not(tmp_path: Path) -> None:
+    text = PLAN[: PLAN.index("[panels")]
+    path = write_plan(tmp_path / "plan.toml", text, base_config(rehearsal={"split": "train"}))
+    with pytest.raises(ConfigError, match=r"methods\.empo2: rehearsal\.split = 'train': .* is a game of train\.split"):
+        planned(path, tmp_path)
+
+
+def test_who_keeps_no_tips_rehearses_nothing(tmp_path: Path) -> None:
+    path = write_plan(tmp_path / "plan.toml", PLAN.replace('"memory.top_k" = 2', '"rehearsal.split" = ""'),
+                      base_config(rehearsal={"split": "new"}))  # fmt: skip
+    assert planned(path, tmp_path), "GRPO would rehearse the games of a panel, if it rehearsed"
+
+
+def test_a_method_that_returns_to_kept_states_plays_panels_without(tmp_path: Path) -> None:
+    path = write_plan(tmp_path / "plan.toml", PLAN.replace('"memory.top_k" = 2', '"archive.share" = 0.5'))
+    (panel, _) = planned(path, tmp_path)["empo2-0"].panels
+    assert panel.config.archive.share == 0
 
 
 def test_games_that_a_training_rehearses_are_no_panel(tmp_path: Path) -> None:

@@ -130,6 +130,13 @@ def test_weights_of_tokens_by_hand() -> None:
     np.testing.assert_allclose(weights_of_tokens(credited, "sequence"), [[1 / 2 / 2, 0, 0], [1 / 2 / 6, 0, 0]])
 
 
+def test_rows_of_one_role_that_are_held_by_two_weights_are_two_means() -> None:
+    """Four tips held a little leave the one that is held firmly as it was: LaMer's, beside one that is anchored."""
+    rows = [told("tip", 1, 2, hold=0.4), *(told("tip", seed, 5, hold=0.02) for seed in range(2, 6))]
+    by_token = [[0, 0.4 / 1 / 2, 0], *[[0, 0.02 / 4 / 5, 0]] * 4]
+    np.testing.assert_allclose(weights_of_tokens(rows, "token"), by_token)
+
+
 @pytest.mark.parametrize("settings", [{}, {"kl": 0.1}, {"kl": 0.1, "mask_kl": False}])
 @pytest.mark.parametrize("aggregation", ["token", "sequence"])
 def test_other_roles_leave_the_gradient_of_the_episodes_as_it_is(settings: Settings, aggregation: str) -> None:

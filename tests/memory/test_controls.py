@@ -61,10 +61,11 @@ def test_an_only_task_has_no_other() -> None:
     assert shown(memory, "other").search("alone", "here", 10) == []
 
 
-def test_empty_tips_have_neither_words_nor_a_score(memory: TipMemory) -> None:
+def test_empty_tips_have_scores_but_no_words(memory: TipMemory) -> None:
     control = shown(memory, "empty")
-    found = control.search(TASKS[0], "here", 10)
-    assert [(tip.text, tip.action, tip.score) for tip in found] == [(NO_WORDS, "", 0.0)] * 2
+    found, own = control.search(TASKS[0], "here", 10), memory.search(TASKS[0], "here", 10)
+    assert [(tip.text, tip.action, tip.score) for tip in found] == [(NO_WORDS, "", tip.score) for tip in own]
+    assert len(found) == 2
     assert found == asyncio.run(control.find(TASKS[0], "here", 10))
 
 

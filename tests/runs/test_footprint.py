@@ -68,6 +68,11 @@ def test_whatever_holds_to_the_start_model_needs_it_in_memory(sections: dict[str
     assert ("reference: the weights of the start" in estimated(settings(**sections)).held) == held
 
 
+def test_lamer_holds_its_tips_by_whole_distributions_where_there_is_any_kl() -> None:
+    held, free = (settings(algorithm={"name": "lamer"}, loss={"kl": kl}).holds_rows for kl in (0.01, 0.0))
+    assert (held, free) == (True, False)
+
+
 def test_an_author_of_its_own_has_a_cache_of_its_own() -> None:
     one, two = (estimated(settings(algorithm={"author": author})).acting for author in ("policy", "start"))
     assert [*two.values()] == 2 * [*one.values()]

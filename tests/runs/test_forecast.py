@@ -28,7 +28,7 @@ def a_config(method: str = "grpo", **sections: Any) -> Config:
 def test_iterations_go_to_the_nearest_limit(train: dict[str, int], most: int) -> None:
     config = a_config(train={"max_env_steps": 0, "max_tokens": 0} | train)
     line = {"iteration": 0, "env_steps": 40, "tokens_generated": 80}
-    assert iterations(config, line) == times(config, small(config), line) == most
+    assert iterations(config, line) == most
 
 
 @pytest.mark.parametrize("number", [3, 7, 49, 93, 103, 107, 161, 1234])
@@ -45,13 +45,13 @@ def test_trials_are_played_at_few_games_and_extrapolated_to_all() -> None:
     config = a_config("empo2-tips", eval={"num_tasks": 8, "trials": 5})
     copy = small(config)
     assert (copy.eval.num_tasks, copy.eval.trials) == (4, 1)
-    assert times(config, copy, {}) == 8 * 6 / (4 * 2)
+    assert times(config, copy) == 8 * 6 / (4 * 2)
     once = a_config("naive", eval={"num_tasks": 8, "num_samples": 3})
-    assert times(once, small(once), {}) == 2
+    assert times(once, small(once)) == 2
 
 
 def test_the_training_episodes_of_rememberer_count() -> None:
     table = {"epochs": 3, "num_tasks": 2, "group_size": 5}
     config = a_config("rememberer", eval={"num_tasks": 8}, rememberer=table)
     assert small(config).rememberer.epochs == 1
-    assert times(config, small(config), {}) == (8 + 2 * 3 * 5) / (4 + 2 * 1 * 5)
+    assert times(config, small(config)) == (8 + 2 * 3 * 5) / (4 + 2 * 1 * 5)

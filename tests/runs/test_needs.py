@@ -37,6 +37,12 @@ def without(monkeypatch: pytest.MonkeyPatch, *modules: str) -> None:
             "embed",
             "memory.embedder = 'minilm'",
         ),
+        (
+            "sentence_transformers",
+            ["--algorithm.name", "lamer", "--memory.embedder", "minilm"],
+            "embed",
+            "memory.embedder = 'minilm'",
+        ),
     ],
 )
 def test_a_missing_package_is_named_with_the_setting_and_the_extra(

@@ -296,7 +296,7 @@ def test_what_is_recorded_counts_from_the_start(alone: Path) -> None:
 def test_a_limit_that_recording_uses_up_is_an_error(start_model: Path, alone: Path, tmp_path: Path) -> None:
     steps = int(spent_recording(alone / "rehearsal")["env_steps"])
     config = rehearsing(start_model, train={"max_env_steps": steps})
-    with pytest.raises(ConfigError, match=rf"took {steps} environment steps.*leaves nothing to train: raise train"):
+    with pytest.raises(ConfigError, match=rf"takes {steps} environment steps.*leaves nothing to train: raise train"):
         train(config, tmp_path / "run")
 
 
@@ -329,6 +329,8 @@ def test_a_dry_run_records_little_and_foretells_the_rest(start_model: Path, tmp_
     assert first == {"env_steps": 40, "tokens_generated": 80, "seconds": 4.0}
     assert before == {"env_steps": 240, "tokens_generated": 450, "seconds": 15.0}
     assert iterations(config, first, before) == 19  # 760 steps are left, of 40 each
+    with pytest.raises(ConfigError, match=r"environment steps.*leaves nothing to train: raise train"):
+        dry_run(rehearsing(start_model, rehearsal=rehearsal, train={"max_env_steps": 200}))
     report = dry_run(config)
     assert "before them  120 episodes in " in report
     assert "iterations   about 19\n" in report

@@ -173,7 +173,7 @@ def dry_run(
     from trailnotes.runs.footprint import footprint, refuse_too_large
     from trailnotes.runs.forecast import first_and_before, iterations, num_rehearsed, small
     from trailnotes.runs.needs import refuse_missing
-    from trailnotes.runs.rehearsal import PLACE, refuse_rehearsal, spent_recording
+    from trailnotes.runs.rehearsal import PLACE, refuse_all_spent, refuse_rehearsal, spent_recording
 
     config.refuse_training()
     refuse_examined(config)
@@ -200,6 +200,7 @@ def dry_run(
         line, before = first_and_before(
             config, copy, next(read_jsonl(path / "metrics.jsonl")), spent_recording(path / PLACE)
         )
+        refuse_all_spent(config.train, before)
         saved = sum(file.stat().st_size for file in (path / "checkpoints").rglob("*") if file.is_file())
         logged = (path / "trajectories.jsonl").stat().st_size
     repeats = iterations(config, line, before)

@@ -15,7 +15,8 @@ from trailnotes.compare.running import compile_games, go_through, left_of
 from trailnotes.config.methods import method_of
 from trailnotes.errors import RunError
 from trailnotes.runs.console import clock
-from trailnotes.runs.forecast import small, times
+from trailnotes.runs.forecast import first_and_before, iterations, small, times
+from trailnotes.runs.rehearsal import PLACE, spent_recording
 from trailnotes.runs.signals import ended_by_signals
 
 
@@ -46,7 +47,7 @@ def estimate(path: Path, *, out: Path | None = None, at_once: int | None = None)
     plan = load_plan(path)
     runs = runs_of(plan, path, place_of(plan, out))
     jobs = at_once or plan.compare.jobs
-    left = {stage.run.name for stage in left_of(runs)}
+    left = {stage.run.name for stage in left_of(runs) if stage.name.split()[0] != EXAMINING}
     seconds: dict[str, float] = {}
     lines = []
     first = [run for run in runs if run.seed == plan.compare.seeds[0]]
@@ -86,4 +87,9 @@ def time_of(run: PlannedRun, copy: PlannedRun) -> float:
     line, cost = last_line(copy.directory), cost_of(copy.directory)
     playing = float(line["seconds"])
     loading = max(0.0, cost["seconds"] - playing)
-    return loading + playing * times(run.config, copy.config, line) + (loading if run.trains else 0.0)
+    if not run.trains:
+        return loading + playing * times(run.config, copy.config)
+    recorded = spent_recording(copy.directory / PLACE)
+    first, before = first_and_before(run.config, copy.config, line, recorded)
+    trained = float(first["seconds"]) * iterations(run.config, first, before)
+    return 2 * loading + before.get("seconds", 0.0) + trained  # its model is loaded once more, to be examined

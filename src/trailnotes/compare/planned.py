@@ -13,9 +13,17 @@ from trailnotes.compare.plan import Budget, Plan, slug
 from trailnotes.config.methods import TIPS_ONLY, method_of
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import config_fields, flatten, load_config
-from trailnotes.envs.tasks import panel_of, refuse_examined, refuse_learning, tasks_of, validation_of
+from trailnotes.envs.tasks import (
+    panel_of,
+    refuse_examined,
+    refuse_learning,
+    refuse_panel,
+    rehearsed_of,
+    tasks_of,
+    used_of,
+)
 from trailnotes.errors import ConfigError
-from trailnotes.runs.rehearsal import read_rehearsal, recording_config
+from trailnotes.runs.rehearsal import refuse_rehearsal
 from trailnotes.types import Task
 
 PANELS = "panels"  # inside a run directory
@@ -101,6 +109,8 @@ def _refuse_examined(runs: Mapping[str, PlannedRun], plan: Plan, path: Path) -> 
                 refuse_learning(_played(runs[after].config), f"the episodes of {after}", run.config)
             else:
                 refuse_examined(run.config)
+            if run.trains:
+                refuse_rehearsal(run.config)
         except ConfigError as error:
             raise ConfigError(f"{path}: methods.{name}: {error}") from None
 
@@ -123,18 +133,11 @@ def _refuse_panels(runs: Mapping[str, PlannedRun], path: Path) -> None:
 
 def _refuse_learned(trained: Config, examined: Config) -> None:
     """As `refuse_examined`, where what is examined has settings of its own."""
-    train = trained.train
-    refuse_learning(tasks_of(trained, train.split), f"train.split = {train.split!r}", examined)
-    if train.eval_every:
-        refuse_learning(validation_of(trained), f"train.validation_split = {train.validation_split!r}", examined)
-    rehearsal = trained.rehearsal
-    if rehearsal.path:
-        read = read_rehearsal(trained, Path(rehearsal.path))
-        games = {demonstration.task.id: demonstration.task for demonstration in read if demonstration.task}
-        refuse_learning(games.values(), f"rehearsal.path = {rehearsal.path!r}", examined)
-    elif rehearsal.split:
-        recorded = tasks_of(recording_config(trained), rehearsal.split)
-        refuse_learning(recorded, f"rehearsal.split = {rehearsal.split!r}", examined)
+    for source, games in used_of(trained).items():
+        refuse_panel(games, source, examined)
+    key = "path" if trained.rehearsal.path else "split"
+    source = f"rehearsal.{key} = {getattr(trained.rehearsal, key)!r}"
+    refuse_panel(rehearsed_of(trained), source, examined)
 
 
 def _played(config: Config) -> list[Task]:
@@ -171,7 +174,8 @@ def _panel(plan: Plan, name: str, run: PlannedRun, base: Path | None, path: Path
     if taken := [k for k in own if k in _OURS_IN_PANELS]:
         raise ConfigError(f"{path}: panels.{name} sets {taken[0]}, which is the comparison's to set: leave it out")
     directory = run.directory / PANELS / slug(name)
-    ours = {"run.name": directory.name, "run.seed": run.seed, "algorithm.name": TIPS_ONLY, "eval.trials": panel.trials}
+    ours = {"run.name": directory.name, "run.seed": run.seed, "algorithm.name": TIPS_ONLY, "eval.trials": panel.trials,
+            "archive.share": 0.0}  # fmt: skip
     shared, method = dotted(plan.settings), dotted(plan.methods[run.method].settings)
     config = _config(_Source(base, path, f"panels.{name}"), [shared, method, own, ours])
     return PlannedPanel(name, directory, config, _relative(run.directory) if run.trains else config.model.path)

@@ -6,7 +6,7 @@ from typing import Any, Literal, Self
 
 from pydantic import field_validator, model_validator
 
-from trailnotes.config.methods import refuse_unknown
+from trailnotes.config.methods import method_of, refuse_unknown
 from trailnotes.config.section import PAPER, Section, key
 from trailnotes.errors import ConfigError
 
@@ -105,16 +105,22 @@ class AlgorithmConfig(Section):
                 "algorithm.author_credit trains who writes, and the start model is not trained: "
                 'set algorithm.author = "policy", or algorithm.author_credit = 0'
             )
-        if self.author_credit and self.mode_unit == "iteration":
+        if self.author_credit and (self.mode_unit == "iteration" or self.p_memory in (0, 1)):
             raise ValueError(
                 "algorithm.author_credit compares members with tips and without in one group: "
-                'set algorithm.mode_unit = "trajectory"'
+                'set algorithm.mode_unit = "trajectory", and algorithm.p_memory between 0 and 1'
+            )
+        if self.author_credit and self.show_tips != "own":
+            raise ValueError(
+                "algorithm.author_credit credits who wrote what was shown, and a control shows something else: "
+                'set algorithm.show_tips = "own"'
             )
         return self
 
     def refuse_other_sampling(self, written: float, trained: float) -> None:
         """Refuse to train tips of another temperature than the learner scores at. Raises `ConfigError`."""
-        if (self.author_credit or self.name == "lamer") and written != trained:
+        credited = self.name == "lamer" or (self.author_credit and method_of(self.name).shows_tips)
+        if credited and written != trained:
             source = "lamer" if self.name == "lamer" else "algorithm.author_credit"
             raise ConfigError(
                 f"{source} trains tips as they were sampled: "
@@ -148,10 +154,14 @@ class RehearsalConfig(Section):
     )
 
     @model_validator(mode="after")
-    def refuse_two_sources(self) -> Self:
-        """Refuse a file beside games to record, of which one would be left out in silence."""
+    def refuse_in_vain(self) -> Self:
+        """Refuse a file beside games to record, of which one would be left out in silence, and rows without weight."""
         if self.path and self.split:
             raise ValueError("rehearsal.path is taken instead of what rehearsal.split would record: set one to ''")
+        if (self.path or self.split) and not self.hold + self.imitate:
+            raise ValueError(
+                "what is rehearsed is neither held nor imitated: raise rehearsal.hold or rehearsal.imitate"
+            )
         return self
 
 

@@ -332,6 +332,11 @@ class Config(Section):
             )
         if method.plain and algorithm.author_credit:
             raise ConfigError(f"{algorithm.name} lets no member read tips: set algorithm.author_credit = 0")
+        if method.plain and "ucb" in self.memory.order:
+            raise ConfigError(
+                f"{algorithm.name} lets no member read tips, and memory.order = ucb goes by readers: leave it out, "
+                "and name it where tips are read (trailnotes adapt, [panels.NAME])"
+            )
         if self.archive.share and not method.trains:
             raise ConfigError(f"{algorithm.name} trains nothing from kept states: set archive.share = 0")
         if self.archive.share:
@@ -362,6 +367,8 @@ class Config(Section):
         anchored = algorithm.anchor_weight and algorithm.anchor_tips
         anchored = anchored or (algorithm.anchor_reading_weight and algorithm.anchor_reading)
         rehearsed = (rehearsal.path or rehearsal.split) and rehearsal.hold
+        if algorithm.name == "lamer" and self.loss.kl:
+            return True  # the tips that it credits
         return bool(anchored or rehearsed) and method_of(algorithm.name).writes_tips
 
     def refuse_training(self) -> Self:

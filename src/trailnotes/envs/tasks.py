@@ -96,7 +96,7 @@ def refuse_examined(config: Config) -> None:
             refuse_learning(validation, chosen_by, config)
         refuse_learning(games, source, config)
         if train.eval_notes_every and train.new_split:
-            _refuse_panel(tasks_of(config, train.new_split), f"train.new_split = {train.new_split!r}", config)
+            refuse_panel(tasks_of(config, train.new_split), f"train.new_split = {train.new_split!r}", config)
     if learned_from := method.load_learned_from():
         refuse_learning(learned_from(config), f"what {method.label} learns from", config)
 
@@ -114,10 +114,11 @@ def refuse_learning(games: Iterable[Task], source: str, config: Config) -> None:
     games = list(games)
     if config.train.eval_notes_every and (split := config.train.new_split):
         _refuse_shared(games, source, tasks_of(config, split), f"the new families (train.new_split = {split!r})")
-    _refuse_panel(games, source, config)
+    refuse_panel(games, source, config)
 
 
-def _refuse_panel(games: Iterable[Task], source: str, config: Config) -> None:
+def refuse_panel(games: Iterable[Task], source: str, config: Config) -> None:
+    """Refuse `games`, which `source` names, where the panel of `config` holds one of them. Raises `ConfigError`."""
     _refuse_shared(games, source, _examined(config), f"the panel (eval.split = {config.eval.split!r})")
 
 
@@ -138,19 +139,19 @@ def refuse_rehearsing(games: Sequence[Task], source: str, config: Config) -> Non
         ConfigError: names both lists, a game that they share, and the fix.
     """
     refuse_learning(games, source, config)
-    for name, own in _used(config).items():
+    for name, own in used_of(config).items():
         if both := shared(games, own):
             raise ConfigError(f"{source}: {both[0].id} is a game of {name}: rehearse games that no other split has")
 
 
 def kept_apart(games: Sequence[Task], config: Config) -> list[Task]:
     """Those of `games` that `config` neither trains on nor examines."""
-    used = [task for own in _used(config).values() for task in own] + _examined(config)
+    used = [task for own in used_of(config).values() for task in own] + _examined(config)
     taken = {task.id for task in shared(used, games)}
     return [task for task in games if task.id not in taken]
 
 
-def _used(config: Config) -> dict[str, list[Task]]:
+def used_of(config: Config) -> dict[str, list[Task]]:
     """The games that a training itself plays, by the setting that names them."""
     train = config.train
     used = {f"train.split = {train.split!r}": tasks_of(config, train.split)}

@@ -2,8 +2,9 @@
 
 A row has up to three terms: the clipped surrogate, where it has an advantage; KL(start model || model), by
 `Sample.hold`; the negative log-likelihood, by `Sample.imitate`. Each term is a mean over the rows of one role that have
-it, so that rows of another role, or of an episode, thin out nothing. What is held or imitated counts by rows, each with
-the mean over its own tokens: a decision to look around, in an episode that ends with it, weighs as much as a long one.
+it with one weight, so that rows of another role or weight, or of an episode, thin out nothing. What is held or imitated
+counts by rows, each with the mean over its own tokens: a decision to look around, in an episode that ends with it,
+weighs as much as a long one.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ def weights_of_tokens(samples: Sequence[Sample], aggregation: Literal["token", "
         For each row (3,) in the order of `TERMS`; 0 for a term that it does not have.
     """
     by_row = {term: term != "policy" or aggregation == "sequence" for term in TERMS}
-    sizes: Counter[tuple[RowRole, str]] = Counter()
+    sizes: Counter[tuple[RowRole, str, float]] = Counter()
     for sample in samples:
-        for term in weights_of(sample):
-            sizes[sample.role, term] += 1 if by_row[term] else sum(sample.loss_mask)
+        for term, weight in weights_of(sample).items():
+            sizes[sample.role, term, weight] += 1 if by_row[term] else sum(sample.loss_mask)
     rows = []
     for sample in samples:
         own, tokens = weights_of(sample), sum(sample.loss_mask)
-        shares = {term: sizes[sample.role, term] * (tokens if by_row[term] else 1) for term in own}
+        shares = {term: sizes[sample.role, term, own[term]] * (tokens if by_row[term] else 1) for term in own}
         rows.append([own[term] / shares[term] if term in own else 0.0 for term in TERMS])
     return rows

@@ -24,7 +24,7 @@ class Control(TipMemory):
         memory: is written and saved; this is only searched.
         show: "other" finds the best tips of another task, of another family where one has any (a family is what an id
             has before its last "/"): always the same one while no better drawn comes along. "empty" finds the task's
-            own, without words, action and score.
+            own, with their scores, without words and action. A turn shows a text once, so that is one line: the first.
     """
 
     def __init__(self, memory: TipMemory, show: Literal["other", "empty"]) -> None:
@@ -44,7 +44,7 @@ class Control(TipMemory):
 
     def _instead(self, namespace: str, own: Sequence[Tip]) -> list[Tip]:
         if self.show == "empty":
-            return [replace(tip, text=NO_WORDS, action="", score=0.0) for tip in own]
+            return [replace(tip, text=NO_WORDS, action="") for tip in own]
         other = self._other(namespace) if own else None
         if other is None:
             return []

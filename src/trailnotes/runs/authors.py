@@ -117,10 +117,13 @@ def credit_of(
 def _used(readers: Sequence[Trajectory], policy: Policy, learner: Learner, config: Config) -> list[Shares]:
     """The share of each text in what each of `readers` did, by scoring its actions under other contexts.
 
-    For k tips k + 1 contexts: none, and each alone; what was sampled says what all together make of it.
+    For k tips k + 2 contexts: all, none, and each alone; all by the learner, since its numbers differ from those that
+    were sampled by rounding, and a difference that is cut at 0 would make credit of that.
     """
-    contexts = [(t, text) for t in readers for text in (None, *shown_texts(t))]
-    views = [_view(t, text, policy, config) for t, text in contexts]
+    views = []
+    for reader in readers:
+        views.append(replace(reader, mode="on_policy_tips"))
+        views += [_view(reader, text, policy, config) for text in (None, *shown_texts(reader))]
     samples = build_samples([TrajectoryGroup(view.task, (view,)) for view in views], [[0.0]] * len(views))
     totals = [0.0] * len(views)
     for sample, row in zip(samples, learner.logprobs(samples), strict=True):
@@ -128,7 +131,7 @@ def _used(readers: Sequence[Trajectory], policy: Policy, learner: Learner, confi
     scored = iter(totals)
     shares: list[Shares] = []
     for reader in readers:
-        acted, none = sum(sum(step.completion.logprobs) for step in reader.steps), next(scored)
+        acted, none = next(scored), next(scored)
         gains = {text: next(scored) - none for text in shown_texts(reader)}
         shares.append(used_shares(gains, acted - none))
     return shares

@@ -37,16 +37,8 @@ def small(config: Config) -> Config:
     return config.model_copy(update=sections)
 
 
-def times(config: Config, copy: Config, line: Mapping[str, Any]) -> float:
-    """How many times what its small copy played a run plays.
-
-    Args:
-        config: of the run.
-        copy: as `small` made it.
-        line: the last of the copy's metrics.jsonl.
-    """
-    if method_of(config.algorithm.name).trains:
-        return iterations(config, line)
+def times(config: Config, copy: Config) -> float:
+    """How many times what its small copy played a run without training plays, of settings `config`."""
     return _num_episodes(config) / max(1, _num_episodes(copy))
 
 

@@ -52,4 +52,4 @@ def _embeds(config: Config) -> bool:
     """Whether texts are embedded from the first turn on; other methods look for an embedder when they come to it."""
     name = config.algorithm.name
     watched = config.train.eval_notes_every > 0
-    return method_of(name).memory or name == TIPS_ONLY or config.algorithm.intrinsic != "none" or watched
+    return method_of(name).writes_tips or name == TIPS_ONLY or config.algorithm.intrinsic != "none" or watched

@@ -52,23 +52,26 @@ def open_run(
     if not has_begun(directory.path):
         forget_start(directory.memory_path, start)
     run = TrainingRun(config, directory, pool, progress)
-    if saved is not None:
-        load(run, saved)
-    elif run.rehearsal:
-        run.count_before(spent_recording(directory.path / PLACE))
-    kept = directory.set_aside_after(done)
-    begins = saved is None
-    if run.memory is not None:
-        aside = free_name(directory.path / f"tips.after-{done:06d}.jsonl")
-        begins = settle(run.memory, saved / "memory.db" if saved else None, start, aside, tips)
-        kept += [aside] if aside.exists() else []
-    if saved is not None or kept:
-        progress.note(f"resuming after iteration {done}" + "".join(f"; set aside {path.name}" for path in kept))
-    if run.authors is not None and (said := too_young(config, len(run.tasks))):
-        progress.note(said)
-    if tips:
-        progress.note(
-            f"began with {len(tips)} tips" if begins else "this run has begun, and keeps its own tips: "
-            f"`trailnotes memory import {directory.path} FILE` adds others"
-        )  # fmt: skip
+    with contextlib.ExitStack() as undone:
+        undone.callback(run.close)
+        if saved is not None:
+            load(run, saved)
+        elif run.rehearsal:
+            run.count_before(spent_recording(directory.path / PLACE))
+        kept = directory.set_aside_after(done)
+        begins = saved is None
+        if run.memory is not None:
+            aside = free_name(directory.path / f"tips.after-{done:06d}.jsonl")
+            begins = settle(run.memory, saved / "memory.db" if saved else None, start, aside, tips)
+            kept += [aside] if aside.exists() else []
+        if saved is not None or kept:
+            progress.note(f"resuming after iteration {done}" + "".join(f"; set aside {path.name}" for path in kept))
+        if run.authors is not None and (said := too_young(config, len(run.tasks))):
+            progress.note(said)
+        if tips:
+            progress.note(
+                f"began with {len(tips)} tips" if begins else "this run has begun, and keeps its own tips: "
+                f"`trailnotes memory import {directory.path} FILE` adds others"
+            )  # fmt: skip
+        undone.pop_all()
     return run

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from trailnotes.config.methods import TIPS_ONLY, method_of
 from trailnotes.config.methods_schema import AlgorithmConfig
-from trailnotes.config.schema import Config, EvalConfig, LoraConfig
+from trailnotes.config.schema import Config, EvalConfig, LoraConfig, TrainConfig
 from trailnotes.config.toml import SURROUNDINGS, diff, within
 from trailnotes.envs.tasks import panel_of, refuse_rehearsing, tasks_of
 from trailnotes.errors import ConfigError
@@ -252,3 +252,17 @@ def spent_recording(out: Path) -> dict[str, float]:
     """What `record` spent in the directory `out`: environment steps, tokens, seconds; {} where nothing was recorded."""
     lines = [*read_jsonl(out / "metrics.jsonl")]
     return {name: lines[-1][name] for name in BY_ROW} if lines else {}
+
+
+def refuse_all_spent(train: TrainConfig, spent: Mapping[str, float]) -> None:
+    """Refuse a recording that leaves nothing to train.
+
+    Raises:
+        ConfigError: nothing is left of a limit of the run.
+    """
+    if train.share(spent) >= 1.0:
+        raise ConfigError(
+            f"recording what is to be rehearsed takes {spent['env_steps']:,.0f} environment steps and "
+            f"{spent['tokens_generated']:,.0f} tokens, and leaves nothing to train: raise train.max_env_steps and "
+            "train.max_tokens, or lower rehearsal.num_tasks, num_samples or trials"
+        )

@@ -88,6 +88,9 @@ def exchange_roles(
             _refuse_other(place / row, own)
         if said := seen_in_training(subject.trained, config):
             logger.warning("%s", said)
+        if subject.trained.algorithm.author == "start":
+            logger.warning("the tips of this run are written by its start model: rows with another author are what the "
+                           "trained weights would write, if they were asked")  # fmt: skip
         with kept_if_interrupted(f"stopped; {place} keeps what has ended: the same command continues"):
             run_to_end(_play(configs, models, place, make_bar))
         found = _findings(configs["none"], place)

@@ -20,7 +20,7 @@ from trailnotes.credit.episodes import scores_of, valid_share
 from trailnotes.credit.novelty import Novelty
 from trailnotes.envs.tasks import batch_of, tasks_of, validation_of
 from trailnotes.envs.workers.pool import EnvPool
-from trailnotes.errors import ConfigError, RunError
+from trailnotes.errors import RunError
 from trailnotes.learner.learner import Learner
 from trailnotes.learner.samples import anchor_rows
 from trailnotes.memory import embedder_of, open_memory
@@ -33,7 +33,7 @@ from trailnotes.runs.authors import Authors, author_metrics, credit_of
 from trailnotes.runs.console import Progress
 from trailnotes.runs.panels import play_panel
 from trailnotes.runs.players import model_policy, set_back
-from trailnotes.runs.rehearsal import Rehearsal, rehearsal_path
+from trailnotes.runs.rehearsal import Rehearsal, refuse_all_spent, rehearsal_path
 from trailnotes.runs.saving import Counters, save
 from trailnotes.runs.watching import watch
 from trailnotes.seeds import derive_seed
@@ -61,7 +61,8 @@ class TrainingRun:
     def __init__(self, config: Config, directory: RunDir, pool: EnvPool, progress: Progress) -> None:
         self.config, self.directory, self.pool, self.progress = config, directory, pool, progress
         self.archive = Archive(config.archive) if config.archive.share else None
-        self.authors = Authors(config) if config.algorithm.author_credit else None
+        credits_authors = config.algorithm.author_credit and method_of(config.algorithm.name).shows_tips
+        self.authors = Authors(config) if credits_authors else None
         self.embedder = make_embedder = cache(partial(embedder_of, config))  # one model for novelty and memory
         novelty_seed = derive_seed(config.run.seed, "novelty")
         self.novelty = Novelty(config.algorithm, config.memory, novelty_seed, make=make_embedder)
@@ -78,13 +79,13 @@ class TrainingRun:
             dump_dir=directory.path / "dumps",
         )
         self._start = model_policy(config, reference) if reference and config.algorithm.author == "start" else None
+        rehearsed = rehearsal_path(config, directory.path)
+        self.rehearsal = Rehearsal(config, rehearsed, self.policy.format) if rehearsed else None
         uses_memory = method_of(config.algorithm.name).memory
         self.memory = (
             open_memory(directory.memory_path, config.memory, embedder=make_embedder()) if uses_memory else None
         )
         self.shown = None if self.memory is None else shown(self.memory, config.algorithm.show_tips)  # to prompts
-        rehearsed = rehearsal_path(config, directory.path)
-        self.rehearsal = Rehearsal(config, rehearsed, self.policy.format) if rehearsed else None
         self.count = Counters()
         self.stop_requested = False
         self.saved: Path | None = None  # the newest checkpoint of this run
@@ -103,12 +104,7 @@ class TrainingRun:
         """
         for name, value in spent.items():
             setattr(self.count, name, getattr(self.count, name) + value)
-        if self.finished:
-            raise ConfigError(
-                f"recording what is to be rehearsed took {self.count.env_steps:,} environment steps and "
-                f"{self.count.tokens_generated:,} tokens, and leaves nothing to train: raise train.max_env_steps and "
-                "train.max_tokens, or lower rehearsal.num_tasks, num_samples or trials"
-            )
+        refuse_all_spent(self.config.train, spent)
 
     # -- what a method's loop reads
 

@@ -27,7 +27,13 @@ from trailnotes.policies.scripted import ScriptedPolicy
 from trailnotes.rollout import run_episode, write_tips
 from trailnotes.types import Message, Tip, Trajectory, TrajectoryGroup
 from trailnotes.warmstart.demonstrations import DEMONSTRATORS, Demonstration, from_jsonl, scripted_apart
-from trailnotes.warmstart.demonstrations.waymarks import NOTHING_FOUND, WaymarksDemonstrator, note_after, rule_note
+from trailnotes.warmstart.demonstrations.waymarks import (
+    NOTHING_FOUND,
+    WaymarksDemonstrator,
+    demonstrated,
+    note_after,
+    rule_note,
+)
 from trailnotes.warmstart.training import SETTING, encode
 
 Played = tuple[ws.GameSpec, tuple[Tip, ...], tuple[str, ...], Trajectory, list[Demonstration]]
@@ -363,6 +369,7 @@ async def _compare(config: Config, num: int) -> None:
                     policy, env, task_of(spec, "x"), "on_policy_tips" if tips else "plain", Shelf(tips), config,
                     member=0, seed=0,
                 )  # fmt: skip
+            assert [demo.task for demo in demos] == [demonstrated(spec)] * len(demos), "known where it is rehearsed"
             said = [(message.role, message.content) for message in demos[0].messages]
             if tips:
                 assert said == [*heard[-1], ("assistant", trajectory.steps[-1].completion.text)]

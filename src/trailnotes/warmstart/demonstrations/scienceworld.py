@@ -21,7 +21,7 @@ from trailnotes.envs.tasks import kept_apart
 from trailnotes.envs.textworld.interpreter import cache_dir
 from trailnotes.errors import ConfigError
 from trailnotes.prompts import Conversation, reflection_messages
-from trailnotes.storage.demonstrations import Demonstration
+from trailnotes.storage.demonstrations import Demonstration, spoken
 from trailnotes.storage.files import encode_line, read_jsonl, write_bytes_atomic
 from trailnotes.storage.records import trajectory_from_json, trajectory_to_json
 from trailnotes.types import Completion, Message, Observation, Outcome, Step, Task, Tip, Trajectory
@@ -137,14 +137,15 @@ class ScienceWorldDemonstrator:
         note = Message("assistant", note_of(trajectory))
         written = (*reflection_messages(trajectory, rollout, memory, self.count_tokens), note)
         if not tips:
-            return [Demonstration(written, _spoken(written))]
+            return [Demonstration(written, spoken(written), trajectory.task)]
         conversation = Conversation(rollout, memory, self.count_tokens)
         conversation.start(trajectory.steps[0].observation.instruction or "")
         for step in trajectory.steps:
             conversation.observe(step.observation, () if conversation.shown else tips)
             conversation.act(step.completion.text)
         acted = tuple(conversation.acting)
-        act, write = Demonstration(acted, _spoken(acted)), Demonstration(written, frozenset({len(written) - 1}))
+        act = Demonstration(acted, spoken(acted), trajectory.task)
+        write = Demonstration(written, frozenset({len(written) - 1}), trajectory.task)
         return [act, write] if self.rng.random() < 0.2 else [act]  # every row without tips teaches to write, too
 
 
@@ -156,10 +157,6 @@ def note_of(trajectory: Trajectory) -> str:
 def actions_of(trajectory: Trajectory) -> list[str]:
     """The actions of an episode."""
     return [step.action for step in trajectory.steps]
-
-
-def _spoken(messages: Sequence[Message]) -> frozenset[int]:
-    return frozenset(i for i, message in enumerate(messages) if message.role == "assistant")
 
 
 # --- recording --------------------------------------------------------------------------------------------------

@@ -23,8 +23,8 @@ from trailnotes.envs.waymarks.env import (
 )
 from trailnotes.errors import ConfigError
 from trailnotes.prompts import Conversation, reflection_messages, truncate
-from trailnotes.storage.demonstrations import Demonstration
-from trailnotes.types import Completion, Message, Observation, Step, Tip, Trajectory
+from trailnotes.storage.demonstrations import Demonstration, spoken
+from trailnotes.types import Completion, Message, Observation, Step, Task, Tip, Trajectory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -115,12 +115,13 @@ class WaymarksDemonstrator:
         written = (*self.request(spec, trajectory), Message("assistant", self.note(spec, trajectory)))
         last = len(written) - 1
         if not tips:
-            spoken = {i for i, message in enumerate(written) if message.role == "assistant"}
-            return [Demonstration(written, frozenset(spoken))]
+            return [Demonstration(written, spoken(written), trajectory.task)]
         acted = tuple(conversation.acting)
-        spoken = {i for i, message in enumerate(acted) if message.role == "assistant"}
         # The tip-free view of an episode that followed tips must not teach its actions: nothing in it explains them.
-        return [Demonstration(acted, frozenset(spoken)), Demonstration(written, frozenset({last}))]
+        return [
+            Demonstration(acted, spoken(acted), trajectory.task),
+            Demonstration(written, frozenset({last}), trajectory.task),
+        ]
 
     def request(self, spec: ws.GameSpec, trajectory: Trajectory) -> list[Message]:
         """What is asked after an episode: for a tip or, after a failure, for a plan, with some that came before."""
@@ -199,7 +200,7 @@ class WaymarksDemonstrator:
             observation = after
             if observation.done:
                 break
-        return _trajectory(task_of(spec, "demonstration"), steps, observation, bool(tips)), conversation
+        return _trajectory(demonstrated(spec), steps, observation, bool(tips)), conversation
 
     # ------------------------------------------------------------------------------------------ advice
 
@@ -214,7 +215,8 @@ class WaymarksDemonstrator:
             if not self.tells_a_panel(spec, (*done, answer.action)):
                 break
         messages = advice_messages(present, examples, self.config.rollout.style)
-        return Demonstration((*messages, Message("assistant", advice_text([answer]))), frozenset({len(messages)}))
+        answered = (*messages, Message("assistant", advice_text([answer])))
+        return Demonstration(answered, frozenset({len(messages)}), demonstrated(spec))
 
     def draw_actions(self, spec: ws.GameSpec, num: int) -> tuple[str, ...]:
         """The first `num` actions of an episode that is not over: in a vault they may have been wrong."""
@@ -297,6 +299,11 @@ def note_after(spec: ws.GameSpec, trajectory: Trajectory) -> str:
     """The tip that a good writer writes: the rule if the episode showed all of it, else that nothing was found."""
     read = ws.archive_actions(spec)[0] == trajectory.steps[-1].action and len(trajectory.steps) == 1
     return rule_note(spec.family, spec.rule) if trajectory.success or read else NOTHING_FOUND
+
+
+def demonstrated(spec: ws.GameSpec) -> Task:
+    """The game of a demonstration, under an id that no other has."""
+    return task_of(spec, f"demonstration/{spec.kind}/{spec.family}/{spec.seed}")
 
 
 def _trajectory(task: Task, steps: list[Step], final: Observation, with_tips: bool) -> Trajectory:
