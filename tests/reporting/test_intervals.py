@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from trailnotes.reporting.intervals import RATE, Interval, of_one_sample, percentile_interval, t_quantile, wilson
 
@@ -11,6 +13,14 @@ def test_wilson_by_hand() -> None:
     low, high = wilson(0.5, 10, 2.0)
     assert low == pytest.approx((0.7 - 0.14**0.5) / 1.4)
     assert high == pytest.approx((0.7 + 0.14**0.5) / 1.4)
+
+
+@given(won=st.integers(0, 300), number=st.integers(1, 300), quantile=st.floats(0.1, 60.0))
+def test_wilson_holds_its_rate_to_the_last_bit(won: int, number: int, quantile: float) -> None:
+    """A picture draws from the rate to its limits, and fails where one of them is on the wrong side by rounding."""
+    rate = min(won / number, 1.0)
+    low, high = wilson(rate, number, quantile)
+    assert 0 <= low <= rate <= high <= 1
 
 
 def test_wilson_leaves_room_where_all_or_nothing_was_won() -> None:

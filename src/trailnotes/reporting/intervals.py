@@ -61,7 +61,8 @@ def wilson(mean: Floats | float, number: Floats | float, quantile: Floats | floa
     square = np.asarray(quantile, dtype=np.float64) ** 2 / number
     centre = (mean + square / 2) / (1 + square)
     half = np.sqrt(square * mean * (1 - np.asarray(mean)) + square**2 / 4) / (1 + square)
-    return np.maximum(centre - half, 0.0), np.minimum(centre + half, 1.0)
+    # At 0 and 1 one limit is the rate itself, which rounding would miss.
+    return np.clip(centre - half, 0.0, mean), np.clip(centre + half, mean, 1.0)
 
 
 def of_one_sample(values: Floats, weights: Floats, bounds: Bounds, confidence: float) -> Interval | None:
