@@ -19,6 +19,7 @@ from trailnotes.algorithms.opsd import lesson_metrics, lessons_of, reread, teach
 from trailnotes.commands.eval import evaluate
 from trailnotes.config.methods_schema import OpsdConfig
 from trailnotes.config.schema import Config
+from trailnotes.errors import ConfigError
 from trailnotes.learner.samples import build_samples
 from trailnotes.memory.controls import NO_WORDS
 from trailnotes.runs.directory import RunDir
@@ -253,3 +254,6 @@ def test_shares_of_members_with_tips_are_not_asked_of_it(start_model: Path) -> N
         tiny_config(start_model, algorithm=OPSD | {"intrinsic": "tips", "mode_unit": "iteration"})
     with pytest.raises(ValueError, match=r"opsd lets no member read tips: set algorithm\.author_credit = 0"):
         tiny_config(start_model, algorithm=OPSD | {"author_credit": 1.0})
+    readers = tiny_config(start_model, algorithm=OPSD, memory={"order": ["ucb"]})  # its adaptations have some
+    with pytest.raises(ConfigError, match=r"opsd lets no member read tips, and memory\.order = ucb goes by readers"):
+        readers.refuse_training()

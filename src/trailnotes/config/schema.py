@@ -332,11 +332,6 @@ class Config(Section):
             )
         if method.plain and algorithm.author_credit:
             raise ConfigError(f"{algorithm.name} lets no member read tips: set algorithm.author_credit = 0")
-        if method.plain and "ucb" in self.memory.order:
-            raise ConfigError(
-                f"{algorithm.name} lets no member read tips, and memory.order = ucb goes by readers: leave it out, "
-                "and name it where tips are read (trailnotes adapt, [panels.NAME])"
-            )
         if self.archive.share and not method.trains:
             raise ConfigError(f"{algorithm.name} trains nothing from kept states: set archive.share = 0")
         if self.archive.share:
@@ -379,6 +374,11 @@ class Config(Section):
             raise ConfigError(
                 f"{self.algorithm.name} changes no weights: use `trailnotes adapt --method {self.algorithm.name}`, or "
                 f"train one of {', '.join(names(trains=True))}"
+            )
+        if method.plain and "ucb" in self.memory.order:
+            raise ConfigError(
+                f"{self.algorithm.name} lets no member read tips, and memory.order = ucb goes by readers: leave it "
+                "out, and name it where tips are read (trailnotes adapt, [panels.NAME])"
             )
         if self.model.path == "random":
             raise ConfigError('model.path = "random" is not a model and learns nothing: name a model')
