@@ -5,6 +5,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 TORCH := torch==2.13.0
+SPREAD := -n auto --maxprocesses 4 --dist loadfile # each process holds a torch of its own
 
 .PHONY: demo test lint format bench
 .DELETE_ON_ERROR:
@@ -13,7 +14,7 @@ demo: $(INSTALLED)
 	$(BIN)/python -m trailnotes demo
 
 test: lint
-	$(BIN)/python -m mypy & types=$$!; $(BIN)/python -m pytest --cov --cov-report=term $(PYTEST); tests=$$?; \
+	$(BIN)/python -m mypy & types=$$!; $(BIN)/python -m pytest $(SPREAD) --cov --cov-report=term $(PYTEST); tests=$$?; \
 	  wait $$types && exit $$tests
 
 lint: $(INSTALLED)

@@ -216,7 +216,7 @@ def test_without_a_clone_it_says_where_to_run_it(
 def test_the_plan_is_that_of_the_repository() -> None:
     plan = demo_plan(Path(__file__).parents[2] / "configs/demo.toml", 2, (3, 4), ["--optim.lr", "0.5"])
     assert plan.labels() == {"start": "start model", "grpo": "GRPO", "empo2": "EMPO²"}
-    assert (plan.compare.seeds, plan.budget.env_steps, plan.settings) == ((0, 1), 44800, {"optim": {"lr": 0.5}})
+    assert (plan.compare.seeds, plan.budget.env_steps, plan.settings) == ((0, 1), 32000, {"optim": {"lr": 0.5}})
     assert {name: (panel.trials, plan.players(name)) for name, panel in plan.panels.items()} == {
         "with tips": (3, ["start", "empo2"]), "new": (4, ["start", "grpo", "empo2"]),
     }  # fmt: skip

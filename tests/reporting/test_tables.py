@@ -20,7 +20,8 @@ def test_a_console_table_is_as_wide_as_it_is_and_text_is_no_markup(
     assert "**" not in said
 
 
-def test_text_is_wrapped_line_by_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_is_wrapped_line_by_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
     print_text(["word " * 40, "next"])
     first, second, third = capsys.readouterr().out.splitlines()
     assert len(first) <= TEXT_WIDTH
