@@ -76,7 +76,7 @@ HOUSE = {
     "config": """
         __init__ toml
         presets schema
-        methods_schema warmstart_schema
+        methods_schema model_schema warmstart_schema
         methods section
     """,
     "credit": """

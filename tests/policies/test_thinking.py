@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from trailnotes.algorithms.rememberer.advice import Valued, parse_advice
-from trailnotes.config.schema import Config, MemoryConfig, ModelConfig, RolloutConfig
+from trailnotes.config.model_schema import ModelConfig
+from trailnotes.config.schema import Config, MemoryConfig, RolloutConfig
 from trailnotes.learner.samples import build_samples
 from trailnotes.memory import clean_tip
 from trailnotes.policies.chat import ChatFormat

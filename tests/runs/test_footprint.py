@@ -10,7 +10,8 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from small import small_config
-from trailnotes.config.schema import Config, LoraConfig
+from trailnotes.config.model_schema import LoraConfig
+from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError
 from trailnotes.policies.hf.adapters import new_adapters
 from trailnotes.runs import footprint as module

@@ -12,7 +12,7 @@ from trailnotes.errors import ConfigError
 if TYPE_CHECKING:
     from argparse import Namespace
 
-    from trailnotes.config.schema import ModelConfig
+    from trailnotes.config.model_schema import ModelConfig
     from trailnotes.types import StrPath
 
 Dtype = Literal["float32", "bfloat16"]
@@ -38,7 +38,7 @@ def export(
         ConfigError: `out` is taken, or there is nothing to copy or to merge.
         RunError: the run has no checkpoint, or a damaged one.
     """
-    from trailnotes.config.schema import ModelConfig
+    from trailnotes.config.model_schema import ModelConfig
     from trailnotes.runs.players import examined
     from trailnotes.storage.checkpoint import atomic_directory
 

@@ -24,17 +24,20 @@ from trailnotes.config.methods_schema import (
     RemembererConfig,
     RetrospexConfig,
 )
+from trailnotes.config.model_schema import (
+    OPENAI,
+    ClusterConfig,
+    EndpointConfig,
+    EngineConfig,
+    LearnerConfig,
+    ModelConfig,
+)
 from trailnotes.config.section import PAPER, RELEASE, Section, key
 from trailnotes.config.warmstart_schema import WarmstartConfig
 from trailnotes.errors import ConfigError
 
 MAX_ASKED_WORDS = 100  # of a tip, by the paper's request
 TOKENS_PER_WORD = 1.5  # English prose takes 1.2 to 1.4 in a vocabulary of a hundred thousand; names take more
-OPENAI = "openai:"  # before a model's name, as `model.path`: the model of that name at the endpoint
-OURS = (  # arguments of transformers' `apply_chat_template` that are no option of a template
-    "add_generation_prompt", "continue_final_message", "conversation", "max_length", "messages", "padding",
-    "return_assistant_tokens_mask", "return_dict", "return_tensors", "tokenize", "tokenizer_kwargs", "truncation",
-)  # fmt: skip
 
 
 class RunConfig(Section):
@@ -45,75 +48,6 @@ class RunConfig(Section):
     deterministic: bool = key(True, "gather all live episodes before each batch: bit-reproducible on one machine")
     threads: int = key(1, "torch threads; 0 leaves torch's default (many threads slow a tiny model down)", ge=0)
     tensorboard: bool = key(False, "also write TensorBoard event files")
-
-
-class LoraConfig(Section):
-    """Low-rank adapters through peft."""
-
-    enabled: bool = key(False, "train adapters instead of all weights")
-    rank: int = key(16, "rank of the adapters", ge=1)
-    alpha: float = key(32.0, "scale of the adapters is alpha / rank", gt=0)
-    dropout: float = key(0.0, "dropout inside the adapters", ge=0, lt=1)
-    target_modules: tuple[str, ...] | None = key(None, "module names; none means all linear layers but the head")
-
-
-class ModelConfig(Section):
-    """The language model that acts and learns."""
-
-    path: str = key(
-        "",
-        "directory or hub name of a causal LM of transformers; openai:NAME is the model NAME of the [endpoint]; "
-        "random plays without any model",
-    )
-    base: str = key(
-        "", "where model.path holds adapters: directory or hub name of their base, if it is not where they name it"
-    )
-    device: str = key("auto", "cpu, cuda, cuda:0, ...; auto takes a GPU where there is one")
-    dtype: Literal["float32", "bfloat16"] = key("float32", "type of weights and activations")
-    gradient_checkpointing: bool = key(False, "recompute activations in the backward pass: less memory, more time")
-    template_options: dict[str, Any] = key(
-        dict,
-        "what the chat template is told, such as { enable_thinking = false }; an endpoint gets it as "
-        "chat_template_kwargs",
-    )
-    lora: LoraConfig = key(LoraConfig, "low-rank adapters")
-
-    @model_validator(mode="after")
-    def refuse_impossible(self) -> Self:
-        """Refuse a model without a name, and options that are not the template's."""
-        refuse_nameless(self.path)
-        if taken := sorted(self.template_options.keys() & set(OURS)):
-            raise ValueError(f"template_options.{taken[0]} is not the template's to know: leave it out")
-        return self
-
-
-def refuse_nameless(path: str) -> None:
-    """Refuse a `model.path` that names an endpoint's model and forgets which. Raises `ConfigError`."""
-    if path.startswith(OPENAI) and not path.removeprefix(OPENAI).strip():
-        raise ConfigError(f"{path!r} names no model: write openai:NAME, as the server calls it")
-
-
-class EndpointConfig(Section):
-    """An OpenAI-compatible server, for `model.path = "openai:NAME"`. The key comes from the environment alone."""
-
-    base_url: str = key("https://api.openai.com/v1", "address of the API, up to and including its version")
-    api_key_env: str = key("OPENAI_API_KEY", "environment variable that holds the key; local servers need none")
-    concurrency: int = key(8, "requests under way at a time", ge=1)
-    timeout: float = key(120.0, "seconds that one request may take", gt=0)
-    max_retries: int = key(6, "tries after the first, on 429, 5xx, timeouts and broken answers", ge=0)
-    context_tokens: int = key(32768, "tokens that prompt and completion may have together", ge=8)
-    max_tokens_field: Literal["max_completion_tokens", "max_tokens"] = key(
-        "max_tokens", "what the server calls its limit; newer OpenAI models want max_completion_tokens"
-    )
-    send_seed: bool = key(True, "send the seed of each completion, which some servers honour")
-    omit: tuple[Literal["temperature", "top_p", "stop"], ...] = key(
-        (), "parameters that are not sent, for models that refuse them; answers are cut at stop strings all the same"
-    )
-    price_input: float = key(0.0, "price of a million prompt tokens, in your currency", ge=0)
-    price_output: float = key(0.0, "price of a million completion tokens", ge=0)
-    max_cost: float = key(0.0, "stop cleanly before the spending of a run passes this; 0 = no limit", ge=0)
-    max_tokens_total: int = key(0, "stop cleanly before prompt and completion tokens pass this; 0 = no limit", ge=0)
-    log_prompts: bool = key(False, "keep what was sent and answered in requests.jsonl of the run")
 
 
 class EnvConfig(Section):
@@ -152,6 +86,13 @@ class RolloutConfig(Section):
     )
     num_examples: int = key(0, "worked examples in the first prompt at most, of those in the briefing", ge=0)
     system_prompt: str | None = key(None, "replaces the environment-neutral instruction; '' for none")
+    ahead: int = key(
+        0, "iterations that may be played while earlier ones are learned from; 0 = none, and every token is of the "
+        "newest weights", ge=0
+    )  # fmt: skip
+    max_staleness_weight: float = key(
+        2.0, "with ahead: a token weighs what the weights now say of it over what they said then, at most this", ge=1
+    )
 
 
 class MemoryConfig(Section):
@@ -265,6 +206,9 @@ class Config(Section):
     run: RunConfig = key(RunConfig, "the run as a whole")
     model: ModelConfig = key(ModelConfig, "the language model")
     endpoint: EndpointConfig = key(EndpointConfig, "an OpenAI-compatible server that acts")
+    engine: EngineConfig = key(EngineConfig, "what samples, where the model is one of transformers")
+    learner: LearnerConfig = key(LearnerConfig, "where the update runs")
+    cluster: ClusterConfig = key(ClusterConfig, "several machines")
     env: EnvConfig = key(EnvConfig, "the environment")
     rollout: RolloutConfig = key(RolloutConfig, "how episodes are played")
     memory: MemoryConfig = key(MemoryConfig, "the store of tips")

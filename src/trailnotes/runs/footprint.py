@@ -17,7 +17,8 @@ from typing import Any
 import torch
 import transformers
 
-from trailnotes.config.schema import Config, ModelConfig
+from trailnotes.config.model_schema import ModelConfig
+from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError, PolicyError
 from trailnotes.policies.hf.adapters import new_adapters
 from trailnotes.policies.hf.network import SlotCache

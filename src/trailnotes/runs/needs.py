@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from trailnotes.config.methods import TIPS_ONLY, method_of
-from trailnotes.config.schema import OPENAI, Config
+from trailnotes.config.model_schema import OPENAI
+from trailnotes.config.schema import Config
 from trailnotes.envs import EXTRAS
 from trailnotes.errors import MissingExtraError, how_to_install, missing_package
 from trailnotes.runs.players import RANDOM

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trailnotes.config.schema import OPENAI, Config, LoraConfig, refuse_nameless
+from trailnotes.config.model_schema import OPENAI, LoraConfig, refuse_nameless
+from trailnotes.config.schema import Config
 from trailnotes.errors import PolicyError, RunError
 from trailnotes.policies.scripted import ScriptedPolicy
 from trailnotes.prompts import listed_actions

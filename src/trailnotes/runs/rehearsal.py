@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 from trailnotes.config.methods import TIPS_ONLY, method_of
 from trailnotes.config.methods_schema import AlgorithmConfig
-from trailnotes.config.schema import Config, EvalConfig, LoraConfig, TrainConfig
+from trailnotes.config.model_schema import LoraConfig
+from trailnotes.config.schema import Config, EvalConfig, TrainConfig
 from trailnotes.config.toml import SURROUNDINGS, diff, within
 from trailnotes.envs.tasks import panel_of, refuse_rehearsing, tasks_of
 from trailnotes.errors import ConfigError

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tiny import tiny_model
-from trailnotes.config.schema import LoraConfig, ModelConfig
+from trailnotes.config.model_schema import LoraConfig, ModelConfig
 from trailnotes.errors import ConfigError, PolicyError
 from trailnotes.learner.learner import export_model
 from trailnotes.policies.hf.adapters import merged, new_adapters

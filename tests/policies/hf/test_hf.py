@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from trailnotes.config.schema import LoraConfig, ModelConfig
+from trailnotes.config.model_schema import LoraConfig, ModelConfig
 from trailnotes.errors import ConfigError, PolicyError
 from trailnotes.policies.hf.decoder import RecomputeDecoder, SlotDecoder
 from trailnotes.policies.hf.policy import HFPolicy, load_model

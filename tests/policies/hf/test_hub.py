@@ -11,7 +11,7 @@ import pytest
 from huggingface_hub import HfApi
 from huggingface_hub.errors import RepositoryNotFoundError
 
-from trailnotes.config.schema import ModelConfig
+from trailnotes.config.model_schema import ModelConfig
 from trailnotes.errors import PolicyError
 from trailnotes.policies.hf.hub import only_in_cache
 from trailnotes.policies.hf.policy import context_length_of

@@ -22,7 +22,8 @@ from proxy import Asked, Fault, Proxy, Reply, changed, cut_body, cut_quietly, dr
 from served import MODEL
 from small import small_config
 from trailnotes.commands import main
-from trailnotes.config.schema import Config, EndpointConfig
+from trailnotes.config.model_schema import EndpointConfig
+from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config, to_toml
 from trailnotes.errors import BudgetError, ConfigError, PolicyError, RunError
 from trailnotes.policies.openai import faults

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from transformers.utils import find_adapter_config_file
 
-from trailnotes.config.schema import LoraConfig
+from trailnotes.config.model_schema import LoraConfig
 from trailnotes.errors import ConfigError
 
 

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from trailnotes.config.schema import ModelConfig
+from trailnotes.config.model_schema import ModelConfig
 from trailnotes.errors import ConfigError, MissingExtraError, PolicyError, how_to_install
 from trailnotes.types import Completion, Message, Sampling, TokenIds
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from trailnotes.config.schema import EndpointConfig
+from trailnotes.config.model_schema import EndpointConfig
 from trailnotes.errors import RunError
 from trailnotes.storage.files import append_jsonl, read_jsonl, set_aside
 from trailnotes.types import FinishReason, Message, Sampling

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trailnotes.config.schema import EndpointConfig
+from trailnotes.config.model_schema import EndpointConfig
 from trailnotes.errors import ConfigError, MissingExtraError, PolicyError, how_to_install
 from trailnotes.policies.openai.answers import Amount, Query
 from trailnotes.policies.openai.faults import Trouble, explain, is_about_model, missing_model, passes, retry_after, said

@@ -1,0 +1,125 @@
+"""The sections of the settings that say what computes: the model, the engine that samples, the learner, the cluster."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self
+
+from pydantic import model_validator
+
+from trailnotes.config.section import Section, key
+from trailnotes.errors import ConfigError
+
+OPENAI = "openai:"  # before a model's name, as `model.path`: the model of that name at the endpoint
+OURS = (  # arguments of transformers' `apply_chat_template` that are no option of a template
+    "add_generation_prompt", "continue_final_message", "conversation", "max_length", "messages", "padding",
+    "return_assistant_tokens_mask", "return_dict", "return_tensors", "tokenize", "tokenizer_kwargs", "truncation",
+)  # fmt: skip
+
+
+class LoraConfig(Section):
+    """Low-rank adapters through peft."""
+
+    enabled: bool = key(False, "train adapters instead of all weights")
+    rank: int = key(16, "rank of the adapters", ge=1)
+    alpha: float = key(32.0, "scale of the adapters is alpha / rank", gt=0)
+    dropout: float = key(0.0, "dropout inside the adapters", ge=0, lt=1)
+    target_modules: tuple[str, ...] | None = key(None, "module names; none means all linear layers but the head")
+
+
+class ModelConfig(Section):
+    """The language model that acts and learns."""
+
+    path: str = key(
+        "",
+        "directory or hub name of a causal LM of transformers; openai:NAME is the model NAME of the [endpoint]; "
+        "random plays without any model",
+    )
+    base: str = key(
+        "", "where model.path holds adapters: directory or hub name of their base, if it is not where they name it"
+    )
+    device: str = key("auto", "cpu, cuda, cuda:0, ...; auto takes a GPU where there is one")
+    dtype: Literal["float32", "bfloat16"] = key("float32", "type of weights and activations")
+    gradient_checkpointing: bool = key(False, "recompute activations in the backward pass: less memory, more time")
+    template_options: dict[str, Any] = key(
+        dict,
+        "what the chat template is told, such as { enable_thinking = false }; an endpoint gets it as "
+        "chat_template_kwargs",
+    )
+    lora: LoraConfig = key(LoraConfig, "low-rank adapters")
+
+    @model_validator(mode="after")
+    def refuse_impossible(self) -> Self:
+        """Refuse a model without a name, and options that are not the template's."""
+        refuse_nameless(self.path)
+        if taken := sorted(self.template_options.keys() & set(OURS)):
+            raise ValueError(f"template_options.{taken[0]} is not the template's to know: leave it out")
+        return self
+
+
+def refuse_nameless(path: str) -> None:
+    """Refuse a `model.path` that names an endpoint's model and forgets which. Raises `ConfigError`."""
+    if path.startswith(OPENAI) and not path.removeprefix(OPENAI).strip():
+        raise ConfigError(f"{path!r} names no model: write openai:NAME, as the server calls it")
+
+
+class EndpointConfig(Section):
+    """An OpenAI-compatible server, for `model.path = "openai:NAME"`. The key comes from the environment alone."""
+
+    base_url: str = key("https://api.openai.com/v1", "address of the API, up to and including its version")
+    api_key_env: str = key("OPENAI_API_KEY", "environment variable that holds the key; local servers need none")
+    concurrency: int = key(8, "requests under way at a time", ge=1)
+    timeout: float = key(120.0, "seconds that one request may take", gt=0)
+    max_retries: int = key(6, "tries after the first, on 429, 5xx, timeouts and broken answers", ge=0)
+    context_tokens: int = key(32768, "tokens that prompt and completion may have together", ge=8)
+    max_tokens_field: Literal["max_completion_tokens", "max_tokens"] = key(
+        "max_tokens", "what the server calls its limit; newer OpenAI models want max_completion_tokens"
+    )
+    send_seed: bool = key(True, "send the seed of each completion, which some servers honour")
+    omit: tuple[Literal["temperature", "top_p", "stop"], ...] = key(
+        (), "parameters that are not sent, for models that refuse them; answers are cut at stop strings all the same"
+    )
+    price_input: float = key(0.0, "price of a million prompt tokens, in your currency", ge=0)
+    price_output: float = key(0.0, "price of a million completion tokens", ge=0)
+    max_cost: float = key(0.0, "stop cleanly before the spending of a run passes this; 0 = no limit", ge=0)
+    max_tokens_total: int = key(0, "stop cleanly before prompt and completion tokens pass this; 0 = no limit", ge=0)
+    log_prompts: bool = key(False, "keep what was sent and answered in requests.jsonl of the run")
+
+
+class EngineConfig(Section):
+    """What samples: the engine of this package, or vLLM."""
+
+    name: Literal["hf", "vllm"] = key("hf", "hf: embedded, any model of transformers; vllm: the extra of that name")
+    replicas: int = key(1, "vllm: engines, each with all weights; an episode stays with the one it began with", ge=1)
+    urls: tuple[str, ...] = key(
+        (), "vllm: addresses of engines that run already (trailnotes engine serve); none = started here"
+    )
+    python: str = key(
+        "", "vllm: the Python of the environment that it is installed in; '' = this one, or what `make vllm` built"
+    )
+    device_memory: float = key(
+        0.0, "vllm: share of the device that it may take; 0 = a part for the learner", ge=0, le=1
+    )
+    max_concurrent: int = key(64, "vllm: completions that one engine decodes at a time", ge=1)
+    start_timeout: float = key(600.0, "vllm: seconds that an engine may take to start", gt=0)
+    timeout: float = key(300.0, "vllm: seconds without any token, after which an engine counts as hung", gt=0)
+    tolerance: float = key(
+        0.05, "nats by which the engine's log-probabilities may differ from the learner's, on average over the tokens "
+        "of an iteration; more stops the run", gt=0
+    )  # fmt: skip
+
+
+class LearnerConfig(Section):
+    """Where the update runs."""
+
+    world_size: int = key(1, "processes that share the update by FSDP2, a device each", ge=1)
+    offload: bool = key(False, "keep the optimiser's state in the host's memory, where there is more than one process")
+    packed: Literal["auto", "always", "never"] = key(
+        "auto", "join rows into one without padding: auto does where the attention skips what is not its row's"
+    )
+    timeout: float = key(600.0, "seconds that one process may wait for another before the run stops", gt=0)
+
+
+class ClusterConfig(Section):
+    """Several machines, by Ray."""
+
+    address: str = key("", "of a Ray cluster; auto = the one of this machine; '' = none, everything runs here")
