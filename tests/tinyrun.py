@@ -31,6 +31,7 @@ from trailnotes.envs.waymarks.env import WaymarksSimulator
 from trailnotes.errors import EnvError
 from trailnotes.runs.directory import RunDir
 from trailnotes.runs.opening import opened_run
+from trailnotes.runs.schedule import train_by
 from trailnotes.runs.training import TrainingRun
 from trailnotes.storage.files import read_jsonl
 from trailnotes.types import Observation, Task
@@ -65,7 +66,7 @@ def train_in_process(config: Config, directory: Path, method: str = "") -> Train
 
     async def body() -> TrainingRun:
         with RunDir.open(directory, config) as opened, opened_run(config, opened) as run:
-            await method_of(method or config.algorithm.name).load()(run)
+            await train_by(method_of(method or config.algorithm.name).load(), run)
         return run
 
     return asyncio.run(body())

@@ -10,13 +10,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trailnotes.credit import group_advantages
-from trailnotes.learner.samples import build_samples, with_behavior
+from trailnotes.learner.samples import with_behavior
 
 if TYPE_CHECKING:
     import random
 
     from trailnotes.config.methods_schema import AlgorithmConfig
-    from trailnotes.runs.training import TrainingRun
+    from trailnotes.runs.iteration import Iteration
     from trailnotes.types import Mode
 
 
@@ -42,23 +42,24 @@ def draw_modes(algorithm: AlgorithmConfig, num_tasks: int, group_size: int, rng:
     return [[tips_mode() if i < with_tips else "plain" for i in range(group_size)] for _ in range(num_tasks)]
 
 
-async def empo2(run: TrainingRun) -> None:
-    """Train until `run.finished`."""
-    algorithm = run.config.algorithm
-    while not run.finished:
-        tasks = run.next_tasks()
-        modes = draw_modes(algorithm, len(tasks), run.config.rollout.group_size, run.rng("modes"))
-        groups = await run.rollout(tasks, modes)
-        written = await run.write_tips(groups)  # generated together, added in task order
+async def empo2(iteration: Iteration) -> None:
+    """One iteration."""
+    algorithm = iteration.config.algorithm
+    tasks = iteration.tasks()
+    modes = draw_modes(algorithm, len(tasks), iteration.config.rollout.group_size, iteration.rng("modes"))
+    groups = await iteration.rollout(tasks, modes)
+    written = await iteration.write_tips(groups)  # generated together, added in task order
 
-        groups = run.add_novelty(groups)
-        advantages = [group_advantages(scores, algorithm.normalize_std) for scores in run.scores(groups)]
+    async with iteration.learning():
+        groups = iteration.add_novelty(groups)
+        advantages = [group_advantages(scores, algorithm.normalize_std) for scores in iteration.scores(groups)]
 
         # A trajectory's mode says whether its row keeps the tips; the denominator stays that of the prompt acted on...
-        samples = build_samples(groups, advantages, rows=run.config.optim.rows)
+        samples = iteration.samples(groups, advantages)
         if algorithm.old_logprobs == "tip_free":  # ...unless the old policy is asked without tips too (4.2)
             off_policy = [sample for sample in samples if sample.off_policy]
-            tip_free = iter(with_behavior(off_policy, run.learner.logprobs(off_policy)))
+            tip_free = iter(with_behavior(off_policy, iteration.learner.logprobs(off_policy)))
             samples = [next(tip_free) if sample.off_policy else sample for sample in samples]
-        metrics = run.update([*samples, *run.held(written, groups), *run.author_rows(written, groups)])
-        await run.end_iteration(groups, metrics)
+        samples += [*iteration.held(written, groups), *iteration.author_rows(written, groups)]
+        metrics = await iteration.update(samples)
+        await iteration.end(groups, metrics)

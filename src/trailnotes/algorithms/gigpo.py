@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trailnotes.credit import episode_relative, hierarchical, histories, step_relative, visits_of
-from trailnotes.learner.samples import build_samples
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
     from trailnotes.config.methods_schema import GigpoConfig
     from trailnotes.credit import Scores, Visits
-    from trailnotes.runs.training import TrainingRun
+    from trailnotes.runs.iteration import Iteration
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,19 +63,20 @@ def two_levels(visits: Visits, returns: NDArray[np.float64], gigpo: GigpoConfig)
     return TwoLevels(visits, weighed.pop(0, nothing), sum(weighed.values(), nothing))
 
 
-async def gigpo(run: TrainingRun) -> None:
-    """Train until `run.finished`."""
-    while not run.finished:
-        groups = await run.rollout(run.next_tasks())
-        groups = run.add_novelty(groups)
+async def gigpo(iteration: Iteration) -> None:
+    """One iteration."""
+    settings = iteration.config.gigpo
+    groups = await iteration.rollout(iteration.tasks())
+    async with iteration.learning():
+        groups = iteration.add_novelty(groups)
         terms, advantages = [], []
-        for scores in run.scores(groups):
-            visits = visits_of(scores, run.config.gigpo.gamma, run.config.gigpo.similarity)
-            terms.append(two_levels(visits, scores.returns, run.config.gigpo))
+        for scores in iteration.scores(groups):
+            visits = visits_of(scores, settings.gamma, settings.similarity)
+            terms.append(two_levels(visits, scores.returns, settings))
             advantages.append(terms[-1].by_step(scores))
-        run.add_metrics("gigpo", term_metrics(terms))
-        metrics = run.update(build_samples(groups, advantages, rows=run.config.optim.rows))
-        await run.end_iteration(groups, metrics)
+        iteration.add_metrics("gigpo", term_metrics(terms))
+        metrics = await iteration.update(iteration.samples(groups, advantages))
+        await iteration.end(groups, metrics)
 
 
 def term_metrics(terms: Sequence[TwoLevels]) -> dict[str, float]:

@@ -9,19 +9,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trailnotes.credit import group_advantages
-from trailnotes.learner.samples import build_samples
 
 if TYPE_CHECKING:
-    from trailnotes.runs.training import TrainingRun
+    from trailnotes.runs.iteration import Iteration
 
 
-async def grpo(run: TrainingRun) -> None:
-    """Train until `run.finished`."""
-    normalize_std = run.config.algorithm.normalize_std
-    while not run.finished:
-        groups = await run.rollout(run.next_tasks())
-        groups = run.add_novelty(groups)
-        advantages = [group_advantages(scores, normalize_std) for scores in run.scores(groups)]
-        samples = build_samples(groups, advantages, rows=run.config.optim.rows)
-        metrics = run.update(samples)
-        await run.end_iteration(groups, metrics)
+async def grpo(iteration: Iteration) -> None:
+    """One iteration."""
+    normalize_std = iteration.config.algorithm.normalize_std
+    groups = await iteration.rollout(iteration.tasks())
+    async with iteration.learning():
+        groups = iteration.add_novelty(groups)
+        advantages = [group_advantages(scores, normalize_std) for scores in iteration.scores(groups)]
+        metrics = await iteration.update(iteration.samples(groups, advantages))
+        await iteration.end(groups, metrics)

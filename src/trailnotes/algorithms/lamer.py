@@ -13,7 +13,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from trailnotes.credit import across_episodes, group_advantages, group_relative
-from trailnotes.learner.samples import build_samples, held_row
+from trailnotes.learner.samples import held_row
 from trailnotes.memory import open_memory
 from trailnotes.rollout import tip_metrics
 from trailnotes.types import TrajectoryGroup
@@ -21,59 +21,59 @@ from trailnotes.types import TrajectoryGroup
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from trailnotes.memory import Embedder, TipMemory
+    from trailnotes.memory import TipMemory
     from trailnotes.rollout import WrittenTip
-    from trailnotes.runs.training import TrainingRun
+    from trailnotes.runs.iteration import Iteration
     from trailnotes.types import Mode, Sample
 
 Trial = list[TrajectoryGroup]  # a task's groups by episode, 0 to K - 1, each of the same members
 Written = dict[int, "WrittenTip"]  # by `id` of the trajectory that it is about
 
 
-async def lamer(run: TrainingRun) -> None:
-    """Train until `run.finished`."""
-    config, normalize_std = run.config, run.config.algorithm.normalize_std
-    embedder = run.embedder()
-    while not run.finished:
-        played = run.add_novelty(await run.rollout(run.next_tasks()))
-        trials: list[Trial] = [[group] for group in played]
-        written: Written = {}
-        for episode in range(1, config.lamer.episodes):
-            if not trials:
-                break
-            tips = await run.write_tips([trial[-1] for trial in trials], f"tips-{episode}")
-            written |= {id(tip.trajectory): tip for tip in tips}
-            groups = run.add_novelty(await play_again(run, trials, written, embedder, f"rollout-again-{episode}"))
-            played, trials = played + groups, continued(trials, groups)
-        run.add_metrics("tips", tip_metrics(list(written.values())))
-        run.add_metrics("lamer", success_by_episode(trials))
+async def lamer(iteration: Iteration) -> None:
+    """One iteration."""
+    config, normalize_std = iteration.config, iteration.config.algorithm.normalize_std
+    played = iteration.add_novelty(await iteration.rollout(iteration.tasks()))
+    trials: list[Trial] = [[group] for group in played]
+    written: Written = {}
+    for episode in range(1, config.lamer.episodes):
+        if not trials:
+            break
+        tips = await iteration.write_tips([trial[-1] for trial in trials], f"tips-{episode}")
+        written |= {id(tip.trajectory): tip for tip in tips}
+        groups = iteration.add_novelty(await play_again(iteration, trials, written, f"rollout-again-{episode}"))
+        played, trials = played + groups, continued(trials, groups)
 
-        scores = iter(run.scores(list(chain(*trials))))
+    async with iteration.learning():
+        iteration.add_metrics("tips", tip_metrics(list(written.values())))
+        iteration.add_metrics("lamer", success_by_episode(trials))
+        scores = iter(iteration.scores(list(chain(*trials))))
         worth = [across_episodes([next(scores) for _ in trial], config.lamer.gamma) for trial in trials]
         advantages = [group_advantages(episode, normalize_std) for trial in worth for episode in trial]
-        samples = build_samples(list(chain(*trials)), advantages, rows=config.optim.rows)
+        samples = iteration.samples(list(chain(*trials)), advantages)
         for trial, episodes in zip(trials, worth, strict=True):
             credit = [group_relative(episode.returns, normalize_std).tolist() for episode in episodes[1:]]
             samples += tip_rows(trial, credit, written, config.loss.kl)
-        metrics = run.update([*samples, *run.held(list(written.values()), played)])
-        await run.end_iteration(played, metrics)
+        metrics = await iteration.update([*samples, *iteration.held(list(written.values()), played)])
+        await iteration.end(played, metrics)
 
 
 async def play_again(
-    run: TrainingRun, trials: Sequence[Trial], written: Written, embedder: Embedder, purpose: str
+    iteration: Iteration, trials: Sequence[Trial], written: Written, purpose: str
 ) -> list[TrajectoryGroup]:
     """The next episode of each trial, in which a member is shown what it wrote after its earlier ones, and no more."""
-    modes: list[list[Mode]] = [["on_policy_tips"] * run.config.rollout.group_size for _ in trials]
+    modes: list[list[Mode]] = [["on_policy_tips"] * iteration.config.rollout.group_size for _ in trials]
+    embedder = iteration.embedder()
     with ExitStack() as opened:
 
         def memory_of(row: int, member: int) -> TipMemory:
             own = [t for group in trials[row] for t in group.trajectories if t.member == member]
-            memory = opened.enter_context(open_memory(None, run.config.memory, embedder=embedder))
+            memory = opened.enter_context(open_memory(None, iteration.config.memory, embedder=embedder))
             memory.add([tip for t in own if id(t) in written for tip in written[id(t)].tips])
             return memory
 
         tasks = [trial[0].task for trial in trials]
-        return await run.rollout(tasks, modes, memory_of=memory_of, purpose=purpose)
+        return await iteration.rollout(tasks, modes, memory_of=memory_of, purpose=purpose)
 
 
 def continued(trials: Sequence[Trial], groups: Sequence[TrajectoryGroup]) -> list[Trial]:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from trailnotes.config.schema import Config
     from trailnotes.memory.base import Memory
     from trailnotes.policies.base import Policy
-    from trailnotes.runs.training import TrainingRun
+    from trailnotes.runs.iteration import Iteration
     from trailnotes.types import Completion, Message, Mode, Sample, Sampling, Step, Trajectory
 
     Array = NDArray[np.float64]
@@ -38,25 +38,26 @@ if TYPE_CHECKING:
 TEACHER: Final[Mode] = "on_policy_tips"  # the mode whose prompts the teacher reads
 
 
-async def opsd(run: TrainingRun) -> None:
-    """Train until `run.finished`."""
-    config, options = run.config, run.config.opsd
-    assert run.shown is not None
-    while not run.finished:
-        groups = await run.rollout(run.next_tasks())
-        teachers = await reread(run.policy, run.shown, groups, config)  # before this iteration's tips are there
-        written = await run.write_tips(groups)
+async def opsd(iteration: Iteration) -> None:
+    """One iteration."""
+    config, options = iteration.config, iteration.config.opsd
+    assert iteration.shown is not None
+    groups = await iteration.rollout(iteration.tasks())
+    teachers = await reread(iteration.policy, iteration.shown, groups, config)  # before this iteration's tips are there
+    written = await iteration.write_tips(groups)
 
-        groups = run.add_novelty(groups)
-        advantages = [group_advantages(scores, config.algorithm.normalize_std) for scores in run.scores(groups)]
-        samples = build_samples(groups, advantages, rows=config.optim.rows)
+    async with iteration.learning():
+        groups = iteration.add_novelty(groups)
+        advantages = [group_advantages(scores, config.algorithm.normalize_std) for scores in iteration.scores(groups)]
+        samples = iteration.samples(groups, advantages)
 
         rows = build_samples(teachers, [[0.0] * len(group.trajectories) for group in teachers], rows=config.optim.rows)
-        scored = run.learner.logprobs(rows, of_start=options.from_start)
+        scored = iteration.learner.logprobs(rows, of_start=options.from_start)
         lessons = lessons_of(samples, teacher_logprobs(teachers, rows, scored))
-        run.add_metrics("opsd", lesson_metrics(lessons, options) | {"teacher_tokens": float(num_tokens(rows))})
-        metrics = run.update([*(lesson.taught(options) for lesson in lessons), *run.held(written, groups)])
-        await run.end_iteration(groups, metrics)
+        iteration.add_metrics("opsd", lesson_metrics(lessons, options) | {"teacher_tokens": float(num_tokens(rows))})
+        taught = [lesson.taught(options) for lesson in lessons]
+        metrics = await iteration.update([*taught, *iteration.held(written, groups)])
+        await iteration.end(groups, metrics)
 
 
 # -- the teacher's prompts

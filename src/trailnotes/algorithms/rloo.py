@@ -9,17 +9,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trailnotes.credit import leave_one_out_advantages
-from trailnotes.learner.samples import build_samples
 
 if TYPE_CHECKING:
-    from trailnotes.runs.training import TrainingRun
+    from trailnotes.runs.iteration import Iteration
 
 
-async def rloo(run: TrainingRun) -> None:
-    """Train until `run.finished`."""
-    while not run.finished:
-        groups = await run.rollout(run.next_tasks())
-        groups = run.add_novelty(groups)
-        advantages = [leave_one_out_advantages(scores) for scores in run.scores(groups)]
-        samples = build_samples(groups, advantages, rows=run.config.optim.rows)
-        await run.end_iteration(groups, run.update(samples))
+async def rloo(iteration: Iteration) -> None:
+    """One iteration."""
+    groups = await iteration.rollout(iteration.tasks())
+    async with iteration.learning():
+        groups = iteration.add_novelty(groups)
+        advantages = [leave_one_out_advantages(scores) for scores in iteration.scores(groups)]
+        metrics = await iteration.update(iteration.samples(groups, advantages))
+        await iteration.end(groups, metrics)

@@ -83,12 +83,13 @@ def _record_rehearsal(config: Config, directory: RunDir) -> None:
 async def _train(config: Config, directory: RunDir, tips: Sequence[Tip]) -> Path:
     from trailnotes.runs.opening import opened_run
     from trailnotes.runs.saving import save
+    from trailnotes.runs.schedule import train_by
     from trailnotes.storage import checkpoint
 
     with opened_run(config, directory, tips) as run:
         try:
             with asked_by_signals(partial(_ask_to_stop, run)) as received:
-                await method_of(config.algorithm.name).load()(run)
+                await train_by(method_of(config.algorithm.name).load(), run)
                 if run.saved is None or checkpoint.load_meta(run.saved)["iteration"] != run.count.iteration:
                     save(run)
         except BaseException:

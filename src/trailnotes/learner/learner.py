@@ -123,6 +123,11 @@ class Learner:
             }
         )
 
+    def weights(self) -> dict[str, Tensor]:
+        """A copy of the trained weights by the model's names, in its type, on the CPU; of adapters theirs alone."""
+        named = self.model.named_parameters()
+        return {name: p.detach().to("cpu", copy=True) for name, p in named if p.requires_grad}
+
     def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Everything that the next update depends on: tensors for a safetensors file, and a JSON-able rest.
 

@@ -65,6 +65,10 @@ class Saved(Protocol):
     count: Counters
     saved: Path | None  # the newest checkpoint
 
+    def weights_changed(self, version: int) -> None:
+        """The learner's weights are those of `version` now."""
+        ...
+
 
 def save(run: Saved) -> None:
     """Write a checkpoint, whole or not at all, and delete those that are no longer kept.
@@ -101,8 +105,7 @@ def load(run: Saved, path: Path) -> None:
             run.authors.load_state_dict(_read_json(path / "authors.json")["written"])
     except (ValueError, RuntimeError) as error:  # torch's word for tensors of other shapes is RuntimeError
         raise RunError(f"{path} does not fit the settings of this start: {error}") from error
-    run.policy.weights_changed()
-    run.policy.version = run.count.iteration
+    run.weights_changed(run.count.iteration)
     run.saved = path
     _mark_best(run, path)  # a kill may have come between the checkpoint and its mark
 

@@ -17,6 +17,7 @@ try:
     import torch
     import transformers
     from huggingface_hub import try_to_load_from_cache
+    from torch import Tensor
 
     from trailnotes.policies.chat import ChatFormat
     from trailnotes.policies.hf.adapters import new_adapters, put_on, quiet, saved_at
@@ -130,6 +131,25 @@ class HFPolicy:
         """
         self.forget()
         self.version += 1
+
+    async def load(self, weights: Mapping[str, Tensor], version: int) -> None:
+        """Take over weights of a learner whose model is another one.
+
+        Args:
+            weights: by the names of this model's parameters: all of a whole model, of adapters theirs alone.
+            version: of the weights.
+
+        Raises:
+            PolicyError: as `weights_changed`; or they are another model's.
+        """
+        self.forget()
+        own = dict(self.model.named_parameters())
+        if strange := weights.keys() - own.keys():
+            raise PolicyError(f"the learner's weights are another model's, e.g. {min(strange)}")
+        with torch.no_grad():
+            for name, tensor in weights.items():
+                own[name].copy_(tensor)
+        self.version = version
 
     def forget(self) -> None:
         """Forget all that was computed with the weights as they were.

@@ -1,0 +1,92 @@
+"""Rows of episodes that were played with older weights than the update begins with (`rollout.ahead`).
+
+The correction compares two weights under one prompt, the one that was acted on: how probable the token is now over how
+probable it was then, truncated. EMPO2's own ratio also compares two prompts, with tips and without; truncating that
+would throw away what is to be distilled.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from trailnotes.learner.samples import build_samples
+from trailnotes.types import TrajectoryGroup
+
+if TYPE_CHECKING:
+    from trailnotes.learner.learner import Learner
+    from trailnotes.types import Sample
+
+
+class Token(NamedTuple):
+    """What is said of a sampled token under the prompt that was acted on: its log-probability then and now."""
+
+    then: float
+    now: float
+
+
+def brought_up_to_date(
+    samples: Sequence[Sample],
+    groups: Sequence[TrajectoryGroup],
+    learner: Learner,
+    *,
+    rows: Literal["auto", "step"],
+    most: float,
+) -> tuple[list[Sample], dict[str, float]]:
+    """The rows as if their tokens had been sampled by the weights as they are, each weighed by what that changes.
+
+    A token's advantage is multiplied by w = min(most, pi_now / pi_then), and its behaviour log-probability becomes that
+    of now: the importance weight and the proximal policy of decoupled PPO (arXiv 2110.00641), truncated as in V-trace.
+
+    Args:
+        samples: of `build_samples(groups, ..., rows)`.
+        groups: the episodes.
+        learner: scores them as they acted.
+        rows: as in `build_samples`.
+        most: bound of the weight.
+
+    Returns:
+        The rows in their order, and the mean weight, the share of tokens that were truncated, and the mean
+        KL(then || now), estimated from the sampled tokens by k3.
+    """
+    tokens = _tokens_of(groups, learner, rows)
+    weights = {index: [min(most, math.exp(t.now - t.then)) for t in found] for index, found in tokens.items()}
+    left: Mapping[int, Iterator[tuple[Token, float]]] = {
+        index: iter(list(zip(found, weights[index], strict=True))) for index, found in tokens.items()
+    }
+    everything = [token for found in tokens.values() for token in found]
+    size = max(1, len(everything))
+    return [_weighed(sample, left[sample.trajectory]) for sample in samples], {
+        "weight": sum(map(sum, weights.values())) / size,
+        "truncated": sum(math.exp(t.now - t.then) > most for t in everything) / size,
+        "kl": sum(math.expm1(t.now - t.then) - (t.now - t.then) for t in everything) / size,
+    }
+
+
+def _tokens_of(
+    groups: Sequence[TrajectoryGroup], learner: Learner, rows: Literal["auto", "step"]
+) -> dict[int, list[Token]]:
+    """The sampled tokens of each trajectory, in order, by its running index."""
+    acted = [
+        TrajectoryGroup(group.task, tuple(replace(t, mode="on_policy_tips") for t in group.trajectories))
+        for group in groups
+    ]
+    as_acted = build_samples(acted, [[0.0] * len(group.trajectories) for group in acted], rows=rows)
+    tokens: dict[int, list[Token]] = {}
+    for sample, now in zip(as_acted, learner.logprobs(as_acted), strict=True):
+        found = tokens.setdefault(sample.trajectory, [])
+        found += [Token(sample.behavior_logprobs[i], now[i]) for i, trained in enumerate(sample.loss_mask) if trained]
+    return tokens
+
+
+def _weighed(sample: Sample, tokens: Iterator[tuple[Token, float]]) -> Sample:
+    """The row with its next sampled tokens' weights on its advantages."""
+    behavior, advantages = list(sample.behavior_logprobs), list(sample.advantages)
+    for place, trained in enumerate(sample.loss_mask):
+        if trained:
+            token, weight = next(tokens)
+            behavior[place] = token.now
+            advantages[place] *= weight
+    return replace(sample, behavior_logprobs=tuple(behavior), advantages=tuple(advantages))
