@@ -36,6 +36,7 @@ from trailnotes.policies.hf.network import parts_of
 from trailnotes.rollout import write_tips
 from trailnotes.rollout.tips import WrittenTip
 from trailnotes.runs.directory import RunDir
+from trailnotes.runs.iteration import Iteration
 from trailnotes.runs.opening import opened_run
 from trailnotes.runs.rehearsal import Rehearsal, record
 from trailnotes.runs.training import TrainingRun
@@ -83,7 +84,7 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Iteration:
+class Played:
     """What was played, and written about it."""
 
     groups: list[TrajectoryGroup]
@@ -99,26 +100,29 @@ def settings(load: Workload, *, lora: bool) -> Config:
     )
 
 
-async def play(run: TrainingRun) -> Iteration:
+async def play(run: TrainingRun) -> Played:
     """An iteration in which there is something to read, since the same tasks were played before."""
-    tasks = run.next_tasks()
-    await run.write_tips(await run.rollout(tasks, purpose="before"), "tips before")
-    modes = draw_modes(run.config.algorithm, len(tasks), run.config.rollout.group_size, run.rng("modes"))
-    groups = await run.rollout(tasks, modes)
-    return Iteration(groups, await run.write_tips(groups))
+    iteration = Iteration(run, 0)
+    tasks = iteration.tasks()
+    before = await iteration.write_tips(await iteration.rollout(tasks, purpose="before"), "tips before")
+    assert run.memory is not None
+    run.memory.add([tip for each in before for tip in each.tips])
+    modes = draw_modes(run.config.algorithm, len(tasks), run.config.rollout.group_size, iteration.rng("modes"))
+    groups = await iteration.rollout(tasks, modes)
+    return Played(groups, await iteration.write_tips(groups))
 
 
-def rows_of(side: str, run: TrainingRun, played: Iteration, rehearsed: Path) -> list[Sample]:
+def rows_of(side: str, run: TrainingRun, played: Played, rehearsed: Path) -> list[Sample]:
     """What one iteration learns from."""
     changed = SIDES[side]
-    advantages = [group_advantages(scores, True) for scores in run.scores(played.groups)]
+    advantages = [group_advantages(scores, True) for scores in Iteration(run, 0).scores(played.groups)]
     rows = build_samples(played.groups, advantages)
     algorithm = run.config.algorithm.model_copy(update=changed.get("algorithm", {}))
     rows += anchor_rows([each.completion for each in played.written], played.groups, algorithm, "auto", seed=0)
     if "rehearsal" in changed:
         rehearsal = run.config.rehearsal.model_copy(update=changed["rehearsal"])
         config = run.config.model_copy(update={"rehearsal": rehearsal})
-        rows += Rehearsal(config, rehearsed, run.policy.format).draw(run.rng("rehearsal"))
+        rows += Rehearsal(config, rehearsed, run.policy.format).draw(Iteration(run, 0).rng("rehearsal"))
     return rows
 
 
@@ -165,16 +169,16 @@ def update(run: TrainingRun, rows: Sequence[Sample], into: Measured, seed: int) 
     run.policy.weights_changed()
 
 
-async def write(run: TrainingRun, played: Iteration, *, by_start: bool) -> float:
+async def write(run: TrainingRun, played: Played, *, by_start: bool) -> float:
     """CPU seconds of writing about all episodes."""
     start = cpu_seconds()
-    with run.author() if by_start else nullcontext(run.policy) as author:
+    async with run.author() if by_start else nullcontext(run.policy) as author:
         await write_tips(author, played.groups, run.config, seed=0, step=0)
     return cpu_seconds() - start
 
 
 async def repeat(
-    runs: dict[str, TrainingRun], played: Iteration, rehearsed: Path, load: Workload
+    runs: dict[str, TrainingRun], played: Played, rehearsed: Path, load: Workload
 ) -> tuple[dict[tuple[str, str], Measured], dict[tuple[str, str], list[float]]]:
     """Every side of every model in turn, so that all meet the same machine; the first turn warms up."""
     updates = {(kind, side): Measured() for kind in runs for side in SIDES}

@@ -20,7 +20,7 @@ from trailnotes.learner.learner import Learner
 from trailnotes.rollout import Written
 from trailnotes.runs import training as run_module
 from trailnotes.runs.directory import RunDir
-from trailnotes.runs.training import TrainingRun
+from trailnotes.runs.iteration import Iteration
 from trailnotes.types import Mode, Sample, Trajectory, TrajectoryGroup
 
 # --- modes
@@ -90,10 +90,10 @@ class Watched:
     def __init__(self, config: Config, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.groups: list[list[TrajectoryGroup]] = []
         self.samples: list[list[Sample]] = []
-        rollout, update = TrainingRun.rollout, Learner.update
+        rollout, update = Iteration.rollout, Learner.update
 
-        async def watched_rollout(run: TrainingRun, *args: Any) -> list[TrajectoryGroup]:
-            self.groups.append(await rollout(run, *args))
+        async def watched_rollout(iteration: Iteration, *args: Any) -> list[TrajectoryGroup]:
+            self.groups.append(await rollout(iteration, *args))
             return self.groups[-1]
 
         def watched_update(learner: Learner, samples: Sequence[Sample], **options: Any) -> dict[str, float]:
@@ -101,7 +101,7 @@ class Watched:
             return update(learner, samples, **options)
 
         with monkeypatch.context() as patch:
-            patch.setattr(TrainingRun, "rollout", watched_rollout)
+            patch.setattr(Iteration, "rollout", watched_rollout)
             patch.setattr(Learner, "update", watched_update)
             self.run = train_in_process(config, directory)
 
@@ -278,7 +278,7 @@ def test_tips_count_as_long_as_they_are_in_the_context(
     """A tip is shown once, but is retrieved, and makes the state less new, at every later step too."""
     algorithm = {"p_memory": 1.0, "intrinsic": "tips", "mode_unit": "iteration"}
     watched = Watched(tiny_config(start_model, algorithm=algorithm, memory={"top_k": 2}), tmp_path, monkeypatch)
-    rated = watched.run.add_novelty(watched.groups[-1])
+    rated = Iteration(watched.run, 0).add_novelty(watched.groups[-1])
     bonuses = [[step.reward_intrinsic for step in t.steps] for group in rated for t in group.trajectories]
     assert [len(step.tips) for step in watched.groups[-1][0].trajectories[0].steps] == [2, 0]
     assert bonuses == [[1 / 3, 1 / 3]] * len(bonuses)

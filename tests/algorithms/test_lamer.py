@@ -19,7 +19,7 @@ from trailnotes.errors import ConfigError
 from trailnotes.memory import clean_tip
 from trailnotes.rollout import WrittenTip
 from trailnotes.runs.directory import RunDir
-from trailnotes.runs.training import TrainingRun
+from trailnotes.runs.iteration import Iteration
 from trailnotes.storage.files import append_jsonl
 from trailnotes.types import Observation, Sample, Task, Trajectory, TrajectoryGroup
 
@@ -70,24 +70,24 @@ class Watched:
 @pytest.fixture(scope="module")
 def watched(start_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Watched:
     seen = Watched(tmp_path_factory.mktemp("lamer") / "run")
-    rollout, write_tips, update = TrainingRun.rollout, TrainingRun.write_tips, TrainingRun.update
+    rollout, write_tips, update = Iteration.rollout, Iteration.write_tips, Iteration.update
 
-    async def note_rollout(run: TrainingRun, *args: Any, **kwargs: Any) -> list[TrajectoryGroup]:
+    async def note_rollout(run: Iteration, *args: Any, **kwargs: Any) -> list[TrajectoryGroup]:
         seen.played.append(await rollout(run, *args, **kwargs))
         return seen.played[-1]
 
-    async def note_tips(run: TrainingRun, *args: Any, **kwargs: Any) -> list[WrittenTip]:
+    async def note_tips(run: Iteration, *args: Any, **kwargs: Any) -> list[WrittenTip]:
         seen.written.append(await write_tips(run, *args, **kwargs))
         return seen.written[-1]
 
-    def note_update(run: TrainingRun, samples: Sequence[Sample]) -> dict[str, float]:
+    async def note_update(run: Iteration, samples: Sequence[Sample]) -> dict[str, float]:
         seen.samples += samples
-        return update(run, samples)
+        return await update(run, samples)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TrainingRun, "rollout", note_rollout)
-        patch.setattr(TrainingRun, "write_tips", note_tips)
-        patch.setattr(TrainingRun, "update", note_update)
+        patch.setattr(Iteration, "rollout", note_rollout)
+        patch.setattr(Iteration, "write_tips", note_tips)
+        patch.setattr(Iteration, "update", note_update)
         train_in_process(lamer_config(start_model, train={"iterations": 1}), seen.path)
     return seen
 
@@ -234,14 +234,14 @@ def test_an_iteration_of_which_no_task_goes_on_is_no_reason_to_give_up(
     start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every second episode of it fails; there is nothing to play a third, fourth and fifth one of."""
-    play, asked = TrainingRun.rollout, Counter[int]()
+    play, asked = Iteration.rollout, Counter[int]()
 
-    async def rollout(run: TrainingRun, tasks: Sequence[Task], modes: Any = None, **kwargs: Any) -> Any:
-        asked[run.count.iteration] += 1
-        gone = modes is not None and run.count.iteration == 0
+    async def rollout(run: Iteration, tasks: Sequence[Task], modes: Any = None, **kwargs: Any) -> Any:
+        asked[run.number] += 1
+        gone = modes is not None and run.number == 0
         return await play(run, [] if gone else tasks, [] if gone else modes, **kwargs)
 
-    monkeypatch.setattr(TrainingRun, "rollout", rollout)
+    monkeypatch.setattr(Iteration, "rollout", rollout)
     train_in_process(lamer_config(start_model, lamer={"episodes": 5}, rollout={"num_tasks": 1}), tmp_path)
     assert (asked[0], asked[1]) == (2, 5)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -23,8 +23,8 @@ from trailnotes.errors import ConfigError
 from trailnotes.learner.samples import build_samples
 from trailnotes.memory.controls import NO_WORDS
 from trailnotes.runs.directory import RunDir
+from trailnotes.runs.iteration import Iteration
 from trailnotes.runs.opening import opened_run
-from trailnotes.runs.training import TrainingRun
 from trailnotes.storage.files import read_jsonl
 from trailnotes.types import Sample, Trajectory, TrajectoryGroup
 
@@ -32,12 +32,19 @@ FORMS = ("sdpo", "sdar", "opcd")
 OPSD = {"name": "opsd"}
 
 
-def in_a_run(config: Config, directory: Path, body: Callable[[TrainingRun], Awaitable[None]]) -> None:
+def in_a_run(config: Config, directory: Path, body: Callable[[Iteration], Awaitable[None]]) -> None:
     async def opened() -> None:
         with RunDir.open(directory, config) as at, opened_run(config, at) as run:
-            await body(run)
+            await body(Iteration(run, 0))
 
     asyncio.run(opened())
+
+
+async def remember(iteration: Iteration, tasks: Sequence[Task]) -> None:
+    """Play the tasks once, and keep what was written about them."""
+    written = await iteration.write_tips(await iteration.rollout(tasks))
+    assert iteration.run.memory is not None
+    iteration.run.memory.add([tip for each in written for tip in each.tips])
 
 
 def without_tips(trajectory: Trajectory) -> Trajectory:
@@ -53,17 +60,17 @@ def without_tips(trajectory: Trajectory) -> Trajectory:
 
 
 def test_an_episode_reads_again_as_the_one_that_was_played_with_tips(start_model: Path, tmp_path: Path) -> None:
-    async def body(run: TrainingRun) -> None:
-        tasks = run.next_tasks()
-        await run.write_tips(await run.rollout(tasks))
-        played = await run.rollout(tasks, [["on_policy_tips"] * 4] * len(tasks))
+    async def body(iteration: Iteration) -> None:
+        tasks = iteration.tasks()
+        await remember(iteration, tasks)
+        played = await iteration.rollout(tasks, [["on_policy_tips"] * 4] * len(tasks))
         plain = [TrajectoryGroup(g.task, tuple(map(without_tips, g.trajectories))) for g in played]
-        assert run.shown is not None
-        again = await reread(run.policy, run.shown, plain, run.config)
+        assert iteration.shown is not None
+        again = await reread(iteration.policy, iteration.shown, plain, iteration.config)
         assert [[t.steps for t in g.trajectories] for g in again] == [[t.steps for t in g.trajectories] for g in played]
         assert sum(bool(step.tips) for g in again for t in g.trajectories for step in t.steps) > 10
         rows = build_samples(again, [[0.0] * 4] * len(again))
-        said = teacher_logprobs(again, rows, run.learner.logprobs(rows))
+        said = teacher_logprobs(again, rows, iteration.learner.logprobs(rows))
         sampled = [[p for step in t.steps for p in step.completion.logprobs] for g in played for t in g.trajectories]
         for teacher, acted in zip(said, sampled, strict=True):
             assert teacher.tolist() == pytest.approx(acted, abs=1e-3), "it is the policy that acted with tips"
@@ -72,18 +79,18 @@ def test_an_episode_reads_again_as_the_one_that_was_played_with_tips(start_model
 
 
 def test_a_copy_ends_where_tips_leave_no_room_for_the_next_turn(start_model: Path, tmp_path: Path) -> None:
-    async def body(run: TrainingRun) -> None:
-        tasks = run.next_tasks()[:1]
-        await run.write_tips(await run.rollout(tasks))
-        played = await run.rollout(tasks)
-        assert run.shown is not None
-        (whole,) = await reread(run.policy, run.shown, played, run.config)
+    async def body(iteration: Iteration) -> None:
+        tasks = iteration.tasks()[:1]
+        await remember(iteration, tasks)
+        played = await iteration.rollout(tasks)
+        assert iteration.shown is not None
+        (whole,) = await reread(iteration.policy, iteration.shown, played, iteration.config)
         first, second = whole.trajectories[0].steps
-        room = len(first.completion.prompt_ids) + run.config.rollout.max_action_tokens
-        rollout = run.config.rollout.model_copy(update={"max_context_tokens": room})
-        memory = run.config.memory.model_copy(update={"leave_room": False})
-        tight = run.config.model_copy(update={"rollout": rollout, "memory": memory})
-        (cut,) = await reread(run.policy, run.shown, played, tight)
+        room = len(first.completion.prompt_ids) + iteration.config.rollout.max_action_tokens
+        rollout = iteration.config.rollout.model_copy(update={"max_context_tokens": room})
+        memory = iteration.config.memory.model_copy(update={"leave_room": False})
+        tight = iteration.config.model_copy(update={"rollout": rollout, "memory": memory})
+        (cut,) = await reread(iteration.policy, iteration.shown, played, tight)
         assert len(second.plain_prompt_ids) < room, "the student had room"
         assert cut.trajectories[0].steps == (first,)
 

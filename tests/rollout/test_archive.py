@@ -24,7 +24,7 @@ from trailnotes.learner.learner import Learner
 from trailnotes.rollout import Pool, run_groups
 from trailnotes.rollout.archive import RETURN_TO, Archive, from_start
 from trailnotes.runs.directory import RunDir
-from trailnotes.runs.training import TrainingRun
+from trailnotes.runs.iteration import Iteration
 from trailnotes.seeds import derive_seed
 from trailnotes.storage.files import read_jsonl
 from trailnotes.types import Mode, Observation, Sample, Task, Trajectory, TrajectoryGroup
@@ -377,13 +377,13 @@ def test_returning_members_are_compared_among_themselves(
     start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     groups: list[TrajectoryGroup] = []
-    end = TrainingRun.end_iteration
+    end = Iteration.end
 
-    async def watched(run: TrainingRun, ended: Sequence[TrajectoryGroup], found: dict[str, float]) -> None:
+    async def watched(iteration: Iteration, ended: Sequence[TrajectoryGroup], found: dict[str, float]) -> None:
         groups.extend(ended)
-        await end(run, ended, found)
+        await end(iteration, ended, found)
 
-    monkeypatch.setattr(TrainingRun, "end_iteration", watched)
+    monkeypatch.setattr(Iteration, "end", watched)
     algorithm = {"name": "grpo"}
     train_in_process(archive_config(start_model, algorithm=algorithm, archive={"share": 0.5}), tmp_path)
     split = [group for group in groups if RETURN_TO in group.task.options]

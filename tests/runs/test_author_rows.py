@@ -19,7 +19,7 @@ from trailnotes.errors import ConfigError
 from trailnotes.learner.learner import Learner
 from trailnotes.rollout import WrittenTip
 from trailnotes.runs.authors import Authors, credit_of, too_young
-from trailnotes.runs.training import TrainingRun
+from trailnotes.runs.iteration import Iteration
 from trailnotes.types import Completion, Observation, Sample, Step, Task, Tip, Trajectory, TrajectoryGroup
 
 TASK = Task("task", "numbers")
@@ -116,16 +116,17 @@ class Watched:
 @pytest.fixture(scope="module")
 def watched(start_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Watched:
     seen = Watched(tmp_path_factory.mktemp("watched") / "run")
-    play, score = TrainingRun.rollout, Learner.logprobs
+    play, score = Iteration.rollout, Learner.logprobs
 
-    async def rollout(self: TrainingRun, *arguments: Any) -> list[TrajectoryGroup]:
-        assert self.memory is not None
-        before = self.memory.store.tips()
+    async def rollout(self: Iteration, *arguments: Any) -> list[TrajectoryGroup]:
+        memory = self.run.memory
+        assert memory is not None
+        before = memory.store.tips()
         groups = await play(self, *arguments)
-        assert self.memory.store.tips() == before
+        assert memory.store.tips() == before
         seen.held.append(before)
         steps = [step for group in groups for t in group.trajectories for step in t.steps]
-        seen.shown.extend((self.count.iteration, tip) for step in steps for tip in step.tips)
+        seen.shown.extend((self.number, tip) for step in steps for tip in step.tips)
         return groups
 
     def logprobs(self: Learner, samples: Sequence[Sample]) -> list[tuple[float, ...]]:
@@ -133,7 +134,7 @@ def watched(start_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Watc
         return score(self, samples)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TrainingRun, "rollout", rollout)
+        patch.setattr(Iteration, "rollout", rollout)
         patch.setattr(Learner, "logprobs", logprobs)
         train_in_process(credited(start_model), seen.path)
     return seen

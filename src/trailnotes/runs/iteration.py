@@ -44,7 +44,7 @@ EMPTY_ITERATIONS = 3  # without any episode, after which the environment counts 
 
 
 class Iteration:
-    """One iteration. A method (algorithms/) is a coroutine that takes one and carries it to its end; it knows no method.
+    """One iteration. A method (algorithms/) is a coroutine that takes one and carries it to its end; it knows none.
 
     What comes before `learning` may be played while earlier iterations are still learned from (`rollout.ahead`);
     everything inside `learning` happens in order, iteration by iteration.
@@ -64,8 +64,12 @@ class Iteration:
         self._errors: list[Trajectory] = []
         self._left_out: list[Trajectory] = []  # ended well, but too few others of their group did
         self._tokens_written = 0
-        self._version = run.policy.version  # of the weights that play
+        self._version = 0  # of the weights that play
         self._learning = False
+
+    def starts(self) -> None:
+        """It plays from here on, with the weights that the policy has now."""
+        self._version = self.run.policy.version
 
     # -- what a method reads
 

@@ -32,7 +32,7 @@ async def train_by(method: Method, run: TrainingRun) -> None:
         return
     while not run.finished:
         iteration = Iteration(run, run.count.iteration)
-        await run.start_playing()
+        await _start(iteration)
         await method(iteration)
         _refuse_unended(iteration)
 
@@ -49,8 +49,8 @@ async def _side_by_side(method: Method, run: TrainingRun, ahead: int) -> None:
                 under_way.popleft()
             if run.finished:
                 return
-            await run.start_playing()
             iteration = Iteration(run, number, before=newest)
+            await _start(iteration)
             task = asyncio.ensure_future(method(iteration))
             under_way.append((iteration, task))
             await _until_played(iteration, task)
@@ -59,6 +59,12 @@ async def _side_by_side(method: Method, run: TrainingRun, ahead: int) -> None:
         for _, task in under_way:
             task.cancel()
         await asyncio.gather(*(task for _, task in under_way), return_exceptions=True)
+
+
+async def _start(iteration: Iteration) -> None:
+    """Whoever plays has the policy for itself, until it learns."""
+    await iteration.run.start_playing()
+    iteration.starts()
 
 
 async def _until_played(iteration: Iteration, task: asyncio.Task[None]) -> None:

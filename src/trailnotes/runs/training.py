@@ -29,7 +29,7 @@ from trailnotes.runs.saving import Counters
 from trailnotes.seeds import derive_seed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import AsyncIterator, Mapping, Sequence
     from pathlib import Path
 
     from torch import Tensor
@@ -55,13 +55,14 @@ class TrainingRun:
         novelty_seed = derive_seed(config.run.seed, "novelty")
         self.novelty = Novelty(config.algorithm, config.memory, novelty_seed, make=make_embedder)
         self.tasks = tasks_of(config, config.train.split)
-        torch.manual_seed(derive_seed(config.run.seed, "weights"))  # adapters start at random
-        self.policy = model_policy(config)
-        acts_apart = bool(config.rollout.ahead)  # what is played while the update changes weights needs its own
-        model = load_model(config.model)[0] if acts_apart else self.policy.model
+        self._seed_adapters()
+        self.policy, model = model_policy(config), None
+        if config.rollout.ahead:  # what is played while an update changes weights needs its own
+            self._seed_adapters()
+            model = load_model(config.model)[0]
         reference = load_model(config.model)[0] if config.holds and not config.model.lora.enabled else None
         self.learner = Learner(
-            model,
+            model or self.policy.model,
             config.optim,
             config.loss,
             temperature=config.rollout.temperature,
@@ -77,13 +78,20 @@ class TrainingRun:
         )
         self.shown = None if self.memory is None else shown(self.memory, config.algorithm.show_tips)  # to prompts
         self.version = 0  # of the learner's weights: how often they were updated
-        self._newest: Mapping[str, Tensor] = {}  # these weights, where the policy has its own
+        own = {} if self.is_shared else self.learner.weights()  # where the policy has a model of its own:
+        self._began_with: Mapping[str, Tensor] = own if config.algorithm.author == "start" else {}
+        self._newest: Mapping[str, Tensor] = own  # what was learned last
+        self._acting: Mapping[str, Tensor] = own  # what plays
         self._plays = asyncio.Lock()
         self.count = Counters()
         self.stop_requested = False
         self.saved: Path | None = None  # the newest checkpoint of this run
         self.empty = 0  # iterations in a row without any episode
         self._ended = time.monotonic()  # when the last iteration did
+
+    def _seed_adapters(self) -> None:
+        """They start at random: the same in every model that is loaded after this."""
+        torch.manual_seed(derive_seed(self.config.run.seed, "weights"))
 
     def count_before(self, spent: Mapping[str, float]) -> None:
         """Count what was spent on this run before its first iteration.
@@ -122,6 +130,7 @@ class TrainingRun:
         await self._plays.acquire()
         if self.policy.version != self.version:
             await self.policy.load(self._newest, self.version)
+            self._acting = self._newest
 
     def stop_playing(self) -> None:
         """Let others play."""
@@ -142,8 +151,16 @@ class TrainingRun:
         if self.config.algorithm.author == "policy" or self._start is not None:
             yield self._start or self.policy
             return
-        with set_back(self.policy, self.learner) as author:
-            yield author
+        if self.is_shared:
+            with set_back(self.policy, self.learner) as author:
+                yield author
+            return
+        version, acting = self.policy.version, self._acting
+        await self.policy.load(self._began_with, 0)
+        try:
+            yield self.policy
+        finally:
+            await self.policy.load(acting, version)
 
     async def learn(self, samples: Sequence[Sample], seed: int) -> dict[str, float]:
         """One update; beside the event loop where others play meanwhile."""

@@ -18,14 +18,14 @@ from trailnotes.runs.panels import acting_config, value_of
 from trailnotes.seeds import derive_seed
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
+    from contextlib import AbstractAsyncContextManager
 
     from trailnotes.config.schema import Config
     from trailnotes.memory import Embedder
     from trailnotes.policies.base import Policy
     from trailnotes.types import Mode, Task
 
-Author = Callable[[], "AbstractContextManager[Policy]"]
+Author = Callable[[], "AbstractAsyncContextManager[Policy]"]
 
 
 async def watch(policy: Policy, pool: Pool, config: Config, embedder: Embedder, author: Author) -> dict[str, float]:
@@ -69,7 +69,7 @@ async def _trials(
                 means[trial] = fmean(values)
             if trial < last:
                 tips_seed = derive_seed(seed, phase, "notes")
-                with author() as writer:
+                async with author() as writer:
                     memory.add((await write_tips(writer, groups, config, seed=tips_seed, step=trial)).tips)
     return means
 
