@@ -26,7 +26,7 @@ from trailnotes.runs.directory import RunDir
 from trailnotes.runs.iteration import Iteration
 from trailnotes.runs.opening import opened_run
 from trailnotes.storage.files import read_jsonl
-from trailnotes.types import Sample, Trajectory, TrajectoryGroup
+from trailnotes.types import Sample, Task, Trajectory, TrajectoryGroup
 
 FORMS = ("sdpo", "sdar", "opcd")
 OPSD = {"name": "opsd"}
