@@ -161,12 +161,13 @@ HOUSE = {
         episode
     """,
     "runs": """
-        __init__ evaluation footprint forecast opening roles
+        __init__ evaluation footprint forecast opening roles schedule
+        iteration
         training
         rehearsal
         adaptation watching
         console panels saving
-        authors needs spent
+        authors needs spent staleness
         players
         directory loop signals
     """,

@@ -18,7 +18,7 @@ from typing import Any
 from trailnotes.errors import ConfigError
 
 Drive = Callable[[Any], Awaitable[None]]
-"""Drives a `TrainingRun`, or an `AdaptationRun` where it changes no weights."""
+"""Carries out an `Iteration`, or drives an `AdaptationRun` where it changes no weights."""
 LearnedFrom = Callable[[Any], Iterable[Any]]
 """From the `Config` of a run to the `Task`s that it learns from, which no panel may hold."""
 
