@@ -12,7 +12,7 @@ import pytest
 
 from tinyrun import Paid, episodes, equal_weights, metrics, tiny_config, train_in_process
 from trailnotes.rollout import Written
-from trailnotes.runs import training as run_module
+from trailnotes.runs import iteration as run_module
 from trailnotes.types import Observation
 
 
