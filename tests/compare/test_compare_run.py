@@ -589,6 +589,14 @@ def test_costs_are_summed_over_starts_but_for_the_peak(tmp_path: Path) -> None:
     assert cost_of(tmp_path) == {"env_steps": 7, "tokens_read": 9, "spending": 0.25, "seconds": 4.5}
 
 
+def test_processor_seconds_of_a_process_that_nobody_saw_end_are_not_known(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(json.dumps({"starts": [{}, {}]}))
+    note_process(tmp_path, "train", Ended(0, 2.0, 1.5, 300))
+    assert cost_of(tmp_path) == {"seconds": 2.0, "peak_memory": 300}, "one start of two"
+    note_process(tmp_path, "train", Ended(0, 1.0, 0.5, 200))
+    assert cost_of(tmp_path) == {"seconds": 3.0, "cpu_seconds": 2.0, "peak_memory": 300}
+
+
 def test_the_last_whole_line_is_the_newest(tmp_path: Path) -> None:
     assert last_line(tmp_path) == {}
     (tmp_path / "metrics.jsonl").write_text('{"iteration": 0}\n{"iteration": 1}\n{"iterat')
