@@ -853,6 +853,14 @@ def test_the_picture_shows_the_numbers_given(tmp_path: Path, figures: list[Any])
     assert {text.get_text() for text in right.texts} == {"0.30", "0.10", "no result"}
 
 
+def test_a_curve_of_one_point_is_a_dot_with_its_range(tmp_path: Path, figures: list[Any]) -> None:
+    draw(tmp_path / "a.png", Marks("GRPO", [[(90.0, 0.2)], [(100.0, 0.6)]], 0.3))
+    (dot,) = [line for line in figures[0].axes[0].lines if line.get_label() == "GRPO"]
+    (across,) = [line for line in figures[0].axes[0].lines if tuple(line.get_ydata()) == (0.2, 0.6)]
+    assert (dot.get_marker(), dot.get_ydata()[0]) == ("o", pytest.approx(0.4))
+    assert set(across.get_xdata()) == {100.0}
+
+
 def test_many_curves_get_axes_of_their_own_beside_the_baseline(tmp_path: Path, figures: list[Any]) -> None:
     names = ["EMPO²", *"abcdef"]
     draw(

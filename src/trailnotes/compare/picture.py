@@ -211,7 +211,11 @@ def _curve(axes: Any, method: Marks, colour: str, dashes: Any, axis: Axis, width
     """Mean and range over seeds; returns where the mean ends."""
     xs, low, mean, high = band([list(curve) for curve in method.curves], axis.num_points)
     axes.fill_between(xs, low, high, color=colour, alpha=0.15, linewidth=0)
-    look: dict[str, Any] = {"marker": axis.marker, "markersize": 4.5, "clip_on": False} if axis.marker else {}
+    marker = axis.marker
+    if xs[0] == xs[-1]:  # a single point, of which neither a line nor a band shows
+        axes.plot((xs[0], xs[0]), (low[0], high[0]), color=colour, alpha=0.3, linewidth=width)
+        marker = "o"
+    look: dict[str, Any] = {"marker": marker, "markersize": 4.5, "clip_on": False} if marker else {}
     axes.plot(xs, mean, color=colour, linewidth=width, linestyle=dashes, label=method.label, **look)
     return float(mean[-1])
 
@@ -276,10 +280,10 @@ def _final(axes: Any, row: int, method: Marks, colour: str, places: int) -> None
 
 
 def _said_of_finals(methods: Sequence[Marks], words: Words) -> str:
-    bars = f"95 % interval {words.interval}" if any(method.interval for method in methods) else "no interval"
-    hollow = ["diamond: interquartile mean"] if any(method.iqm is not None for method in methods) else []
-    hollow += [f"hollow {_RING_NAMES[i % len(RINGS)]}: {said}" for i, said in enumerate(words.rings)]
-    return ";\n".join([f"dot and bar: mean, {bars}", *hollow])
+    bars = f"bar: 95 % interval {words.interval}" if any(method.interval for method in methods) else "no interval"
+    means = "dot: mean" + ("; diamond: interquartile mean" if any(method.iqm is not None for method in methods) else "")
+    hollow = [f"hollow {_RING_NAMES[i % len(RINGS)]}: {said}" for i, said in enumerate(words.rings)]
+    return ";\n".join([means, bars, *hollow])
 
 
 def spread(places: Sequence[float], gap: float, low: float, high: float) -> list[float]:
