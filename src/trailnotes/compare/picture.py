@@ -157,13 +157,11 @@ def _curves_together(axes: Any, row: Row, colours: Mapping[str, str]) -> None:
     for method in row.drawn:
         dashes = START_DASHES if method.is_start else next(others)
         ends[method.label, method.remark] = _curve(axes, method, colours[method.label], dashes, row.axis)
-    last = max(x for method in row.drawn for curve in method.curves for x, _ in curve)
     for method in row.methods:
         if not method.curves and method.final is not None:
             ends[method.label, method.remark] = method.final
             axes.axhline(method.final, color=colours[method.label], linewidth=1.0, linestyle=(0, (1, 2)), zorder=1)
     _frame(axes, row)
-    axes.set_xlim(right=last)
     axes.set(xlabel=row.axis.xlabel, ylabel=row.axis.ylabel)
     _explain(axes, row.axis.said)
     if row.axis.threshold is not None:
@@ -228,7 +226,7 @@ def _frame(axes: Any, row: Row) -> None:
     axes.set_axisbelow(True)
     if row.axis.threshold is not None:
         axes.axhline(row.axis.threshold, color=FAINT, linewidth=0.8, zorder=0)
-    axes.set_xlim(left=0)
+    axes.set_xlim(0, max(x for method in row.drawn for curve in method.curves for x, _ in curve))
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x / 1000:g}k" if x >= 1000 else f"{x:g}"))
     if row.words.metric == "success":
