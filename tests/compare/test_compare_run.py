@@ -897,9 +897,12 @@ def test_the_board_has_a_line_for_each_run(
         (tmp_path / "runs/naive-0").mkdir(parents=True)
         (tmp_path / "runs/naive-0/console.log").write_text("no [disk]\n")
         board.update([stage for stage in left if stage.job.name == "grpo-0 train"])
+        (tmp_path / "runs/grpo-0/rehearsal").mkdir(parents=True)
+        board.update([stage for stage in left if stage.job.name == "grpo-0 train"])
     shown = stream.getvalue()
     for run in runs:
         assert run.name in shown
+    assert "the start model plays what is rehearsed" in shown
     assert "1 training, 1 failed, 4 waiting" in shown
     assert "no [disk]" in shown
 
