@@ -80,7 +80,7 @@ def memory() -> list[str]:
     return [
         box(34, 320, 430, 92, marked=True),
         text(48, 342, "Memory of tips, a file", 14, font_weight="600"),
-        text(48, 366, "“amber : north east south west south west south”", 12.5),
+        text(48, 366, "“amber : north east south west west south west”", 12.5),
         text(450, 366, "return 1", 12.5, text_anchor="end", fill=SOFT),
         text(48, 390, "“nothing found”", 12.5),
         text(450, 390, "return 0", 12.5, text_anchor="end", fill=SOFT),
@@ -89,7 +89,7 @@ def memory() -> list[str]:
         text(82, 303, "with writing a tip", 12.5),
         arrow(f"M222,318 L222,{under - 3}", marked=True),
         text(232, 286, "the best tips of the same task", 12.5),
-        text(232, 303, "are shown in every turn", 12.5),
+        text(232, 303, "are shown, each once", 12.5),
     ]
 
 

@@ -589,6 +589,14 @@ def test_costs_are_summed_over_starts_but_for_the_peak(tmp_path: Path) -> None:
     assert cost_of(tmp_path) == {"env_steps": 7, "tokens_read": 9, "spending": 0.25, "seconds": 4.5}
 
 
+def test_processor_seconds_of_a_process_that_nobody_saw_end_are_not_known(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(json.dumps({"starts": [{}, {}]}))
+    note_process(tmp_path, "train", Ended(0, 2.0, 1.5, 300))
+    assert cost_of(tmp_path) == {"seconds": 2.0, "peak_memory": 300}, "one start of two"
+    note_process(tmp_path, "train", Ended(0, 1.0, 0.5, 200))
+    assert cost_of(tmp_path) == {"seconds": 3.0, "cpu_seconds": 2.0, "peak_memory": 300}
+
+
 def test_the_last_whole_line_is_the_newest(tmp_path: Path) -> None:
     assert last_line(tmp_path) == {}
     (tmp_path / "metrics.jsonl").write_text('{"iteration": 0}\n{"iteration": 1}\n{"iterat')
@@ -845,6 +853,14 @@ def test_the_picture_shows_the_numbers_given(tmp_path: Path, figures: list[Any])
     assert {text.get_text() for text in right.texts} == {"0.30", "0.10", "no result"}
 
 
+def test_a_curve_of_one_point_is_a_dot_with_its_range(tmp_path: Path, figures: list[Any]) -> None:
+    draw(tmp_path / "a.png", Marks("GRPO", [[(90.0, 0.2)], [(100.0, 0.6)]], 0.3))
+    (dot,) = [line for line in figures[0].axes[0].lines if line.get_label() == "GRPO"]
+    (across,) = [line for line in figures[0].axes[0].lines if tuple(line.get_ydata()) == (0.2, 0.6)]
+    assert (dot.get_marker(), dot.get_ydata()[0]) == ("o", pytest.approx(0.4))
+    assert set(across.get_xdata()) == {100.0}
+
+
 def test_many_curves_get_axes_of_their_own_beside_the_baseline(tmp_path: Path, figures: list[Any]) -> None:
     names = ["EMPO²", *"abcdef"]
     draw(
@@ -881,9 +897,12 @@ def test_the_board_has_a_line_for_each_run(
         (tmp_path / "runs/naive-0").mkdir(parents=True)
         (tmp_path / "runs/naive-0/console.log").write_text("no [disk]\n")
         board.update([stage for stage in left if stage.job.name == "grpo-0 train"])
+        (tmp_path / "runs/grpo-0/rehearsal").mkdir(parents=True)
+        board.update([stage for stage in left if stage.job.name == "grpo-0 train"])
     shown = stream.getvalue()
     for run in runs:
         assert run.name in shown
+    assert "the start model plays what is rehearsed" in shown
     assert "1 training, 1 failed, 4 waiting" in shown
     assert "no [disk]" in shown
 

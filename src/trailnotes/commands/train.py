@@ -238,8 +238,8 @@ TRAIN = Command(
     summary="train a model in an environment",
     about="Train a model by the method that the config names, in a run directory of its own. The same command on a "
     "directory that holds a run resumes where its last checkpoint stands. Ctrl-C finishes the iteration and saves; "
-    "a second one stops at once, and so do SIGTERM and a closed terminal. A run that was stopped before its end exits "
-    "with 130, 143 or 129.",
+    "a second one stops at once. SIGTERM and a closed terminal do the same. A run that is stopped so exits with "
+    "130, 143 or 129.",
     example="trailnotes train configs/smoke.toml --run-dir runs/smoke --dry-run",
     run=_run,
     arguments=(

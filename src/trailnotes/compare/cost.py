@@ -31,7 +31,8 @@ def cost_of(run_dir: Path) -> dict[str, float]:
 
     Counts are those of the last line of metrics.jsonl, seconds and processor seconds are summed over the processes of
     training or adapting, peak memory (bytes) is the largest of any one process. Processes that outlived a comparison
-    that was killed were not seen to end: seconds are at least those that the run itself counted.
+    that was killed were not seen to end: seconds are at least those that the run itself counted, and processor seconds
+    are not known.
     """
     total = _read(run_dir).get("total")
     return dict(total) if total is not None else _total(run_dir, [])
@@ -58,16 +59,23 @@ def _total(run_dir: Path, processes: list[Mapping[str, Any]]) -> dict[str, float
     if line or own:
         seconds = sum(process["seconds"] for process in own)
         total["seconds"] = round(max(seconds, line.get("seconds", 0.0)), 2)
-    if own:
+    if own and len(own) >= _num_starts(run_dir):
         total["cpu_seconds"] = round(sum(process["cpu_seconds"] for process in own), 2)
+    if own:
         total["peak_memory"] = max(process["peak_memory"] for process in own)
     return total | ({SPENDING: line[ENDPOINT_COST]} if ENDPOINT_COST in line else {})
 
 
-def _read(run_dir: Path) -> dict[str, Any]:
+def _num_starts(run_dir: Path) -> int:
+    """How often the run was begun or resumed, as it noted itself."""
+    starts = _read(run_dir, "run.json").get("starts", [])
+    return len(starts) if isinstance(starts, list) else 0
+
+
+def _read(run_dir: Path, file: str = FILE) -> dict[str, Any]:
     """{} where there is none; one that cannot be read is begun anew, since no result depends on it."""
     try:
-        record = json.loads((run_dir / FILE).read_text(encoding="utf-8"))
+        record = json.loads((run_dir / file).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return record if isinstance(record, dict) else {}

@@ -157,13 +157,11 @@ def _curves_together(axes: Any, row: Row, colours: Mapping[str, str]) -> None:
     for method in row.drawn:
         dashes = START_DASHES if method.is_start else next(others)
         ends[method.label, method.remark] = _curve(axes, method, colours[method.label], dashes, row.axis)
-    last = max(x for method in row.drawn for curve in method.curves for x, _ in curve)
     for method in row.methods:
         if not method.curves and method.final is not None:
             ends[method.label, method.remark] = method.final
             axes.axhline(method.final, color=colours[method.label], linewidth=1.0, linestyle=(0, (1, 2)), zorder=1)
     _frame(axes, row)
-    axes.set_xlim(right=last)
     axes.set(xlabel=row.axis.xlabel, ylabel=row.axis.ylabel)
     _explain(axes, row.axis.said)
     if row.axis.threshold is not None:
@@ -211,7 +209,11 @@ def _curve(axes: Any, method: Marks, colour: str, dashes: Any, axis: Axis, width
     """Mean and range over seeds; returns where the mean ends."""
     xs, low, mean, high = band([list(curve) for curve in method.curves], axis.num_points)
     axes.fill_between(xs, low, high, color=colour, alpha=0.15, linewidth=0)
-    look: dict[str, Any] = {"marker": axis.marker, "markersize": 4.5, "clip_on": False} if axis.marker else {}
+    marker = axis.marker
+    if xs[0] == xs[-1]:  # a single point, of which neither a line nor a band shows
+        axes.plot((xs[0], xs[0]), (low[0], high[0]), color=colour, alpha=0.3, linewidth=width)
+        marker = "o"
+    look: dict[str, Any] = {"marker": marker, "markersize": 4.5, "clip_on": False} if marker else {}
     axes.plot(xs, mean, color=colour, linewidth=width, linestyle=dashes, label=method.label, **look)
     return float(mean[-1])
 
@@ -224,7 +226,7 @@ def _frame(axes: Any, row: Row) -> None:
     axes.set_axisbelow(True)
     if row.axis.threshold is not None:
         axes.axhline(row.axis.threshold, color=FAINT, linewidth=0.8, zorder=0)
-    axes.set_xlim(left=0)
+    axes.set_xlim(0, max(x for method in row.drawn for curve in method.curves for x, _ in curve))
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x / 1000:g}k" if x >= 1000 else f"{x:g}"))
     if row.words.metric == "success":
@@ -276,10 +278,10 @@ def _final(axes: Any, row: int, method: Marks, colour: str, places: int) -> None
 
 
 def _said_of_finals(methods: Sequence[Marks], words: Words) -> str:
-    bars = f"95 % interval {words.interval}" if any(method.interval for method in methods) else "no interval"
-    hollow = ["diamond: interquartile mean"] if any(method.iqm is not None for method in methods) else []
-    hollow += [f"hollow {_RING_NAMES[i % len(RINGS)]}: {said}" for i, said in enumerate(words.rings)]
-    return ";\n".join([f"dot and bar: mean, {bars}", *hollow])
+    bars = f"bar: 95 % interval {words.interval}" if any(method.interval for method in methods) else "no interval"
+    means = "dot: mean" + ("; diamond: interquartile mean" if any(method.iqm is not None for method in methods) else "")
+    hollow = [f"hollow {_RING_NAMES[i % len(RINGS)]}: {said}" for i, said in enumerate(words.rings)]
+    return ";\n".join([means, bars, *hollow])
 
 
 def spread(places: Sequence[float], gap: float, low: float, high: float) -> list[float]:

@@ -587,3 +587,6 @@ def test_games_to_compile_are_named_once_for_all_settings_that_play_them(tmp_pat
     few = validated.model_copy(update={"eval": validated.eval.model_copy(update={"num_tasks": 2, "split": "test"})})
     splits = Counter(task.split for task in wm.games_of([few])[tmp_path])
     assert splits == {"train": 5, "validation": 2, "test": 2}  # a panel's games, not all of its split
+    rehearsal = few.rehearsal.model_copy(update={"split": "spare", "num_tasks": 3})
+    rehearsing = few.model_copy(update={"rehearsal": rehearsal})
+    assert Counter(task.split for task in wm.games_of([rehearsing])[tmp_path]) == {**splits, "spare": 3}
