@@ -6,9 +6,8 @@ Each row draws by its own settings and its own random numbers, whatever else is 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -16,13 +15,11 @@ import torch
 from torch import Tensor
 
 from trailnotes.errors import PolicyError
+from trailnotes.policies.endings import Decode, Endings
 from trailnotes.policies.hf.decoder import Decoder, Slot
-from trailnotes.types import Completion, FinishReason, Sampling, TokenIds
+from trailnotes.types import Completion, Sampling, TokenIds
 
 Uniforms = npt.NDArray[np.float32]
-Decode = Callable[[TokenIds], str]  # without special tokens
-
-CACHE_SIZE = 65536  # decoded texts remembered
 
 
 @dataclass(slots=True)
@@ -47,17 +44,15 @@ class Engine:
     next: what is computed together never depends on timing. An episode without a request holds all others up, so
     one that is opened must ask, or be closed.
 
-    `opening` is the tag of thinking that every prompt ends with, "" for none: the texts of completions begin with it.
+    `decode`, `end_ids` and `opening` are those of `Endings`.
     """
 
     def __init__(
         self, decoder: Decoder, decode: Decode, end_ids: Collection[int], *, deterministic: bool, opening: str = ""
     ) -> None:
         self.decoder = decoder
-        self.end_ids = frozenset(end_ids)
+        self.endings = Endings(decode, end_ids, opening)
         self.deterministic = deterministic
-        self.opening = opening
-        self._decode = lru_cache(CACHE_SIZE)(decode)
         self._slots: dict[str, Slot | None] = {}  # of the open episodes; a slot is taken at the first request
         self._waiting: dict[str, _Request] = {}
         self._running: dict[str, _Request] = {}
@@ -163,23 +158,12 @@ class Engine:
 
     def _finish(self, request: _Request) -> bool:
         """Answer a request whose newest token ends it."""
-        token, sampling = request.token_ids[-1], request.sampling
-        ended = token in self.end_ids
-        full = len(request.token_ids) == sampling.max_tokens
-        if not (ended or full or any(self._may_end(token, stop) for stop in sampling.stop)):
+        end = self.endings.end(request.token_ids, request.sampling)
+        if end is None:
             return False
-        sampled = tuple(request.token_ids)
-        text, stopped = sampling.cut(self.opening + self._decode(sampled[:-1] if ended else sampled))
-        if not (ended or full or stopped):
-            return False
-        reason: FinishReason = "stop" if ended or stopped else "length"
-        request.future.set_result(Completion(request.prompt_ids, sampled, tuple(request.logprobs), text, reason))
+        completion = Completion(request.prompt_ids, tuple(request.token_ids), tuple(request.logprobs), *end)
+        request.future.set_result(completion)
         return True
-
-    def _may_end(self, token: int, stop: str) -> bool:
-        """Whether a stop text may end inside this token: a cheap test that spares decoding the whole each time."""
-        last = stop[-1]
-        return not last.isascii() or last == " " or last in self._decode((token,))
 
     def _fail(self, error: Exception) -> None:
         """Tell everyone who waits, and trust no cache any more."""
