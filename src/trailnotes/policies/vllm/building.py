@@ -179,7 +179,8 @@ def _sharers(engine: EngineConfig) -> int:
 
 def _lora_rank(config: Config) -> int:
     saved = whole_model_of(config.model)[2]
-    return int(saved.r) if saved else config.model.lora.rank if config.model.lora.enabled else 0
+    own = config.model.lora.rank if config.model.lora.enabled else 0
+    return int(saved.r) if saved else own
 
 
 def _adapter_settings(config: Config, saved: Any | None) -> dict[str, Any] | None:
@@ -198,7 +199,8 @@ def _saved_adapters(path: str) -> dict[str, torch.Tensor]:
     file = Path(path).expanduser() / "adapter_model.safetensors"
     if not file.is_file():  # a pickle is never read
         raise ConfigError(f'{file} is not there: merge the adapters first, or set engine.name = "hf"')
-    return load_file(file)
+    tensors: dict[str, torch.Tensor] = load_file(file)
+    return tensors
 
 
 def _generation_end_ids(path: str, is_local: bool) -> frozenset[int]:

@@ -158,7 +158,9 @@ class Link:
                 self._heard = time.monotonic()
                 self._take(found[0])
             self._lose("")
-        except (OSError, TypeError, ValueError, wire.WireError, EngineLostError) as error:  # what is no message of ours
+        except OSError:  # reset by an end that is no more
+            self._lose("")
+        except (TypeError, ValueError, wire.WireError, EngineLostError) as error:  # what is no message of ours
             self._lose(str(error))
         finally:
             self._connection.close()
@@ -191,20 +193,18 @@ class Link:
     def _take(self, message: list[Any]) -> None:
         match message:
             case ["alive", int(steps)]:
-                if steps != self._steps:
-                    self._steps, self._moved = steps, time.monotonic()
+                self._moved = self._moved if steps == self._steps else time.monotonic()
+                self._steps = steps
             case ["tokens", list(parts)]:
                 self._moved = time.monotonic()
                 for number, ids, logprobs, reason in parts:
                     self._tell(number, News(ids, logprobs, reason), last=bool(reason))
             case ["done", int(number), value]:
-                if answer := self._calls.pop(number, None):
-                    answer.set_result(value)
+                self._calls.pop(number, Future()).set_result(value)
             case ["failed", int(number), str(text)]:
                 error = PolicyError(f"{self.label}: {text}")
                 self._tell(number, News(error=error), last=True)
-                if answer := self._calls.pop(number, None):
-                    answer.set_exception(error)
+                self._calls.pop(number, Future()).set_exception(error)
             case ["ready", dict(about)] if not self._ready.done():
                 self.about = about
                 self._moved = time.monotonic()

@@ -1,4 +1,4 @@
-"""Engines of vLLM as a policy: the contract of `policies/base.py`, with weights that a learner sends after each update."""
+"""Engines of vLLM as a policy: the contract of `policies/base.py`, with weights that a learner sends."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ class VLLMPolicy:
         rows = [(probe.prompt_ids + probe.token_ids, len(probe.prompt_ids)) for probe in probes]
         record = Record(rows, numbers, self._temperature)
         found = await _of_all(asyncio.to_thread(replica.check, record) for replica in self.replicas)
-        return max(found)
+        return float(max(found))
 
 
 async def _of_all(tasks: Any) -> Any:

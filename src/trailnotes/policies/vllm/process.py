@@ -63,7 +63,7 @@ def environment(*, on_cpu: bool, threads: int, offline: bool, devices: str = "")
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_HOST_IP": "127.0.0.1",  # what vLLM's own processes listen at
     }
-    variables.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    variables.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # each reload warns of layers that have no weights
     if on_cpu:
         variables |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCH_COMPILE_DISABLE": "1"}
     if threads:
@@ -125,7 +125,7 @@ class Process:
         """The end of what it printed, on one line."""
         with suppress(OSError):
             text = self.log.read_bytes()[-4096:].decode(errors="replace")
-            lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
+            lines = [" ".join(line.split()) for line in text.splitlines() if line.strip() and "%|" not in line]
             return " / ".join(lines[-LAST_LINES:])[-600:]
         return ""
 

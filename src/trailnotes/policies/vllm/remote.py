@@ -30,7 +30,7 @@ def address_of(url: str) -> tuple[str, int]:
         host = None
     if not host or parts.scheme != "tcp" or parts.path not in {"", "/"}:
         raise ConfigError(
-            f"engine.urls: {url!r} is no address of an engine: write tcp://host:port, as trailnotes engine serve says it"
+            f"engine.urls: {url!r} is no address of an engine: write tcp://host:port, as trailnotes engine serve does"
         )
     return host, port
 

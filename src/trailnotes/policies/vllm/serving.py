@@ -71,6 +71,6 @@ def listening(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
         raise ConfigError(
-            f"an engine cannot listen at {host}:{port} ({error.strerror or error}): name another --port (0 takes a free "
-            "one) or --host"
+            f"an engine cannot listen at {host}:{port} ({error.strerror or error}): name another --port (0 takes a "
+            "free one) or --host"
         ) from error

@@ -111,7 +111,7 @@ class Core:
             for place in range(start, len(ids)):
                 self._add(
                     f"{number}/{place}", ids[:place], max_tokens=1, temperature=temperature, seed=0,
-                    logprob_token_ids=[ids[place]], logprobs=0,
+                    logprob_token_ids=[ids[place]], logprobs=1,
                 )  # fmt: skip
         found: dict[str, Any] = {}
         while self.busy:
