@@ -43,7 +43,7 @@ def engine_python(named: str) -> str:
         if found is None:
             raise ConfigError(f"engine.python = {named!r} is no program: name the Python of an environment with vLLM")
         return found
-    if find_spec("vllm") is not None:
+    if (found_here := find_spec("vllm")) is not None and found_here.origin:  # a mere folder of that name has none
         return sys.executable
     for root in (Path.cwd(), Path(__file__).parents[4]):
         if (root / OWN).is_file():
