@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import socket
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError, PolicyError
 from trailnotes.policies.vllm.building import greeted, settings_of, spawn
-from trailnotes.policies.vllm.link import EngineLostError
+from trailnotes.policies.vllm.link import EngineLostError, Link
 from trailnotes.policies.vllm.process import CORE, engine_python, workplace
 from trailnotes.policies.vllm.remote import token_of
 from trailnotes.policies.vllm.replica import REBUILDS
@@ -42,21 +44,13 @@ def serve(config: Config, host: str, port: int, *, say: Callable[[str], None], c
         folder = workplace()
         try:
             settings = {**settings_of(config, folder), "token": token, "listen": door.fileno()}
-            told = say
+            address = f"{host}:{door.getsockname()[1]}"
             deaths = 0
             while True:
-                process = spawn(config, python, folder / "engine.log", core, devices="", inherit=door.fileno())
+                process = spawn(config, python, folder / "engine.log", core, inherit=door.fileno())
                 link = greeted(process, "the engine", config.engine, settings)
-                try:
-                    began = time.monotonic()
-                    link.wait_until_ready()
-                    told(f"{host}:{door.getsockname()[1]}")
-                    told = lambda _: None  # noqa: E731
-                    failure = link.wait_until_lost()
-                except EngineLostError as error:
-                    failure = str(error)
-                finally:
-                    link.close()
+                began = time.monotonic()
+                failure = _served(link, None if deaths else partial(say, address))
                 deaths = 1 if time.monotonic() - began > LONG else deaths + 1
                 if deaths > REBUILDS:
                     raise PolicyError(f"{failure} (it was started anew {REBUILDS} times in a row, in vain)")
@@ -65,12 +59,29 @@ def serve(config: Config, host: str, port: int, *, say: Callable[[str], None], c
             shutil.rmtree(folder, ignore_errors=True)
 
 
+def _served(link: Link, ready: Callable[[], None] | None) -> str:
+    """Block as long as the engine lives; how it ended. It ends with this call."""
+    try:
+        link.wait_until_ready()
+        if ready:
+            ready()
+        return link.wait_until_lost()
+    except EngineLostError as error:
+        return str(error)
+    finally:
+        link.close()
+
+
+def _reason(error: OSError) -> str:
+    return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
+
+
 def listening(host: str, port: int) -> socket.socket:
     """A socket that listens there, and that a process may inherit. Raises `ConfigError` where it cannot."""
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
         raise ConfigError(
-            f"an engine cannot listen at {host}:{port} ({error.strerror or error}): name another --port (0 takes a "
+            f"an engine cannot listen at {host}:{port} ({_reason(error)}): name another --port (0 takes a "
             "free one) or --host"
         ) from error

@@ -126,7 +126,7 @@ class Core:
         self.engine.engine_core.shutdown()
 
     def _add(self, name: str, ids: list[int], **sampling: Any) -> None:
-        params = self._params(detokenize=False, **sampling)
+        params = self._params(detokenize=False, ignore_eos=True, **sampling)  # the stop ids say what ends a turn
         prompt = {"prompt_token_ids": ids, "cache_salt": self.salt}
         self.engine.add_request(name, prompt, params, lora_request=self.adapters)
 
