@@ -217,8 +217,8 @@ def served(config: Any, folder: Path) -> Iterator[tuple[str, int]]:
 
 def test_a_served_engine(config_of, learner, faults: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(remote.TOKEN, SECRET)
-    with served(config_of(), tmp_path) as (address, server):
-        policy = vllm_policy(config_of(urls=[f"tcp://{address}"], timeout=20.0))
+    with served(config_of(timeout=3.0), tmp_path) as (address, server):
+        policy = vllm_policy(config_of(urls=[f"tcp://{address}"], timeout=60.0))
 
         def ask() -> Any:
             async def run() -> Any:
@@ -238,9 +238,10 @@ def test_a_served_engine(config_of, learner, faults: Path, tmp_path: Path, monke
             patch.setenv(remote.TOKEN, "another secret of length")
             with pytest.raises(PolicyError, match=f"knows another token: set {remote.TOKEN} to the same on both"):
                 vllm_policy(config_of(urls=[f"tcp://{address}"]))
-        (faults / "die-once").touch()
-        assert ask() == before  # started anew over there, and given the weights again
-        assert policy.replicas[0].num_rebuilds >= 1
+        for fault in ("die-once", "hang-once"):
+            (faults / fault).touch()
+            assert ask() == before  # started anew over there, and given the weights again
+        assert policy.replicas[0].num_rebuilds >= 2
         (worker,) = children_of(server)
         policy.close()
         assert alive(worker)

@@ -73,6 +73,7 @@ class Link:
         self._listeners: dict[int, Listener] = {}
         self._calls: dict[int, Future[Any]] = {}
         self._number = self._steps = 0
+        self._working = False  # by its own word, for whomever
         self._born = self._heard = self._moved = time.monotonic()
         connection.setblocking(True)
         threading.Thread(target=self._listen, name=f"{label} reader", daemon=True).start()
@@ -187,14 +188,15 @@ class Link:
                 raise EngineLostError(f"did not start within engine.start_timeout = {self._start_timeout:g} s")
         elif now - self._heard > self._timeout:
             raise EngineLostError(f"gave no sign of life for engine.timeout = {self._timeout:g} s")
-        elif (self._listeners or self._calls) and now - self._moved > self._timeout:
+        elif (self._listeners or self._calls or self._working) and now - self._moved > self._timeout:
             raise EngineLostError(f"hangs: no token for engine.timeout = {self._timeout:g} s")
 
     def _take(self, message: list[Any]) -> None:
         match message:
-            case ["alive", int(steps)]:
-                self._moved = self._moved if steps == self._steps else time.monotonic()
-                self._steps = steps
+            case ["alive", int(steps), bool(working)]:
+                if (steps, working) != (self._steps, self._working):
+                    self._moved = time.monotonic()
+                self._steps, self._working = steps, working
             case ["tokens", list(parts)]:
                 self._moved = time.monotonic()
                 for number, ids, logprobs, reason in parts:

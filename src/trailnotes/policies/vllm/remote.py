@@ -75,6 +75,9 @@ def reach(host: str, port: int, engine: EngineConfig, expected: Expected, again:
         try:
             connection = _introduced(host, port, token)
         except wire.WireError as error:
+            if isinstance(error, wire.BusyError) and time.monotonic() < deadline:  # perhaps still with us
+                time.sleep(PAUSE)
+                continue
             raise PolicyError(f"engine.urls: {host}:{port} {error}{_advice(str(error))}") from error
         except OSError as error:
             if time.monotonic() < deadline:

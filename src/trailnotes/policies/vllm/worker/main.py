@@ -82,7 +82,8 @@ class Server:
 
     def __init__(self, control: socket.socket) -> None:
         self.inbox: queue.SimpleQueue[Item] = queue.SimpleQueue()
-        self.steps = 0  # of the core, and messages: what stands still is hung
+        self.steps = 0  # of the core, and messages: what stands still while it works is hung
+        self.working = False
         self.links = [Link(control, self.inbox, lost=lambda: os._exit(1))]
         self.core: Any = None
         self._requests: dict[int, tuple[Link, int]] = {}
@@ -112,7 +113,10 @@ class Server:
         """Until the parent says that it is enough."""
         while True:
             while not self.core.busy or not self.inbox.empty():
-                if not self._take(*self.inbox.get()):
+                self.working = self.core.busy
+                item = self.inbox.get()
+                self.working = True
+                if not self._take(*item):
                     return
                 self.steps += 1
             self._deliver(self.core.step())
@@ -122,7 +126,7 @@ class Server:
         """Say now and then how far it has come."""
         while True:
             for link in list(self.links):
-                link.send("alive", self.steps)
+                link.send("alive", self.steps, self.working)
             threading.Event().wait(seconds)
 
     def _take(self, link: Link, message: list[Any] | None, payload: Path | None) -> bool:

@@ -11,7 +11,7 @@ to the engine                                          from the engine
 ``abort, number``: no answer
 ``load, number, what`` with a safetensors file,        ``done, number, value`` or ``failed, number, text``
 ``score, number, {rows, temperature}``
-``end``                                                ``alive, steps``: every now and then
+``end``                                                ``alive, steps, working``: every now and then
 ====================================================  ==========================================================
 
 Over TCP the two first prove to each other that they know the same token, which itself never travels. What follows is
@@ -40,6 +40,10 @@ _HELLO = "TRAILNOTES-ENGINE"
 
 class WireError(Exception):
     """The other side is not what it should be; the text is one line."""
+
+
+class BusyError(WireError):
+    """The engine serves somebody else, or has not noticed yet that it does not any more."""
 
 
 def frame(message: object, payload: int = 0) -> bytes:
@@ -116,7 +120,7 @@ def introduce(connection: socket.socket, token: str) -> None:
     if answer == "token":
         raise WireError("knows another token")
     if answer == "busy":
-        raise WireError("serves another run: an engine has the weights of one")
+        raise BusyError("serves another run: an engine has the weights of one")
     if not _same(answer, f"welcome {_proof(token, 'engine', mine, words[2])}"):
         raise WireError("does not know the token: it is no engine of yours")
     connection.settimeout(None)
