@@ -36,9 +36,8 @@ def test_beyond_loopback_only_with_a_token(settings: str, capsys, monkeypatch: p
 def test_a_port_that_is_taken(settings: str, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        assert f"cannot listen at 127.0.0.1:{port} (Address already in use)" in refused(
-            capsys, settings, "--port", port
-        )
+        line = refused(capsys, settings, "--port", port)
+    assert f"cannot listen at 127.0.0.1:{port} (Address already in use)" in line
 
 
 def test_a_python_without_vllm(settings: str, capsys: pytest.CaptureFixture[str]) -> None:

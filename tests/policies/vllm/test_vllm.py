@@ -116,9 +116,10 @@ def test_weights_arrive_whole_and_again_after_a_kill(policy_of, saved, tied: boo
     if not tied:
         return
     pid = policy.replicas[0].about["pid"]
-    killer = threading.Timer(0.3, os.kill, (pid, signal.SIGKILL))
+    os.kill(pid, signal.SIGSTOP)  # or it would be done before it is killed
+    killer = threading.Timer(0.5, os.kill, (pid, signal.SIGKILL))
     killer.start()
-    again = ask(policy, max_tokens=200)
+    again = ask(policy, max_tokens=100)
     killer.join()
     assert policy.replicas[0].num_rebuilds == 1
     assert not alive(pid)

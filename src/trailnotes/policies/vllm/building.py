@@ -157,7 +157,7 @@ def cache_bytes(text: Any, config: Config, context: int) -> int:
     """
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     channels = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    token = 2 * text.num_hidden_layers * heads * channels * getattr(torch, config.model.dtype).itemsize
+    token: int = 2 * text.num_hidden_layers * heads * channels * getattr(torch, config.model.dtype).itemsize
     one = -(-context // BLOCK) * BLOCK * token
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     share = int(memory * (config.engine.device_memory or ON_CPU) / _sharers(config.engine))
