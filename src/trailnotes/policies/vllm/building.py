@@ -52,7 +52,7 @@ def vllm_policy(config: Config, *, core: Path = CORE) -> VLLMPolicy:
             'run.deterministic is not kept by engine.name = "vllm": batches form as requests arrive, which may change '
             "the last bits of a log-probability, and with them a token now and then"
         )
-    folder = workplace()
+    folder = workplace(size_of(config))
     connects = connections(config, folder, core)
     tokenizer = load_tokenizer(config.model)
     settings = settings_of(config, folder)
@@ -162,6 +162,12 @@ def cache_bytes(text: Any, config: Config, context: int) -> int:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     share = int(memory * (config.engine.device_memory or ON_CPU) / _sharers(config.engine))
     return max(2 * one, min(one * config.engine.max_concurrent, share))  # a block more than one context is needed
+
+
+def size_of(config: Config) -> int | None:
+    """Bytes of the model's files, about as many as travel at each update; None where they are not in a directory."""
+    files = list(Path(whole_model_of(config.model)[0]).glob("*.safetensors"))
+    return sum(file.stat().st_size for file in files) if files else None
 
 
 def fingerprint_of(path: str) -> str:

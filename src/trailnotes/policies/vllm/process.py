@@ -130,18 +130,22 @@ class Process:
         return ""
 
 
-def workplace() -> Path:
-    """A new directory for weights and logs, in memory where that has room; it goes when this process ends.
+def workplace(size: int | None = None) -> Path:
+    """A new directory for weights and logs; it goes when this process ends.
 
     Directories of processes that were killed are cleared away first.
+
+    Args:
+        size: bytes of the weights. They are kept in memory where there is room for three times as many (the old ones,
+            the new ones, and some air); on the disk otherwise, and where the size is not known.
     """
-    shared = Path("/dev/shm")  # noqa: S108 - a directory of a name that is ours alone is made in it
-    fits = shared.is_dir() and shutil.disk_usage(shared).free > shutil.disk_usage(shared).total // 2
-    root = shared if fits else Path(tempfile.gettempdir())
-    for left in root.glob(f"{PREFIX}*"):
+    shared, disk = Path("/dev/shm"), Path(tempfile.gettempdir())  # noqa: S108 - no name in it is foreseeable
+    for left in [*shared.glob(f"{PREFIX}*"), *disk.glob(f"{PREFIX}*")]:
         pid = left.name.removeprefix(PREFIX).partition("-")[0]
         if pid.isdecimal() and not Path(f"/proc/{pid}").exists() and left.stat().st_uid == os.getuid():
             shutil.rmtree(left, ignore_errors=True)
+    in_memory = size is not None and shared.is_dir() and shutil.disk_usage(shared).free > 3 * size
+    root = shared if in_memory else disk
     path = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=root))
     atexit.register(shutil.rmtree, path, ignore_errors=True)
     return path

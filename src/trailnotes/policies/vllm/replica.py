@@ -161,21 +161,30 @@ class Replica:
     def _alive(self) -> Link:
         """An engine with the current weights, which may have to be built first. Blocks."""
         with self._guard:
-            while self._link is None or self._link.failure:
-                failure = self._link.failure if self._link else "it was never started"
+            link = self._link
+            while link is None or link.failure:
+                failure = link.failure if link else "it was never started"
                 if self._in_a_row >= REBUILDS:
                     raise PolicyError(f"{failure} (it was started anew {REBUILDS} times in a row, in vain)")
                 logger.warning("%s: it is started anew", failure)
                 self._in_a_row += 1
                 self.num_rebuilds += 1
-                self._link = link = self._connect(True)
+                link = self._connect(True)
                 with suppress(EngineLostError):
-                    link.wait_until_ready()
-                    if self._parcel:
-                        self._send(link, self._parcel)
-                    if self._record:
-                        self._compare(link, self._record)
-            return self._link
+                    self._bring_up(link)
+                self._link = link  # only now: until it has the weights, nobody may ask it
+            return link
+
+    def _bring_up(self, link: Link) -> None:
+        try:
+            link.wait_until_ready()
+            if self._parcel:
+                self._send(link, self._parcel)
+            if self._record:
+                self._compare(link, self._record)
+        except PolicyError:
+            link.close()
+            raise
 
     def _send(self, link: Link, parcel: Parcel) -> None:
         if link.is_local:

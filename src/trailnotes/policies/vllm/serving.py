@@ -13,7 +13,7 @@ from pathlib import Path
 
 from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError, PolicyError
-from trailnotes.policies.vllm.building import greeted, settings_of, spawn
+from trailnotes.policies.vllm.building import greeted, settings_of, size_of, spawn
 from trailnotes.policies.vllm.link import EngineLostError, Link
 from trailnotes.policies.vllm.process import CORE, engine_python, workplace
 from trailnotes.policies.vllm.remote import token_of
@@ -41,7 +41,7 @@ def serve(config: Config, host: str, port: int, *, say: Callable[[str], None], c
     token = token_of(host)
     python = engine_python(config.engine.python)
     with listening(host, port) as door:
-        folder = workplace()
+        folder = workplace(size_of(config))
         try:
             settings = {**settings_of(config, folder), "token": token, "listen": door.fileno()}
             address = f"{host}:{door.getsockname()[1]}"
