@@ -96,6 +96,8 @@ class Core:
 
     def load(self, path: Path, what: dict[str, Any]) -> dict[str, Any]:
         tensors = read(path)
+        if self.has("slow-load"):
+            time.sleep(0.5)
         if self.has("die-in-load-once"):
             os.kill(os.getpid(), 9)
         if self.has("ignore-load"):

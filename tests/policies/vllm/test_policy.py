@@ -198,6 +198,26 @@ def test_an_engine_lost_in_mid_generation_is_replaced_and_asked_again(policy_of,
     assert ask(policy, *seeded(3)) == before
 
 
+def test_nobody_asks_a_new_engine_before_it_has_the_weights(policy_of, learner, faults: Path) -> None:
+    policy = policy_of()
+    asyncio.run(policy.load(learner.update(1), 1, learner.score))
+    before = ask(policy, *seeded(3))
+    (faults / "slow-load").touch()
+    os.kill(pid_of(policy), signal.SIGKILL)
+
+    async def late(policy: VLLMPolicy) -> Completion:
+        await asyncio.sleep(0.3)
+        policy.open_episode("late")
+        return await policy.generate(HALL, Sampling(max_tokens=6, seed=2), "late")
+
+    async def run() -> list[Completion]:
+        policy.open_episode("early")
+        early = policy.generate(HALL, Sampling(max_tokens=6, seed=1), "early")
+        return await asyncio.gather(early, late(policy))
+
+    assert asyncio.run(run()) == before[1:]
+
+
 def test_an_engine_lost_between_two_requests_or_in_a_load(policy_of, learner, faults: Path) -> None:
     policy = policy_of()
     os.kill(pid_of(policy), signal.SIGKILL)
