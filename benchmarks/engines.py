@@ -1,4 +1,4 @@
-"""The engines side by side: tokens per second of 20-turn episodes, and what vLLM's processes take to start and to feed.
+"""The engines side by side: tokens a second, and what vLLM takes to start, to feed, and to start anew after a kill.
 
 Both play the same episodes of the same random model, 16 at a time, with one thread each. vLLM runs where `make vllm`
 has put it, or in the environment of --python; without it the embedded engine is measured alone.
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from shared import finish, make_model, make_parser, make_tokenizer, print_table
+from shared import cpu_seconds, finish, make_model, make_parser, make_tokenizer, print_table
 
 from rollout import QUICK, Workload, observations
 from trailnotes.config.schema import Config
@@ -33,8 +33,8 @@ CONTEXT = 2048
 SPARE = 64  # rows of the embeddings, for what transformers adds to a tokenizer that it loads
 
 
-def play(policy: Any, texts: Sequence[Sequence[str]], load: Workload) -> float:
-    """Sampled tokens a second, all episodes at once; no turn ends early."""
+def play(policy: Any, texts: Sequence[Sequence[str]], load: Workload, *pids: int) -> tuple[float, float]:
+    """Sampled tokens a second, and a CPU second of this process and of `pids`; all episodes at once."""
 
     async def episode(index: int) -> int:
         name = f"episode-{index:02d}"
@@ -51,8 +51,15 @@ def play(policy: Any, texts: Sequence[Sequence[str]], load: Workload) -> float:
     async def run() -> int:
         return sum(await asyncio.gather(*(episode(index) for index in range(load.batch))))
 
-    start = time.perf_counter()
-    return asyncio.run(run()) / (time.perf_counter() - start)
+    start, spent = time.perf_counter(), sum(map(cpu_seconds, (0, *pids)))
+    num = asyncio.run(run())
+    return num / (time.perf_counter() - start), num / (sum(map(cpu_seconds, (0, *pids))) - spent)
+
+
+def medians(speeds: Sequence[tuple[float, float]]) -> dict[str, float]:
+    """Of several repeats."""
+    wall, cpu = (statistics.median(column) for column in zip(*speeds, strict=True))
+    return {"tokens_per_second": wall, "tokens_per_cpu_second": cpu}
 
 
 def scorer(model: Any) -> Callable[[Sequence[Completion]], list[list[float]]]:
@@ -91,15 +98,16 @@ def measure_vllm(path: Path, model: Any, texts: Any, load: Workload, python: str
     score = scorer(model)
     try:
         play(policy, texts[:1], load)  # whatever is made at the first request
-        speeds = [play(policy, texts, load) for _ in range(load.repeats)]
+        pid = policy.replicas[0].about["pid"]
+        speeds = [play(policy, texts, load, pid) for _ in range(load.repeats)]
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.mul_(1.01)
         loads = [timed(lambda: asyncio.run(policy.load(model.state_dict(), 1, score))) for _ in range(3)]
-        os.kill(policy.replicas[0].about["pid"], signal.SIGKILL)
+        os.kill(pid, signal.SIGKILL)
         rebuild, _ = timed(lambda: play(policy, texts[:1], load))
         return {
-            "tokens_per_second": statistics.median(speeds),
+            **medians(speeds),
             "start_seconds": start,
             "load_seconds": statistics.median(seconds for seconds, _ in loads),
             "rebuild_seconds": rebuild,
@@ -122,7 +130,7 @@ def measure(load: Workload, python: str) -> dict[str, Any]:
     policy.engine.endings.end_ids = frozenset()
     play(policy, texts[:1], load)
     speeds = [play(policy, texts, load) for _ in range(load.repeats)]
-    result: dict[str, Any] = {"workload": asdict(load), "hf": {"tokens_per_second": statistics.median(speeds)}}
+    result: dict[str, Any] = {"workload": asdict(load), "hf": medians(speeds)}
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)

@@ -128,7 +128,7 @@ HOUSE = {
     "policies": """
         __init__ base openai scripted vllm
         hf
-        chat endings
+        chat
         marks
     """,
     "policies/hf": """

@@ -6,8 +6,9 @@ Each row draws by its own settings and its own random numbers, whatever else is 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -15,11 +16,13 @@ import torch
 from torch import Tensor
 
 from trailnotes.errors import PolicyError
-from trailnotes.policies.endings import Decode, Endings
 from trailnotes.policies.hf.decoder import Decoder, Slot
-from trailnotes.types import Completion, Sampling, TokenIds
+from trailnotes.types import Completion, FinishReason, Sampling, TokenIds
 
 Uniforms = npt.NDArray[np.float32]
+Decode = Callable[[TokenIds], str]  # without special tokens
+
+CACHE_SIZE = 65536  # decoded texts remembered
 
 
 @dataclass(slots=True)
@@ -175,6 +178,38 @@ class Engine:
             wrapped = PolicyError(text)
             wrapped.__cause__ = error
             request.future.set_exception(wrapped)
+
+
+class Endings:
+    """The rule by which sampled ids are a whole completion, for every engine: an end token, a stop text, or the limit.
+
+    Args:
+        decode: ids to text.
+        end_ids: tokens that end a turn; they belong to the ids of a completion, and not to its text.
+        opening: the tag of thinking that every prompt ends with, "" for none: the texts of completions begin with it.
+    """
+
+    def __init__(self, decode: Decode, end_ids: Collection[int], opening: str = "") -> None:
+        self.end_ids = frozenset(end_ids)
+        self.opening = opening
+        self._decode = lru_cache(CACHE_SIZE)(decode)
+
+    def end(self, sampled: Sequence[int], sampling: Sampling) -> tuple[str, FinishReason] | None:
+        """Text and reason where the newest of the sampled ids, of which there is at least one, ends them; else None."""
+        token = sampled[-1]
+        ended = token in self.end_ids
+        full = len(sampled) >= sampling.max_tokens
+        if not (ended or full or any(self._may_end(token, stop) for stop in sampling.stop)):
+            return None
+        text, stopped = sampling.cut(self.opening + self._decode(tuple(sampled[:-1] if ended else sampled)))
+        if not (ended or full or stopped):
+            return None
+        return text, "stop" if ended or stopped else "length"
+
+    def _may_end(self, token: int, stop: str) -> bool:
+        """Whether a stop text may end inside this token: a cheap test that spares decoding the whole each time."""
+        last = stop[-1]
+        return not last.isascii() or last == " " or last in self._decode((token,))
 
 
 def draw_uniforms(seed: int, num: int) -> Uniforms:

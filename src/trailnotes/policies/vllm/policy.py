@@ -14,7 +14,7 @@ from torch import Tensor
 
 from trailnotes.errors import PolicyError
 from trailnotes.policies.chat import ChatFormat
-from trailnotes.policies.endings import Endings
+from trailnotes.policies.hf.engine import Endings
 from trailnotes.policies.vllm.replica import Connect, Record, Replica
 from trailnotes.policies.vllm.weights import Parcel, is_adapters, write_adapters, write_whole
 from trailnotes.types import Completion, Message, Sampling, TokenIds

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trailnotes.errors import PolicyError
-from trailnotes.policies.endings import Endings
+from trailnotes.policies.hf.engine import Endings
 from trailnotes.policies.vllm.link import EngineLostError, Link, News
 from trailnotes.policies.vllm.weights import Parcel
 from trailnotes.types import Completion, Sampling, TokenIds
