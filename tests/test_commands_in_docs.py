@@ -180,7 +180,7 @@ def help_of(script: Path) -> str:
 
 
 def read_make(words: list[str]) -> None:
-    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     assert {*words} <= {*targets}
 
 
