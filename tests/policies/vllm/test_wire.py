@@ -248,6 +248,8 @@ def test_a_served_engine(config_of, learner, faults: Path, tmp_path: Path, monke
         with pytest.raises(PolicyError, match="was started for adapters of rank 0"):
             vllm_policy(config_of(urls=[f"tcp://{address}"], model={"lora": {"enabled": True}}))
         again = vllm_policy(config_of(urls=[f"tcp://{address}"]))
+        with pytest.raises(PolicyError, match="weights come with the message"):  # no file of that machine is read
+            again.replicas[0]._link.call("load", {"version": 1, "adapters": None, "path": "/etc/hostname"})
         again.close()
     wait_for(lambda: not alive(worker))
 

@@ -158,6 +158,9 @@ class Server:
         if self._requests:
             link.send("failed", number, f"{len(self._requests)} completions are under way")
             return
+        if name == "load" and payload is None and link is not self.links[0]:  # only our parent may name a file of ours
+            link.send("failed", number, "weights come with the message")
+            return
         try:
             if name == "load":
                 value = self.core.load(payload or Path(argument["path"]), argument)
