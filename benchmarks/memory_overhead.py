@@ -123,7 +123,7 @@ def make_policy(load: Workload) -> HFPolicy:
         max_position_embeddings=8192, bos_token_id=None, eos_token_id=None, pad_token_id=0,
     )  # fmt: skip
     policy = HFPolicy(model, make_tokenizer(load.vocab_size), name="random")
-    policy.engine.end_ids = frozenset()  # every action has the same length
+    policy.engine.endings.end_ids = frozenset()  # every action has the same length
     return policy
 
 

@@ -114,7 +114,7 @@ def play_generate(policy: HFPolicy, texts: list[list[str]], load: Workload) -> l
 def measure(load: Workload) -> dict[str, Any]:
     """Interleaved repeats of both sides, and their medians."""
     policy = HFPolicy(model_of(load), make_tokenizer(load.vocab_size))
-    policy.engine.end_ids = frozenset()
+    policy.engine.endings.end_ids = frozenset()
     texts = observations(load)
     sides = {"model.generate each turn": play_generate, "trailnotes": play_ours}
     for play in sides.values():  # warm-up

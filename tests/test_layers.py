@@ -53,7 +53,7 @@ HOUSE = {
     "commands": """
         __main__
         __init__
-        adapt compare config critic demo diagnose envs eval export memory rehearsal rollout train warmstart
+        adapt compare config critic demo diagnose engine envs eval export memory rehearsal rollout train warmstart
         arguments
         command
     """,
@@ -126,7 +126,8 @@ HOUSE = {
         retrieval schema
     """,
     "policies": """
-        __init__ base hf openai scripted
+        __init__ base openai scripted vllm
+        hf
         chat
         marks
     """,
@@ -142,6 +143,18 @@ HOUSE = {
         policy
         endpoint
         answers faults
+    """,
+    "policies/vllm": """
+        __init__ serving
+        building
+        policy remote
+        replica
+        link process weights
+        worker
+    """,
+    "policies/vllm/worker": """
+        __init__ core main
+        wire
     """,
     "prompts": """
         __init__

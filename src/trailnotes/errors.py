@@ -28,6 +28,7 @@ PACKAGES = {
     "plot": ("matplotlib",),
     "tensorboard": ("tensorboard",),
     "embed": ("sentence_transformers",),
+    "vllm": ("vllm",),
 }
 """Extra -> the modules that it brings."""
 

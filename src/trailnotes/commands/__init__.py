@@ -11,7 +11,7 @@ import traceback
 import warnings
 from collections.abc import Sequence
 
-from trailnotes.commands import compare, config, envs, memory, rehearsal
+from trailnotes.commands import compare, config, engine, envs, memory, rehearsal
 from trailnotes.commands.adapt import ADAPT
 from trailnotes.commands.command import Group, Table, parse
 from trailnotes.commands.critic import CRITIC
@@ -42,6 +42,7 @@ TABLE: Table = (
     Group("memory", "read, edit and carry the tips of a run", memory.COMMANDS),
     Group("config", "settings", config.COMMANDS),
     Group("envs", "environments", envs.COMMANDS),
+    Group("engine", "engines for runs on other machines", engine.COMMANDS),
 )
 
 QUIET = {

@@ -96,6 +96,9 @@ class EngineConfig(Section):
     python: str = key(
         "", "vllm: the Python of the environment that it is installed in; '' = this one, or what `make vllm` built"
     )
+    devices: tuple[str, ...] = key(
+        (), 'vllm: GPUs of each engine, such as ["1", "2,3"]: one with several is spread over them; none = the first'
+    )
     device_memory: float = key(
         0.0, "vllm: share of the device that it may take; 0 = a part for the learner", ge=0, le=1
     )
@@ -106,6 +109,16 @@ class EngineConfig(Section):
         0.05, "nats by which the engine's log-probabilities may differ from the learner's, on average over the tokens "
         "of an iteration; more stops the run", gt=0
     )  # fmt: skip
+
+    @model_validator(mode="after")
+    def refuse_uneven(self) -> Self:
+        """Refuse devices for another number of engines."""
+        if self.devices and (self.urls or len(self.devices) != self.replicas):
+            raise ValueError(
+                f"engine.devices names the GPUs of {len(self.devices)} engines: set engine.replicas to their number, "
+                "and leave engine.urls empty"
+            )
+        return self
 
 
 class LearnerConfig(Section):

@@ -240,25 +240,6 @@ def test_a_slot_used_again_leaks_nothing(model, tokenizer):
     assert decoder.cache.capacity == decoder.cache.num_slots == len(decoder.cache.layers) == 0
 
 
-def test_temperature_is_part_of_the_logprobs(model, tokenizer):
-    completion = one(HFPolicy(model, tokenizer), temperature=0.4, max_tokens=8)
-    assert list(completion.logprobs) == pytest.approx(forward(model, completion, temperature=0.4), abs=2e-5)
-
-
-def test_greedy(model, tokenizer):
-    first, second = (one(HFPolicy(model, tokenizer), temperature=0, max_tokens=6, seed=seed) for seed in (1, 2))
-    assert first.token_ids == second.token_ids
-    assert list(first.logprobs) == pytest.approx(forward(model, first), abs=1e-5)
-
-
-def test_truncated_sampling_reports_the_truncated_distribution(model, tokenizer):
-    policy = HFPolicy(model, tokenizer)
-    assert one(policy, top_k=1, max_tokens=4).logprobs == pytest.approx([0.0] * 4, abs=1e-6)
-    completion = one(policy, top_p=0.5, max_tokens=6)
-    raw = forward(model, completion)
-    assert all(got > want for got, want in zip(completion.logprobs, raw, strict=True))
-
-
 class Dictating:
     """Makes the model say certain tokens, by a head that ignores what it is given."""
 
@@ -297,13 +278,6 @@ def test_what_ends_a_completion(model_of, tokenizer, said, stop, max_tokens, tex
     assert num is None or len(completion.token_ids) == num
     if said.startswith("go north<"):
         assert ended == "go north<|im_end|>"  # the end token was sampled, and is trained
-
-
-def test_a_prompt_that_leaves_no_room_is_refused_with_numbers(model, tokenizer):
-    policy = HFPolicy(model, tokenizer, max_context_tokens=40)
-    assert policy.context_length == 40
-    with pytest.raises(PolicyError, match=r"prompt of \d+ tokens and 30 new ones exceed the context of 40"):
-        one(policy, "dark " * 9, max_tokens=30)
 
 
 def test_the_context_can_be_filled_to_the_last_token(model_of, tokenizer):
@@ -352,50 +326,6 @@ def test_weights_that_are_not_finite_are_an_error_and_leave_no_trace(model_of, t
     with torch.no_grad():
         norm.copy_(saved)
     assert one(policy, max_tokens=4) == before
-
-
-def test_a_cancelled_request_leaves_the_others_alone(model, tokenizer):
-    policy = HFPolicy(model, tokenizer, deterministic=False)
-    expected = one(policy, "A hall.", max_tokens=6)
-
-    async def run() -> Completion:
-        policy.open_episode("a")
-        policy.open_episode("b")
-        doomed = asyncio.create_task(policy.generate([Message("user", "x")], Sampling(max_tokens=60), "a"))
-        other = asyncio.create_task(policy.generate([Message("user", "A hall.")], Sampling(max_tokens=6), "b"))
-        for _ in range(3):
-            await asyncio.sleep(0)
-        doomed.cancel()
-        result = await other
-        policy.close_episode("a")
-        policy.close_episode("b")
-        return result
-
-    completion = asyncio.run(run())
-    assert completion.token_ids == expected.token_ids
-    assert policy.engine.num_unfinished == 0
-    assert one(policy, "A hall.", max_tokens=6) == expected
-
-
-def test_episodes_have_names_of_their_own(model, tokenizer):
-    policy = HFPolicy(model, tokenizer)
-    with pytest.raises(PolicyError, match="'e' is not open"):
-        asyncio.run(policy.generate([Message("user", "x")], Sampling(), "e"))
-    policy.open_episode("e")
-    with pytest.raises(PolicyError, match="'e' is open already"):
-        policy.open_episode("e")
-
-
-def test_one_completion_at_a_time_for_each_episode(model, tokenizer):
-    policy = HFPolicy(model, tokenizer)
-
-    async def run() -> None:
-        policy.open_episode("e")
-        asks = [policy.generate([Message("user", "x")], Sampling(max_tokens=2), "e") for _ in range(2)]
-        await asyncio.gather(*asks)
-
-    with pytest.raises(PolicyError, match="has a completion under way"):
-        asyncio.run(run())
 
 
 def test_a_model_without_attention_recomputes_and_is_right(model_of, tokenizer, caplog):

@@ -47,17 +47,15 @@ class Engine:
     next: what is computed together never depends on timing. An episode without a request holds all others up, so
     one that is opened must ask, or be closed.
 
-    `opening` is the tag of thinking that every prompt ends with, "" for none: the texts of completions begin with it.
+    `decode`, `end_ids` and `opening` are those of `Endings`.
     """
 
     def __init__(
         self, decoder: Decoder, decode: Decode, end_ids: Collection[int], *, deterministic: bool, opening: str = ""
     ) -> None:
         self.decoder = decoder
-        self.end_ids = frozenset(end_ids)
+        self.endings = Endings(decode, end_ids, opening)
         self.deterministic = deterministic
-        self.opening = opening
-        self._decode = lru_cache(CACHE_SIZE)(decode)
         self._slots: dict[str, Slot | None] = {}  # of the open episodes; a slot is taken at the first request
         self._waiting: dict[str, _Request] = {}
         self._running: dict[str, _Request] = {}
@@ -163,23 +161,12 @@ class Engine:
 
     def _finish(self, request: _Request) -> bool:
         """Answer a request whose newest token ends it."""
-        token, sampling = request.token_ids[-1], request.sampling
-        ended = token in self.end_ids
-        full = len(request.token_ids) == sampling.max_tokens
-        if not (ended or full or any(self._may_end(token, stop) for stop in sampling.stop)):
+        end = self.endings.end(request.token_ids, request.sampling)
+        if end is None:
             return False
-        sampled = tuple(request.token_ids)
-        text, stopped = sampling.cut(self.opening + self._decode(sampled[:-1] if ended else sampled))
-        if not (ended or full or stopped):
-            return False
-        reason: FinishReason = "stop" if ended or stopped else "length"
-        request.future.set_result(Completion(request.prompt_ids, sampled, tuple(request.logprobs), text, reason))
+        completion = Completion(request.prompt_ids, tuple(request.token_ids), tuple(request.logprobs), *end)
+        request.future.set_result(completion)
         return True
-
-    def _may_end(self, token: int, stop: str) -> bool:
-        """Whether a stop text may end inside this token: a cheap test that spares decoding the whole each time."""
-        last = stop[-1]
-        return not last.isascii() or last == " " or last in self._decode((token,))
 
     def _fail(self, error: Exception) -> None:
         """Tell everyone who waits, and trust no cache any more."""
@@ -191,6 +178,38 @@ class Engine:
             wrapped = PolicyError(text)
             wrapped.__cause__ = error
             request.future.set_exception(wrapped)
+
+
+class Endings:
+    """The rule by which sampled ids are a whole completion, for every engine: an end token, a stop text, or the limit.
+
+    Args:
+        decode: ids to text.
+        end_ids: tokens that end a turn; they belong to the ids of a completion, and not to its text.
+        opening: the tag of thinking that every prompt ends with, "" for none: the texts of completions begin with it.
+    """
+
+    def __init__(self, decode: Decode, end_ids: Collection[int], opening: str = "") -> None:
+        self.end_ids = frozenset(end_ids)
+        self.opening = opening
+        self._decode = lru_cache(CACHE_SIZE)(decode)
+
+    def end(self, sampled: Sequence[int], sampling: Sampling) -> tuple[str, FinishReason] | None:
+        """Text and reason where the newest of the sampled ids, of which there is at least one, ends them; else None."""
+        token = sampled[-1]
+        ended = token in self.end_ids
+        full = len(sampled) >= sampling.max_tokens
+        if not (ended or full or any(self._may_end(token, stop) for stop in sampling.stop)):
+            return None
+        text, stopped = sampling.cut(self.opening + self._decode(tuple(sampled[:-1] if ended else sampled)))
+        if not (ended or full or stopped):
+            return None
+        return text, "stop" if ended or stopped else "length"
+
+    def _may_end(self, token: int, stop: str) -> bool:
+        """Whether a stop text may end inside this token: a cheap test that spares decoding the whole each time."""
+        last = stop[-1]
+        return not last.isascii() or last == " " or last in self._decode((token,))
 
 
 def draw_uniforms(seed: int, num: int) -> Uniforms:

@@ -238,16 +238,29 @@ def architecture_of(config: ModelConfig, *, download: bool = True) -> Any:
         ConfigError: `model.path` or `model.base` cannot be used.
         PolicyError: it does not load.
     """
-    path, is_local = _resolve(config.path, download=download)
     try:
-        if adapters := saved_at(path, is_local):
-            path, is_local = _base(config, adapters, download=download)
+        path, is_local, _ = whole_model_of(config, download=download)
         return transformers.AutoConfig.from_pretrained(path, local_files_only=is_local)
-    except ConfigError:
+    except (ConfigError, PolicyError):
         raise
     except Exception as error:  # the boundary, as in `load_model`
         line = " ".join(str(error).split())
         raise PolicyError(f"model.path = {config.path!r} does not load: {line}") from error
+
+
+def whole_model_of(config: ModelConfig, *, download: bool = True) -> tuple[str, bool, Any | None]:
+    """Where the whole model is, which of adapters is their base.
+
+    Returns:
+        Its directory or name, whether it is read from this machine alone, and the adapters' settings as peft reads
+        them, None where there are none.
+
+    Raises:
+        ConfigError: `model.path` or `model.base` cannot be used.
+    """
+    path, is_local = _resolve(config.path, download=download)
+    adapters = saved_at(path, is_local)
+    return (*_base(config, adapters, download=download), adapters) if adapters else (path, is_local, None)
 
 
 def is_here(config: ModelConfig) -> bool:

@@ -1,0 +1,171 @@
+"""The engines side by side: tokens a second, and what vLLM takes to start, to feed, and to start anew after a kill.
+
+Both play the same episodes of the same random model, 16 at a time, with one thread each. vLLM runs where `make vllm`
+has put it, or in the environment of --python; without it the embedded engine is measured alone.
+
+    python benchmarks/engines.py --json engines.json
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from shared import cpu_seconds, finish, make_model, make_parser, make_tokenizer, print_table
+
+from rollout import QUICK, Workload, observations
+from trailnotes.config.schema import Config
+from trailnotes.errors import MissingExtraError
+from trailnotes.policies.hf.policy import HFPolicy
+from trailnotes.policies.vllm import VLLMPolicy, vllm_policy
+from trailnotes.types import Completion, Message, Sampling
+
+CONTEXT = 2048
+SPARE = 64  # rows of the embeddings, for what transformers adds to a tokenizer that it loads
+
+
+def play(policy: Any, texts: Sequence[Sequence[str]], load: Workload, *pids: int) -> tuple[float, float]:
+    """Sampled tokens a second, and a CPU second of this process and of `pids`; all episodes at once."""
+
+    async def episode(index: int) -> int:
+        name = f"episode-{index:02d}"
+        policy.open_episode(name)
+        messages: list[Message] = []
+        for turn, row in enumerate(texts):
+            messages.append(Message("user", row[index]))
+            sampling = Sampling(max_tokens=load.action_tokens, seed=1000 * index + turn)
+            completion = await policy.generate(messages, sampling, name)
+            messages.append(Message("assistant", completion.text, completion.token_ids))
+        policy.close_episode(name)
+        return load.turns * load.action_tokens
+
+    async def run() -> int:
+        return sum(await asyncio.gather(*(episode(index) for index in range(load.batch))))
+
+    start, spent = time.perf_counter(), sum(map(cpu_seconds, (0, *pids)))
+    num = asyncio.run(run())
+    return num / (time.perf_counter() - start), num / (sum(map(cpu_seconds, (0, *pids))) - spent)
+
+
+def medians(speeds: Sequence[tuple[float, float]]) -> dict[str, float]:
+    """Of several repeats."""
+    wall, cpu = (statistics.median(column) for column in zip(*speeds, strict=True))
+    return {"tokens_per_second": wall, "tokens_per_cpu_second": cpu}
+
+
+def scorer(model: Any) -> Callable[[Sequence[Completion]], list[list[float]]]:
+    """The learner's part of a check."""
+
+    def score(completions: Sequence[Completion]) -> list[list[float]]:
+        found = []
+        for completion in completions:
+            with torch.no_grad():
+                logits = model(torch.tensor([completion.prompt_ids + completion.token_ids])).logits[0].float()
+            rows = torch.log_softmax(logits, dim=-1)[len(completion.prompt_ids) - 1 :]
+            found.append([float(row[token]) for row, token in zip(rows, completion.token_ids, strict=False)])
+        return found
+
+    return score
+
+
+def timed(call: Callable[[], Any]) -> tuple[float, Any]:
+    """Seconds, and the result."""
+    start = time.perf_counter()
+    result = call()
+    return time.perf_counter() - start, result
+
+
+def measure_vllm(path: Path, model: Any, texts: Any, load: Workload, python: str) -> dict[str, float]:
+    """What the engine takes, and what it gives."""
+    config = Config(
+        run={"deterministic": False, "threads": 1},
+        model={"path": str(path), "device": "cpu"},
+        engine={"name": "vllm", "python": python, "max_concurrent": load.batch},
+        rollout={"max_context_tokens": CONTEXT},
+    )
+    start, policy = timed(lambda: vllm_policy(config))
+    assert isinstance(policy, VLLMPolicy)
+    policy.endings.end_ids = frozenset()
+    score = scorer(model)
+    try:
+        play(policy, texts[:1], load)  # whatever is made at the first request
+        pid = policy.replicas[0].about["pid"]
+        speeds = [play(policy, texts, load, pid) for _ in range(load.repeats)]
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(1.01)
+        loads = [timed(lambda: asyncio.run(policy.load(model.state_dict(), 1, score))) for _ in range(3)]
+        os.kill(pid, signal.SIGKILL)
+        rebuild, _ = timed(lambda: play(policy, texts[:1], load))
+        return {
+            **medians(speeds),
+            "start_seconds": start,
+            "load_seconds": statistics.median(seconds for seconds, _ in loads),
+            "rebuild_seconds": rebuild,
+            "nats": max(nats for _, nats in loads),
+        }
+    finally:
+        policy.close()
+
+
+def measure(load: Workload, python: str) -> dict[str, Any]:
+    """Both engines on one workload."""
+    torch.set_num_threads(1)
+    tokenizer = make_tokenizer(load.vocab_size)
+    model = make_model(
+        load.vocab_size + SPARE, load.hidden_size, load.num_layers, heads=load.hidden_size // 64, pad_token_id=0,
+        max_position_embeddings=CONTEXT, bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    texts = observations(load)
+    policy = HFPolicy(model, tokenizer, deterministic=False)
+    policy.engine.endings.end_ids = frozenset()
+    play(policy, texts[:1], load)
+    speeds = [play(policy, texts, load) for _ in range(load.repeats)]
+    result: dict[str, Any] = {"workload": asdict(load), "hf": medians(speeds)}
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        try:
+            result["vllm"] = measure_vllm(Path(folder), model, texts, load, python)
+        except MissingExtraError as error:
+            result["vllm_missing"] = str(error)
+    return result
+
+
+def report(result: dict[str, Any]) -> None:
+    """As a table."""
+    rows = [(name, figure, f"{value:.3g}") for name in ("hf", "vllm") for figure, value in result.get(name, {}).items()]
+    load = result["workload"]
+    print_table(
+        f"{load['batch']} episodes of {load['turns']} turns of {load['action_tokens']} tokens, one thread",
+        ("engine", "figure", "value"),
+        rows,
+        left=("engine", "figure"),
+    )
+    if "vllm_missing" in result:
+        print(result["vllm_missing"])
+
+
+def main() -> None:
+    """Measure and report."""
+    parser = make_parser(__doc__, "a smaller model, once")
+    parser.add_argument("--python", default="", metavar="PATH", help="as engine.python")
+    parser.add_argument("--action-tokens", type=int, metavar="N", help="sampled in each turn (8)")
+    args = parser.parse_args()
+    load = QUICK if args.quick else Workload()
+    if args.action_tokens:
+        load = replace(load, action_tokens=args.action_tokens)
+    finish(measure(load, args.python), report, args.json)
+
+
+if __name__ == "__main__":
+    main()

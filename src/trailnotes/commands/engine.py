@@ -1,0 +1,43 @@
+"""`trailnotes engine`: engines that runs on other machines use."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trailnotes.commands.arguments import CONFIG
+from trailnotes.commands.command import Command, argument
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+LOOPBACK = "127.0.0.1"
+PORT = 7465
+
+
+def _serve(args: Namespace) -> None:
+    from trailnotes.config.toml import load_config
+    from trailnotes.policies.vllm.serving import serve
+
+    config = load_config(args.config, args.settings)
+    serve(config, args.host, args.port, say=lambda address: print(f"ready: tcp://{address}", flush=True))
+
+
+COMMANDS = (
+    Command(
+        name="engine serve",
+        summary="run a vLLM engine for a training on another machine",
+        about="Start the model of the config in vLLM, and let one run at a time use it: name its address in "
+        "engine.urls there. The run sends its weights, so what is at model.path here counts for the shape alone. "
+        "Listens on this machine only; to listen beyond it (--host 0.0.0.0), set TRAILNOTES_ENGINE_TOKEN to the same "
+        "secret on both sides. The token is never sent, but what follows is not encrypted: use a network that you "
+        "trust, or a tunnel. An engine that dies is started anew. Ends with Ctrl-C.",
+        example="trailnotes engine serve configs/demo.toml --engine.name vllm",
+        run=_serve,
+        arguments=(
+            CONFIG,
+            argument("--host", metavar="ADDRESS", default=LOOPBACK, help=f"where to listen ({LOOPBACK})"),
+            argument("--port", type=int, metavar="N", default=PORT, help=f"port; 0 takes a free one ({PORT})"),
+        ),
+        settings=True,
+    ),
+)

@@ -1,0 +1,218 @@
+"""From a config to engines that run."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors.torch import load_file
+
+from trailnotes.config.model_schema import EngineConfig
+from trailnotes.config.schema import Config
+from trailnotes.errors import ConfigError, PolicyError
+from trailnotes.policies.hf.policy import context_length_of, device_of, load_tokenizer, whole_model_of
+from trailnotes.policies.vllm.link import Link
+from trailnotes.policies.vllm.policy import VLLMPolicy
+from trailnotes.policies.vllm.process import CORE, Process, engine_python, environment, workplace
+from trailnotes.policies.vllm.remote import address_of, reach
+from trailnotes.policies.vllm.replica import Connect
+from trailnotes.policies.vllm.worker import wire
+
+logger = logging.getLogger(__name__)
+
+SHARED = 0.45  # of a GPU on which the learner has its weights, gradients and moments, too
+ALONE = 0.9  # of a GPU that is the engine's own
+ON_CPU = 0.25  # of the host's memory, for the KV cache
+BLOCK = 32  # tokens of the KV cache that are taken at a time
+
+
+def vllm_policy(config: Config, *, core: Path = CORE) -> VLLMPolicy:
+    """The model at `model.path` in engines of vLLM, which have started when this returns.
+
+    Saved adapters at `model.path` are taken over before it returns, and held to no learner yet: `verify` does that.
+
+    Args:
+        config: its sections `model`, `engine` and `rollout`.
+        core: the file with the engine's class `Core`.
+
+    Raises:
+        ConfigError: `model`, `engine.python` or `engine.urls` cannot be used.
+        MissingExtraError: vLLM is nowhere to be found.
+        PolicyError: an engine does not start, an address is none of an engine, or vLLM cannot run the model.
+    """
+    if config.run.deterministic:
+        logger.warning(
+            'run.deterministic is not kept by engine.name = "vllm": batches form as requests arrive, which may change '
+            "the last bits of a log-probability, and with them a token now and then"
+        )
+    folder = workplace(size_of(config))
+    connects = connections(config, folder, core)
+    tokenizer = load_tokenizer(config.model)
+    settings = settings_of(config, folder)
+    if len(tokenizer) > settings["vocabulary"]:
+        raise PolicyError(
+            f"the tokenizer has {len(tokenizer)} tokens but the model embeds only {settings['vocabulary']}: "
+            "they do not belong together, or the embeddings were never resized"
+        )
+    path, is_local, saved = whole_model_of(config.model)
+    policy = VLLMPolicy(
+        connects,
+        tokenizer,
+        folder,
+        name=config.model.path,
+        context_length=settings["context"],
+        end_ids=_generation_end_ids(path, is_local),
+        template_options=config.model.template_options,
+        dtype=getattr(torch, config.model.dtype),
+        temperature=config.rollout.temperature,
+        tolerance=config.engine.tolerance,
+        adapters=_adapter_settings(config, saved),
+    )
+    if saved:
+        policy.begin_with(_saved_adapters(config.model.path))
+    return policy
+
+
+def connections(config: Config, folder: Path, core: Path = CORE) -> list[Connect]:
+    """How to start, or to reach, each of the engines that a config names. Raises as `vllm_policy` does."""
+    engine = config.engine
+    if engine.urls:
+        fingerprint = fingerprint_of(whole_model_of(config.model)[0])
+        lora = _lora_rank(config)
+        return [partial(reach, *address_of(url), engine, (fingerprint, lora)) for url in engine.urls]
+    python = engine_python(engine.python)
+    settings = settings_of(config, folder)
+    return [partial(start, config, python, settings, core, index) for index in range(engine.replicas)]
+
+
+def start(config: Config, python: str, settings: Mapping[str, Any], core: Path, index: int, _again: bool) -> Link:
+    """Start an engine's process. Nothing is waited for."""
+    engine, devices = config.engine, config.engine.devices
+    own = devices[index] if devices else ""
+    process = spawn(config, python, Path(settings["spool"]) / f"engine-{index}.log", core, devices=own)
+    told = {**settings, "tensor_parallel": own.count(",") + 1}
+    return greeted(process, f"engine {index}", engine, told)
+
+
+def spawn(
+    config: Config, python: str, log: Path, core: Path, *, devices: str = "", inherit: int | None = None
+) -> Process:
+    """A process for an engine of this config."""
+    _, is_local, _ = whole_model_of(config.model)
+    variables = environment(
+        on_cpu=device_of(config.model.device).type == "cpu",
+        threads=config.run.threads,
+        offline=is_local,
+        devices=devices,
+    )
+    return Process(python, variables, log, core=core, inherit=() if inherit is None else (inherit,))
+
+
+def greeted(process: Process, label: str, engine: EngineConfig, settings: Mapping[str, Any]) -> Link:
+    """The link to a process, which has been told its settings."""
+    process.connection.sendall(wire.frame(["start", dict(settings)]))
+    return Link(
+        process.connection,
+        label,
+        start_timeout=engine.start_timeout,
+        timeout=engine.timeout,
+        buried=process.bury,
+    )
+
+
+def settings_of(config: Config, folder: Path) -> dict[str, Any]:
+    """What an engine's process is told about the model, see `worker.core.Core`."""
+    path, is_local, _ = whole_model_of(config.model)
+    architecture = transformers.AutoConfig.from_pretrained(path, local_files_only=is_local)
+    text = architecture.get_text_config(decoder=True)
+    context = min(context_length_of(config.model), config.rollout.max_context_tokens)
+    shared = device_of(config.model.device).type == "cuda" and not config.engine.devices
+    return {
+        "model": path,
+        "fingerprint": fingerprint_of(path),
+        "vocabulary": text.vocab_size,
+        "dtype": config.model.dtype,
+        "context": context,
+        "max_concurrent": config.engine.max_concurrent,
+        "seed": config.run.seed % (1 << 32),
+        "tensor_parallel": 1,
+        "device_memory": config.engine.device_memory or (SHARED if shared else ALONE) / _sharers(config.engine),
+        "cache_bytes": cache_bytes(text, config, context),
+        "lora_rank": _lora_rank(config),
+        "spool": str(folder),
+    }
+
+
+def cache_bytes(text: Any, config: Config, context: int) -> int:
+    """Bytes of the KV cache on a CPU: room for `engine.max_concurrent` full contexts, in a share of the memory.
+
+    A token takes, in each layer, a key and a value of `head_dim` numbers for each of the key-value heads.
+    """
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    channels = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    token: int = 2 * text.num_hidden_layers * heads * channels * getattr(torch, config.model.dtype).itemsize
+    one = -(-context // BLOCK) * BLOCK * token
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    share = int(memory * (config.engine.device_memory or ON_CPU) / _sharers(config.engine))
+    return max(2 * one, min(one * config.engine.max_concurrent, share))  # a block more than one context is needed
+
+
+def size_of(config: Config) -> int | None:
+    """Bytes of the model's files, about as many as travel at each update; None where they are not in a directory."""
+    files = list(Path(whole_model_of(config.model)[0]).glob("*.safetensors"))
+    return sum(file.stat().st_size for file in files) if files else None
+
+
+def fingerprint_of(path: str) -> str:
+    """Tells models of different shapes apart, whatever machine and version of transformers they are read by."""
+    architecture = transformers.AutoConfig.from_pretrained(path, local_files_only=Path(path).is_dir())
+    text = architecture.get_text_config(decoder=True)
+    names = ("model_type", "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+    return hashlib.sha256(repr([getattr(text, name, None) for name in names]).encode()).hexdigest()[:16]
+
+
+def _sharers(engine: EngineConfig) -> int:
+    """Engines on one device."""
+    return 1 if engine.devices else engine.replicas
+
+
+def _lora_rank(config: Config) -> int:
+    saved = whole_model_of(config.model)[2]
+    own = config.model.lora.rank if config.model.lora.enabled else 0
+    return int(saved.r) if saved else own
+
+
+def _adapter_settings(config: Config, saved: Any | None) -> dict[str, Any] | None:
+    """What the tensors of the adapters do not show; None for a whole model."""
+    if saved:
+        if saved.peft_type.value != "LORA" or saved.use_dora or saved.modules_to_save:
+            raise ConfigError(
+                f"model.path = {config.model.path!r} holds adapters that vLLM cannot run: merge them first (trailnotes "
+                f'export {config.model.path} --merge --out DIR), or set engine.name = "hf"'
+            )
+        return {"lora_alpha": saved.lora_alpha, "use_rslora": bool(saved.use_rslora)}
+    return {"lora_alpha": config.model.lora.alpha} if config.model.lora.enabled else None
+
+
+def _saved_adapters(path: str) -> dict[str, torch.Tensor]:
+    file = Path(path).expanduser() / "adapter_model.safetensors"
+    if not file.is_file():  # a pickle is never read
+        raise ConfigError(f'{file} is not there: merge the adapters first, or set engine.name = "hf"')
+    tensors: dict[str, torch.Tensor] = load_file(file)
+    return tensors
+
+
+def _generation_end_ids(path: str, is_local: bool) -> frozenset[int]:
+    """End tokens that the model's own settings name, beside those of its tokenizer."""
+    try:
+        named = transformers.GenerationConfig.from_pretrained(path, local_files_only=is_local).eos_token_id
+    except OSError:  # it brings none; transformers makes them of the model's config
+        named = getattr(transformers.AutoConfig.from_pretrained(path, local_files_only=is_local), "eos_token_id", None)
+    return frozenset(named) if isinstance(named, list) else frozenset() if named is None else frozenset({int(named)})

@@ -1,0 +1,243 @@
+"""The policy's side of one engine: a socket with a thread that listens, and notices when nobody is there any more.
+
+The thread is not bound to an event loop, so that an engine may be asked from several, and is watched while a loop is
+blocked by the learner.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trailnotes.errors import PolicyError
+from trailnotes.policies.vllm.worker import wire
+
+TICK = 1.0  # seconds between two looks at the clock
+STOP_LIMIT = 20.0  # seconds to end by itself
+
+
+class EngineLostError(Exception):
+    """The engine is gone; the text says how it ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What an engine says of a completion: what is new, and how it ended if it did."""
+
+    token_ids: Sequence[int] = ()
+    logprobs: Sequence[float] = ()
+    reason: str | None = None
+    error: Exception | None = None
+
+
+Listener = Callable[[News], None]  # called from the link's thread
+
+
+class Link:
+    """One engine.
+
+    Args:
+        connection: to it, after the handshake if there is one.
+        label: what messages call it.
+        start_timeout: seconds until it must be ready.
+        timeout: seconds without progress in what it was asked, or without any sign of life, until it counts as hung.
+        buried: called once when it is lost, with the reason as far as it is known here; returns the whole reason.
+    """
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        label: str,
+        *,
+        start_timeout: float,
+        timeout: float,
+        buried: Callable[[str], str],
+    ) -> None:
+        self.label = label
+        self.is_local = connection.family == socket.AF_UNIX  # it sees our files
+        self.failure = ""  # why it is lost; "" while it lives
+        self.about: dict[str, Any] = {}
+        self._connection, self._buried = connection, buried
+        self._start_timeout, self._timeout = start_timeout, timeout
+        self._ready: Future[None] = Future()
+        self._lost: Future[str] = Future()
+        self._guard, self._writing = threading.Lock(), threading.Lock()
+        self._listeners: dict[int, Listener] = {}
+        self._calls: dict[int, Future[Any]] = {}
+        self._number = self._steps = 0
+        self._working = False  # by its own word, for whomever
+        self._born = self._heard = self._moved = time.monotonic()
+        connection.setblocking(True)
+        threading.Thread(target=self._listen, name=f"{label} reader", daemon=True).start()
+
+    def wait_until_ready(self) -> None:
+        """Block until the engine can be asked.
+
+        Raises:
+            PolicyError: it refuses its settings; asking again would not help.
+            EngineLostError: it died, or took too long.
+        """
+        self._ready.result()
+
+    def wait_until_lost(self) -> str:
+        """Block as long as the engine lives; how it ended."""
+        return self._lost.result()
+
+    def generate(self, ids: Sequence[int], sampling: dict[str, Any], listener: Listener) -> int:
+        """Ask for a completion; its number. All that becomes of it is told to the listener, its loss too."""
+        with self._guard:
+            number = self._next()
+            if not self.failure:
+                self._listeners[number] = listener
+        if self.failure:
+            listener(News(error=EngineLostError(self.failure)))
+        else:
+            self._send(["generate", number, list(ids), sampling])
+        return number
+
+    def abort(self, number: int) -> None:
+        """Do not wait for a completion any more."""
+        with self._guard:
+            known = self._listeners.pop(number, None)
+        if known:
+            self._send(["abort", number])
+
+    def call(self, name: str, argument: Any, payload: Path | None = None) -> Any:
+        """Ask, and block until the answer is there.
+
+        Raises:
+            PolicyError: the engine refuses.
+            EngineLostError: it is gone.
+        """
+        answer: Future[Any] = Future()
+        with self._guard:
+            number = self._next()
+            if self.failure:
+                raise EngineLostError(self.failure)
+            self._calls[number] = answer
+        self._send([name, number, argument], payload)
+        return answer.result()
+
+    def close(self) -> None:
+        """Let an engine that is a process of ours end, and hang up on another. Twice is fine."""
+        if self.is_local:
+            self._send(["end"])
+            with suppress(TimeoutError):
+                self._lost.result(STOP_LIMIT)
+        self._lose("was closed")
+
+    def _next(self) -> int:
+        """The number of a request, which may be the first for a while."""
+        if not self._listeners and not self._calls:
+            self._moved = time.monotonic()
+        self._number += 1
+        return self._number
+
+    def _send(self, message: list[Any], payload: Path | None = None) -> None:
+        """Say something. That the engine does not hear it is found by the thread that listens."""
+        with self._writing, suppress(OSError):
+            if payload is None:
+                self._connection.sendall(wire.frame(message))
+                return
+            with payload.open("rb") as file:
+                self._connection.sendall(wire.frame(message, payload.stat().st_size))
+                self._connection.sendfile(file)
+
+    # The thread
+
+    def _listen(self) -> None:
+        try:
+            while (found := wire.read_frame(self._read)) is not None:
+                self._heard = time.monotonic()
+                self._take(found[0])
+            self._lose("")
+        except OSError:  # reset by an end that is no more
+            self._lose("")
+        except (TypeError, ValueError, wire.WireError, EngineLostError) as error:  # what is no message of ours
+            self._lose(str(error))
+        finally:
+            self._connection.close()
+
+    def _read(self, size: int) -> bytes:
+        """`size` bytes, or less at the end of the stream."""
+        data = b""
+        ear = select.poll()
+        ear.register(self._connection, select.POLLIN)
+        while len(data) < size:
+            if not ear.poll(TICK * 1000):
+                self._judge()  # only when there is nothing to read: it may be this process that was away
+                continue
+            part = self._connection.recv(min(size - len(data), wire.CHUNK))
+            if not part:
+                break
+            data += part
+        return data
+
+    def _judge(self) -> None:
+        now = time.monotonic()
+        if not self._ready.done():
+            if now - self._born > self._start_timeout:
+                raise EngineLostError(f"did not start within engine.start_timeout = {self._start_timeout:g} s")
+        elif now - self._heard > self._timeout:
+            raise EngineLostError(f"gave no sign of life for engine.timeout = {self._timeout:g} s")
+        elif (self._listeners or self._calls or self._working) and now - self._moved > self._timeout:
+            raise EngineLostError(f"hangs: no token for engine.timeout = {self._timeout:g} s")
+
+    def _take(self, message: list[Any]) -> None:
+        match message:
+            case ["alive", int(steps), bool(working)]:
+                if (steps, working) != (self._steps, self._working):
+                    self._moved = time.monotonic()
+                self._steps, self._working = steps, working
+            case ["tokens", list(parts)]:
+                self._moved = time.monotonic()
+                for number, ids, logprobs, reason in parts:
+                    self._tell(number, News(ids, logprobs, reason), last=bool(reason))
+            case ["done", int(number), value]:
+                self._calls.pop(number, Future()).set_result(value)
+            case ["failed", int(number), str(text)]:
+                error = PolicyError(f"{self.label}: {text}")
+                self._tell(number, News(error=error), last=True)
+                self._calls.pop(number, Future()).set_exception(error)
+            case ["ready", dict(about)] if not self._ready.done():
+                self.about = about
+                self._moved = time.monotonic()
+                self._ready.set_result(None)
+            case ["refused", str(text)] if not self._ready.done():
+                self._ready.set_exception(PolicyError(text))
+            case _:
+                raise EngineLostError(f"says what this side does not understand ({str(message[0])[:40]!r})")
+
+    def _tell(self, number: int, news: News, *, last: bool) -> None:
+        with self._guard:
+            listener = self._listeners.pop(number, None) if last else self._listeners.get(number)
+        if listener:
+            listener(news)
+
+    def _lose(self, why: str) -> None:
+        """End everything that waits for the engine."""
+        with self._guard:
+            if self.failure:
+                return
+            self.failure = f"{self.label} {why or 'is gone'}"
+        with suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+        self.failure = f"{self.label} {self._buried(why)}"
+        with self._guard:
+            listeners, self._listeners = list(self._listeners.values()), {}
+            calls, self._calls = list(self._calls.values()), {}
+        for listener in listeners:
+            listener(News(error=EngineLostError(self.failure)))
+        for answer in calls:
+            answer.set_exception(EngineLostError(self.failure))
+        if not self._ready.done():
+            self._ready.set_exception(EngineLostError(self.failure))
+        self._lost.set_result(self.failure)

@@ -1,0 +1,170 @@
+"""An engine as a process that this one starts, watches and buries, in whatever environment vLLM is installed in."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from trailnotes.errors import ConfigError, MissingExtraError, how_to_install
+
+HERE = Path(__file__).parent / "worker"
+CORE = HERE / "core.py"
+OWN = Path(".venv-vllm") / "bin" / "python"  # what `make vllm` builds in a clone
+STOP_LIMIT = 10.0  # seconds to end by itself
+LAST_LINES = 3  # of an engine's output, in messages
+PREFIX = "trailnotes-engine-"
+
+# The parent-death signal comes when the *thread* that started the child ends, so that one must live as long as we do.
+_SPAWNER = ThreadPoolExecutor(1, thread_name_prefix="engine-spawner")
+
+
+def engine_python(named: str) -> str:
+    """The Python that engines run with: the one named, this one, or that of `make vllm`.
+
+    Raises:
+        ConfigError: there is no such program.
+        MissingExtraError: none is named, and vLLM is nowhere to be found.
+    """
+    if named:
+        found = shutil.which(os.path.expanduser(named))  # noqa: PTH111 - `which` takes names, too
+        if found is None:
+            raise ConfigError(f"engine.python = {named!r} is no program: name the Python of an environment with vLLM")
+        return found
+    if (found_here := find_spec("vllm")) is not None and found_here.origin:  # a mere folder of that name has none
+        return sys.executable
+    for root in (Path.cwd(), Path(__file__).parents[4]):
+        if (root / OWN).is_file():
+            return str(root / OWN)
+    raise MissingExtraError(
+        'engine.name = "vllm" needs vLLM: run make vllm in a clone of Trailnotes, which builds an environment for it, '
+        f"or name the Python of yours as engine.python; in this environment: {how_to_install('vllm')}"
+    )
+
+
+def environment(*, on_cpu: bool, threads: int, offline: bool, devices: str = "") -> dict[str, str]:
+    """Variables of an engine's process: ours, without what would lead it into our packages, and what vLLM is told."""
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    variables |= {
+        "PYTHONFAULTHANDLER": "1",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine's core in the very process that we watch
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_HOST_IP": "127.0.0.1",  # what vLLM's own processes listen at
+    }
+    variables.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # each reload warns of layers that have no weights
+    if on_cpu:
+        variables |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCH_COMPILE_DISABLE": "1"}
+    if threads:
+        variables["OMP_NUM_THREADS"] = str(threads)
+    if offline:
+        variables["HF_HUB_OFFLINE"] = "1"
+    if devices:
+        variables["CUDA_VISIBLE_DEVICES"] = devices
+    return variables
+
+
+class Process:
+    """One worker process in its own process group, so that Ctrl-C in the terminal does not reach it.
+
+    Nobody but its parent can speak to it: the socket between them is inherited, and has no address.
+    """
+
+    def __init__(
+        self, python: str, variables: Mapping[str, str], log: Path, *, core: Path = CORE, inherit: Sequence[int] = ()
+    ) -> None:
+        """Start it.
+
+        Args:
+            python: the interpreter.
+            variables: its environment.
+            log: where all that it prints goes.
+            core: the file with the class `Core`.
+            inherit: further descriptors that it gets.
+        """
+        self.log = log
+        self.connection, theirs = socket.socketpair()
+        arguments = [str(theirs.fileno()), str(os.getpid()), "1.0", str(core)]
+        with theirs, log.open("ab") as output:
+            self._process = _SPAWNER.submit(
+                lambda: subprocess.Popen(  # noqa: S603 - an interpreter that the user names, and code of ours
+                    [python, str(HERE / "main.py"), *arguments],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    env=variables,
+                    pass_fds=[theirs.fileno(), *inherit],
+                    process_group=0,
+                )
+            ).result()
+        self.pid = self._process.pid
+
+    def bury(self, why: str) -> str:
+        """End it with all its children; why it is gone, in words: the reason given, or how it ended by itself."""
+        died = _waited(self._process, STOP_LIMIT if not why else 0.0)
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(STOP_LIMIT)
+        last = self.last_words()
+        how = why or (_how(self._process.returncode) if died else "hung up")
+        return f"{how}; its last words: {last}" if last else how
+
+    def last_words(self) -> str:
+        """The end of what it printed, on one line."""
+        with suppress(OSError):
+            text = self.log.read_bytes()[-4096:].decode(errors="replace")
+            lines = [" ".join(line.split()) for line in text.splitlines() if line.strip() and "%|" not in line]
+            return " / ".join(lines[-LAST_LINES:])[-600:]
+        return ""
+
+
+def workplace(size: int | None = None) -> Path:
+    """A new directory for weights and logs; it goes when this process ends.
+
+    Directories of processes that were killed are cleared away first.
+
+    Args:
+        size: bytes of the weights. They are kept in memory where there is room for three times as many (the old ones,
+            the new ones, and some air); on the disk otherwise, and where the size is not known.
+    """
+    shared, disk = Path("/dev/shm"), Path(tempfile.gettempdir())  # noqa: S108 - no name in it is foreseeable
+    for left in [*shared.glob(f"{PREFIX}*"), *disk.glob(f"{PREFIX}*")]:
+        pid = left.name.removeprefix(PREFIX).partition("-")[0]
+        if pid.isdecimal() and not Path(f"/proc/{pid}").exists() and left.stat().st_uid == os.getuid():
+            shutil.rmtree(left, ignore_errors=True)
+    in_memory = size is not None and shared.is_dir() and shutil.disk_usage(shared).free > 3 * size
+    root = shared if in_memory else disk
+    path = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=root))
+    atexit.register(shutil.rmtree, path, ignore_errors=True)
+    return path
+
+
+def _waited(process: subprocess.Popen[Any], limit: float) -> bool:
+    """Whether it ends by itself within the limit. Its socket ends a moment before it does."""
+    deadline = time.monotonic() + limit
+    while process.poll() is None:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def _how(code: int) -> str:
+    if code >= 0:
+        return f"exited with status {code}"
+    try:
+        return f"died of {signal.Signals(-code).name}"
+    except ValueError:
+        return f"died of signal {-code}"

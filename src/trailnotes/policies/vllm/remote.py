@@ -1,0 +1,131 @@
+"""An engine that somebody started on another machine, or on this one: `trailnotes engine serve`."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from contextlib import suppress
+from urllib.parse import urlsplit
+
+from trailnotes.config.model_schema import EngineConfig
+from trailnotes.errors import ConfigError, PolicyError
+from trailnotes.policies.vllm.link import EngineLostError, Link
+from trailnotes.policies.vllm.worker import wire
+
+TOKEN = "TRAILNOTES_ENGINE_TOKEN"  # noqa: S105 - the variable's name
+MIN_TOKEN = 16  # characters
+PORT = 7465  # of `trailnotes engine serve`
+PAUSE = 1.0  # seconds between two tries to reach an engine that is being started anew
+
+Expected = tuple[str, int]  # fingerprint of the model, rank of its adapters
+
+
+def address_of(url: str) -> tuple[str, int]:
+    """Host and port of ``tcp://host:port`` or ``host``. Raises `ConfigError`."""
+    try:
+        parts = urlsplit(url if "://" in url else f"tcp://{url}")
+        host, port = parts.hostname, parts.port or PORT
+    except ValueError:
+        host = None
+    if not host or parts.scheme != "tcp" or parts.path not in {"", "/"}:
+        raise ConfigError(
+            f"engine.urls: {url!r} is no address of an engine: write tcp://host:port, as trailnotes engine serve does"
+        )
+    return host, port
+
+
+def token_of(host: str) -> str:
+    """The token between two sides, from the environment alone; "" within this machine if there is none.
+
+    Raises:
+        ConfigError: `host` is another machine, or reached by others, and there is no token worth the name.
+    """
+    token = os.environ.get(TOKEN, "").strip()
+    if (token or not is_loopback(host)) and len(token) < MIN_TOKEN:
+        raise ConfigError(
+            f"between machines an engine needs a token that both sides know: set {TOKEN} to the same {MIN_TOKEN} "
+            'characters or more on both (python -c "import secrets; print(secrets.token_hex())" makes some)'
+        )
+    return token
+
+
+def is_loopback(host: str) -> bool:
+    """Whether nobody but this machine is there."""
+    return host in {"localhost", "::1"} or host.startswith("127.")
+
+
+def reach(host: str, port: int, engine: EngineConfig, expected: Expected, again: bool) -> Link:
+    """The link to a running engine, which may still have to load its model.
+
+    Args:
+        host: its machine.
+        port: where it listens.
+        engine: settings.
+        expected: the model that it must have.
+        again: it was reached before, and whoever serves it may be starting it anew.
+
+    Raises:
+        PolicyError: nobody answers there, something else does, or it does not know the token.
+        ConfigError: there is no token.
+    """
+    label, token = f"engine {host}:{port}", token_of(host)
+    deadline = time.monotonic() + (engine.start_timeout if again else 0.0)
+    while True:
+        try:
+            connection = _introduced(host, port, token)
+        except wire.WireError as error:
+            if isinstance(error, wire.BusyError) and time.monotonic() < deadline:  # perhaps still with us
+                time.sleep(PAUSE)
+                continue
+            raise PolicyError(f"engine.urls: {host}:{port} {error}{_advice(str(error))}") from error
+        except OSError as error:
+            if time.monotonic() < deadline:
+                time.sleep(PAUSE)
+                continue
+            raise PolicyError(
+                f"engine.urls: {host}:{port} does not answer ({error.strerror or error}): start an engine there with "
+                "trailnotes engine serve, or correct the address"
+            ) from error
+        break
+    link = Link(
+        connection,
+        label,
+        start_timeout=engine.start_timeout,
+        timeout=engine.timeout,
+        buried=lambda why: why or "hung up",
+    )
+    with suppress(EngineLostError):  # whoever asks it next is told
+        link.wait_until_ready()
+        _check(link, expected)
+    return link
+
+
+def _introduced(host: str, port: int, token: str) -> socket.socket:
+    connection = socket.create_connection((host, port), timeout=wire.PATIENCE)
+    try:
+        wire.introduce(connection, token)
+    except BaseException:
+        connection.close()
+        raise
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connection
+
+
+def _check(link: Link, expected: Expected) -> None:
+    """Refuse an engine that was started with another model."""
+    fingerprint, rank = expected
+    if link.about["fingerprint"] != fingerprint:
+        link.close()
+        raise PolicyError(f"{link.label} was started with a model of another shape: start it with this run's config")
+    if bool(link.about["lora_rank"]) != bool(rank) or link.about["lora_rank"] < rank:
+        link.close()
+        raise PolicyError(
+            f"{link.label} was started for adapters of rank {link.about['lora_rank']} (0 = none), and this run needs "
+            f"{rank}: start it with this run's config"
+        )
+
+
+def _advice(text: str) -> str:
+    return f": set {TOKEN} to the same on both sides" if "token" in text else ""

@@ -1,0 +1,218 @@
+"""One engine for as long as a run lasts: when its process is gone, another takes its place, with the same weights."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from trailnotes.errors import PolicyError
+from trailnotes.policies.hf.engine import Endings
+from trailnotes.policies.vllm.link import EngineLostError, Link, News
+from trailnotes.policies.vllm.weights import Parcel
+from trailnotes.types import Completion, Sampling, TokenIds
+
+logger = logging.getLogger(__name__)
+
+REBUILDS = 3  # in a row, without an answer in between
+MAX_SEED = 1 << 63  # vLLM hands seeds to torch
+
+Connect = Callable[[bool], Link]  # starts or reaches an engine; the flag: it is to take the place of a lost one
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Tokens that the learner has scored: what an engine with the same weights must say of them."""
+
+    rows: Sequence[tuple[TokenIds, int]]  # ids, and from where on they are scored
+    logprobs: Sequence[Sequence[float]]  # nats, of the scored ones
+    temperature: float
+
+    def distance(self, found: Sequence[Sequence[float]]) -> float:
+        """Mean absolute difference in nats over all scored tokens; not finite where one is not."""
+        pairs = [
+            pair
+            for wanted, got in zip(self.logprobs, found, strict=True)
+            for pair in zip(wanted, got, strict=True)
+        ]  # fmt: skip
+        return math.fsum(abs(wanted - got) for wanted, got in pairs) / len(pairs)
+
+
+class Replica:
+    """An engine with all weights.
+
+    Args:
+        connect: starts or reaches it.
+        endings: where completions end.
+        tolerance: nats, see `engine.tolerance`.
+    """
+
+    def __init__(self, connect: Connect, endings: Endings, tolerance: float) -> None:
+        self.num_episodes = 0  # that stay with it
+        self.num_rebuilds = 0  # ever
+        self._connect, self._endings, self._tolerance = connect, endings, tolerance
+        self._parcel: Parcel | None = None
+        self._record: Record | None = None
+        self._link: Link | None = None
+        self._in_a_row = 0
+        self._guard = threading.Lock()
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What the engine says of itself."""
+        return self._link.about if self._link else {}
+
+    def begin(self) -> None:
+        """Start the engine, and do not wait for it."""
+        self._link = self._connect(False)
+
+    def wait_until_ready(self) -> None:
+        """Block until the first engine can be asked. Raises `PolicyError` where it does not start."""
+        assert self._link is not None
+        try:
+            self._link.wait_until_ready()
+        except EngineLostError as error:
+            raise PolicyError(f"{error}") from error
+
+    async def complete(self, prompt_ids: TokenIds, sampling: Sampling) -> Completion:
+        """Sample a completion; if the engine is lost meanwhile, once more from the start.
+
+        Raises:
+            PolicyError: the engine refuses, its numbers are not finite, or it cannot be kept alive.
+        """
+        while True:
+            link = self._link
+            if link is None or link.failure:
+                link = await asyncio.to_thread(self._alive)
+            try:
+                completion = await self._ask(link, prompt_ids, sampling)
+            except EngineLostError:
+                continue
+            self._in_a_row = 0
+            return completion
+
+    def load(self, parcel: Parcel) -> None:
+        """Take over weights, whatever it takes. Raises `PolicyError` as `complete` does. Blocks."""
+        self._parcel, self._record = parcel, None
+        before = self._link
+        link = self._alive()
+        while link is before:  # one that was built meanwhile has them already
+            try:
+                self._send(link, parcel)
+            except EngineLostError:
+                link = self._alive()
+                continue
+            self._in_a_row = 0
+            return
+
+    def check(self, record: Record) -> float:
+        """How far the engine's numbers are from the learner's, in nats; every later engine here is held to them, too.
+
+        Raises:
+            PolicyError: further than the tolerance.
+        """
+        while True:
+            link = self._alive()
+            try:
+                distance = self._compare(link, record)
+            except EngineLostError:
+                continue
+            self._record = record
+            return distance
+
+    def close(self) -> None:
+        """End the engine."""
+        if self._link:
+            self._link.close()
+
+    async def _ask(self, link: Link, prompt_ids: TokenIds, sampling: Sampling) -> Completion:
+        loop = asyncio.get_running_loop()
+        news: asyncio.Queue[News] = asyncio.Queue()
+
+        def listen(item: News) -> None:
+            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(news.put_nowait, item)
+
+        number = link.generate(prompt_ids, _request(sampling, self._endings), listen)
+        ids: list[int] = []
+        logprobs: list[float] = []
+        try:
+            while True:
+                item = await news.get()
+                if item.error:
+                    raise item.error
+                for token, logprob in zip(item.token_ids, item.logprobs, strict=True):
+                    if not math.isfinite(logprob):
+                        raise PolicyError("the engine's log-probabilities are not finite: its weights broke")
+                    ids.append(token)
+                    logprobs.append(logprob)
+                    if end := self._endings.end(ids, sampling):
+                        return Completion(prompt_ids, tuple(ids), tuple(logprobs), *end)
+                if item.reason:
+                    raise PolicyError(f"{link.label} ended a completion after {len(ids)} tokens ({item.reason})")
+        finally:
+            link.abort(number)
+
+    def _alive(self) -> Link:
+        """An engine with the current weights, which may have to be built first. Blocks."""
+        with self._guard:
+            link = self._link
+            while link is None or link.failure:
+                failure = link.failure if link else "it was never started"
+                if self._in_a_row >= REBUILDS:
+                    raise PolicyError(f"{failure} (it was started anew {REBUILDS} times in a row, in vain)")
+                logger.warning("%s: it is started anew", failure)
+                self._in_a_row += 1
+                self.num_rebuilds += 1
+                link = self._connect(True)
+                with suppress(EngineLostError):
+                    self._bring_up(link)
+                self._link = link  # only now: until it has the weights, nobody may ask it
+            return link
+
+    def _bring_up(self, link: Link) -> None:
+        try:
+            link.wait_until_ready()
+            if self._parcel:
+                self._send(link, self._parcel)
+            if self._record:
+                self._compare(link, self._record)
+        except PolicyError:
+            link.close()
+            raise
+
+    def _send(self, link: Link, parcel: Parcel) -> None:
+        if link.is_local:
+            link.call("load", {**parcel.label, "path": str(parcel.path)})
+        else:
+            link.call("load", parcel.label, parcel.path)
+
+    def _compare(self, link: Link, record: Record) -> float:
+        rows = [[list(ids), start] for ids, start in record.rows]
+        distance = record.distance(link.call("score", {"rows": rows, "temperature": record.temperature}))
+        if not distance <= self._tolerance:
+            version = self._parcel.version if self._parcel else "at its start"
+            raise PolicyError(
+                f"{link.label} has other weights than the learner (version {version}): its log-probabilities are "
+                f"{distance:.3g} nats off, on average over {sum(map(len, record.logprobs))} tokens, and "
+                f'engine.tolerance = {self._tolerance:g}; start it anew, or set engine.name = "hf"'
+            )
+        return distance
+
+
+def _request(sampling: Sampling, endings: Endings) -> dict[str, Any]:
+    """What vLLM is told. Stop texts are looked for here, as every engine of ours does: so it must tell each token."""
+    return {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "max_tokens": sampling.max_tokens,
+        "seed": sampling.seed % MAX_SEED,
+        "stop_token_ids": sorted(endings.end_ids),
+        "stream": bool(sampling.stop),
+    }

@@ -1,0 +1,87 @@
+"""`trailnotes engine serve`: an engine that policies on other machines may use, started anew when it is lost."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import socket
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from trailnotes.config.schema import Config
+from trailnotes.errors import ConfigError, PolicyError
+from trailnotes.policies.vllm.building import greeted, settings_of, size_of, spawn
+from trailnotes.policies.vllm.link import EngineLostError, Link
+from trailnotes.policies.vllm.process import CORE, engine_python, workplace
+from trailnotes.policies.vllm.remote import token_of
+from trailnotes.policies.vllm.replica import REBUILDS
+
+logger = logging.getLogger(__name__)
+LONG = 600.0  # seconds of service after which an engine that dies has not died at once
+
+
+def serve(config: Config, host: str, port: int, *, say: Callable[[str], None], core: Path = CORE) -> None:
+    """Run one engine for whoever knows the token, until this process is interrupted.
+
+    Args:
+        config: of the run that will use it: `model`, `engine` and `rollout` are read.
+        host: where to listen; beyond loopback only with a token.
+        port: 0 takes a free one.
+        say: told the address, once, when the engine is ready.
+        core: the file with the engine's class `Core`.
+
+    Raises:
+        ConfigError: there is no token, the port is taken, or the config cannot be used.
+        MissingExtraError: vLLM is nowhere to be found.
+        PolicyError: vLLM cannot run the model, or the engine dies again and again.
+    """
+    token = token_of(host)
+    python = engine_python(config.engine.python)
+    with listening(host, port) as door:
+        folder = workplace(size_of(config))
+        try:
+            settings = {**settings_of(config, folder), "token": token, "listen": door.fileno()}
+            address = f"{host}:{door.getsockname()[1]}"
+            deaths = 0
+            while True:
+                process = spawn(config, python, folder / "engine.log", core, inherit=door.fileno())
+                link = greeted(process, "the engine", config.engine, settings)
+                began = time.monotonic()
+                failure = _served(link, None if deaths else partial(say, address))
+                deaths = 1 if time.monotonic() - began > LONG else deaths + 1
+                if deaths > REBUILDS:
+                    raise PolicyError(f"{failure} (it was started anew {REBUILDS} times in a row, in vain)")
+                logger.warning("%s: it is started anew", failure)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _served(link: Link, ready: Callable[[], None] | None) -> str:
+    """Block as long as the engine lives; how it ended. It ends with this call."""
+    try:
+        link.wait_until_ready()
+        if ready:
+            ready()
+        return link.wait_until_lost()
+    except EngineLostError as error:
+        return str(error)
+    finally:
+        link.close()
+
+
+def _reason(error: OSError) -> str:
+    return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """A socket that listens there, and that a process may inherit. Raises `ConfigError` where it cannot."""
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        raise ConfigError(
+            f"an engine cannot listen at {host}:{port} ({_reason(error)}): name another --port (0 takes a "
+            "free one) or --host"
+        ) from error

@@ -1,0 +1,223 @@
+"""vLLM behind the five calls of `main.py`: one engine in this process, driven a step at a time.
+
+Everything that is particular about vLLM stands here; what was found by running it is marked with where it bites.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+TESTED = ("0.32.",)  # beginnings of the versions that this file was run with; it reaches into internals
+NUM_ADAPTERS = 2  # the new ones are loaded before the old ones go
+
+News = list[tuple[int, list[int], list[float], str | None]]
+
+
+class Core:
+    """One vLLM engine.
+
+    Args:
+        settings: ``model`` (directory or name), ``dtype``, ``context`` (tokens), ``max_concurrent``, ``seed``,
+            ``tensor_parallel``, ``device_memory`` (share of a GPU), ``cache_bytes`` (of the KV cache, on a CPU),
+            ``lora_rank`` (0 = none), ``spool`` (a directory).
+
+    Raises:
+        ValueError: vLLM is not installed, not of a version that fits, or cannot run the model; one line.
+    """
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        vllm = _imported()
+        from vllm.platforms import current_platform
+
+        self.on_cpu = current_platform.is_cpu()
+        self.spool = Path(settings["spool"])
+        self._params, self._lora_request = _classes()
+        config = _arguments(settings, self.on_cpu).create_engine_config()
+        if self.on_cpu:
+            _check_head(config.model_config)
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        self.engine = LLMEngine.from_vllm_config(config, disable_log_stats=True)
+        self.adapters: Any = None  # the request that names those in use
+        self.salt = "start"  # of the prefix cache: no key of other weights is ever found
+        self._num_loads = 0
+        self.about = {
+            "vllm": vllm.__version__,
+            "device": current_platform.device_name,
+            "context": config.model_config.max_model_len,
+            "vocabulary": config.model_config.get_vocab_size(),
+            "lora_rank": settings["lora_rank"],
+            "fingerprint": settings["fingerprint"],
+        }
+        self.score([[[1, 2, 3], 2]], 1.0)  # a model that starts may still fail at its first request
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is something to compute."""
+        return bool(self.engine.has_unfinished_requests())
+
+    def add(self, key: int, ids: list[int], sampling: dict[str, Any]) -> None:
+        """Begin a completion. Raises `ValueError` where vLLM refuses it."""
+        from vllm.sampling_params import RequestOutputKind
+
+        kind = RequestOutputKind.DELTA if sampling.pop("stream") else RequestOutputKind.FINAL_ONLY
+        self._add(str(key), ids, logprobs=0, output_kind=kind, **sampling)
+
+    def abort(self, key: int) -> None:
+        """End one, whose tokens nobody waits for."""
+        self.engine.abort_request([str(key)])
+
+    def step(self) -> News:
+        """One forward pass: for each completion with news its new ids, their log-probabilities, and how it ended."""
+        news: News = []
+        for output in self.engine.step():
+            (completion,) = output.outputs
+            ids = list(completion.token_ids)
+            found = (completion.logprobs or [])[-len(ids) :] if ids else []
+            logprobs = [at[token].logprob for token, at in zip(ids, found, strict=True)]
+            news.append((int(output.request_id), ids, logprobs, completion.finish_reason if output.finished else None))
+        return news
+
+    def load(self, path: Path, what: dict[str, Any]) -> dict[str, Any]:
+        """Take over the weights of a safetensors file: all, by the model's names, or adapters, by peft's."""
+        self._num_loads += 1
+        folder = self.spool / f"weights-{self._num_loads}"
+        folder.mkdir()
+        adapters = what.get("adapters")
+        (folder / ("adapter_model.safetensors" if adapters else "model.safetensors")).symlink_to(path.resolve())
+        if adapters:
+            (folder / "adapter_config.json").write_text(json.dumps(adapters), encoding="utf-8")
+            self._adapt(folder, what["version"])
+        else:
+            self.engine.collective_rpc(reload, args=(str(folder),))
+        shutil.rmtree(folder)
+        self.salt = f"{what['version']}.{self._num_loads}"
+        self.engine.reset_prefix_cache()  # the salt would do; what is never found again only takes room
+        return {"version": what["version"]}
+
+    def score(self, rows: list[list[Any]], temperature: float) -> list[list[float]]:
+        """Log-probability of the tokens of each row from a place on, each as the sampler would report it.
+
+        Args:
+            rows: ``[ids, start]`` each; the tokens from ``start`` on are scored.
+            temperature: the distribution's.
+        """
+        for number, (ids, start) in enumerate(rows):
+            for place in range(start, len(ids)):
+                self._add(
+                    f"{number}/{place}", ids[:place], max_tokens=1, temperature=temperature, seed=0,
+                    logprob_token_ids=[ids[place]], logprobs=1,
+                )  # fmt: skip
+        found: dict[str, Any] = {}
+        while self.busy:
+            found |= {output.request_id: output.outputs[0].logprobs[0] for output in self.engine.step()}
+        return [
+            [found[f"{number}/{place}"][ids[place]].logprob for place in range(start, len(ids))]
+            for number, (ids, start) in enumerate(rows)
+        ]
+
+    def close(self) -> None:
+        """Let vLLM end what it started."""
+        self.engine.engine_core.shutdown()
+
+    def _add(self, name: str, ids: list[int], **sampling: Any) -> None:
+        params = self._params(detokenize=False, ignore_eos=True, **sampling)  # the stop ids say what ends a turn
+        prompt = {"prompt_token_ids": ids, "cache_salt": self.salt}
+        self.engine.add_request(name, prompt, params, lora_request=self.adapters)
+
+    def _adapt(self, folder: Path, version: int) -> None:
+        """New adapters under a name and a number of their own: under an old number the old ones would be served."""
+        old, new = (
+            self.adapters,
+            self._lora_request(f"policy-{version}.{self._num_loads}", self._num_loads, str(folder)),
+        )
+        self.engine.add_lora(new)
+        self.adapters = new
+        if old is not None:
+            self.engine.remove_lora(old.lora_int_id)
+
+
+def reload(worker: Any, folder: str) -> None:
+    """Replace the weights of one of vLLM's workers by those in a folder."""
+    worker.reload_weights(weights_path=folder)
+    model = worker.get_model()
+    head = getattr(model, "lm_head", None)
+    if head is not None and next(model.parameters()).device.type == "cpu":
+        # On a CPU a head that is tied to the embeddings is a packed copy of them, which a reload leaves as it was: the
+        # new model would speak through the old head, without a word.
+        from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
+
+        dispatch_cpu_unquantized_gemm(head, remove_weight=False)
+
+
+def _imported() -> Any:
+    """The package, once it is there and fits."""
+    if importlib.util.find_spec("vllm") is None:
+        raise ValueError(
+            f"vLLM is not installed for {sys.executable}: run make vllm in a clone of Trailnotes, or name a Python "
+            "that has it as engine.python"
+        )
+    try:
+        import vllm
+    except Exception as error:
+        line = " ".join(str(error).split())
+        raise ValueError(f"vLLM does not import in {sys.executable} ({line}): build it anew with make vllm") from error
+    if not vllm.__version__.startswith(TESTED):
+        raise ValueError(
+            f"vLLM {vllm.__version__} is installed for {sys.executable}, and Trailnotes was tested with "
+            f"{TESTED[0]}x: install that, or name another Python as engine.python"
+        )
+    return vllm
+
+
+def _classes() -> tuple[Any, Any]:
+    from vllm import SamplingParams
+    from vllm.lora.request import LoRARequest
+
+    return SamplingParams, LoRARequest
+
+
+def _arguments(settings: dict[str, Any], on_cpu: bool) -> Any:
+    from vllm.engine.arg_utils import EngineArgs
+
+    options: dict[str, Any] = {}
+    if on_cpu:  # blocks of 128, the default there, would never be shared by prompts that are shorter
+        options = {"enforce_eager": True, "block_size": 32, "kv_cache_memory_bytes": settings["cache_bytes"]}
+        options["distributed_executor_backend"] = "uni"
+    else:
+        options = {"gpu_memory_utilization": settings["device_memory"]}
+    if settings["lora_rank"]:
+        ranks = [rank for rank in (1, 8, 16, 32, 64, 128, 256, 320, 512) if rank >= settings["lora_rank"]]
+        if not ranks:
+            raise ValueError(f"model.lora.rank = {settings['lora_rank']}: vLLM has adapters of rank 512 at most")
+        options |= {"enable_lora": True, "max_loras": NUM_ADAPTERS, "max_lora_rank": ranks[0]}
+    return EngineArgs(
+        model=settings["model"],
+        dtype=settings["dtype"],
+        max_model_len=settings["context"],
+        max_num_seqs=settings["max_concurrent"],
+        seed=settings["seed"],
+        tensor_parallel_size=settings["tensor_parallel"],
+        enable_prefix_caching=True,
+        skip_tokenizer_init=True,  # token ids in, token ids out
+        generation_config="vllm",  # or the model's own sampling settings would come in unasked
+        logprobs_mode="processed_logprobs",  # at the temperature, of what is drawn from
+        **options,
+    )
+
+
+def _check_head(model_config: Any) -> None:
+    """Refuse what vLLM's attention on a CPU would start with, and fail at the first request."""
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    size, known = model_config.get_head_size(), CPUAttentionBackend.get_supported_head_sizes()
+    if size not in known:
+        raise ValueError(
+            f"the model's attention heads have {size} channels, and vLLM on a CPU knows "
+            f'{", ".join(map(str, known))}: set engine.name = "hf"'
+        )

@@ -1,0 +1,254 @@
+"""The program of an engine's process: requests in from a socket, sampled tokens out, and a sign of life in between.
+
+    python main.py DESCRIPTOR PARENT BEAT CORE
+
+It serves the socket DESCRIPTOR that it inherits from process PARENT, with a heartbeat each BEAT seconds, by the class
+`Core` of the file CORE (`core.py`: vLLM). It ends with its parent: by the parent-death signal on Linux, by the end of
+the stream otherwise, even in the middle of a step. Where the settings name a listening socket, it also serves policies
+on other machines, one at a time.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import queue
+import signal
+import socket
+import struct
+import sys
+import tempfile
+import threading
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trailnotes.policies.vllm.worker import wire
+else:
+    import wire  # beside this file: where vLLM is installed, Trailnotes need not be
+
+_PR_SET_PDEATHSIG = 1
+SEND_LIMIT = 120  # seconds that a policy on another machine may take to read what it is sent
+
+Item = tuple["Link", list[Any] | None, Path | None]
+
+
+class Link:
+    """One socket to a policy: a thread puts what it says into the inbox, with the raw bytes of a message in a file."""
+
+    def __init__(self, connection: socket.socket, inbox: queue.SimpleQueue[Item], lost: Callable[[], object]) -> None:
+        self.spool = tempfile.gettempdir()
+        self._connection, self._inbox, self._lost = connection, inbox, lost
+        self._writing = threading.Lock()
+        threading.Thread(target=self._read, name="reader", daemon=True).start()
+
+    def send(self, *message: Any) -> None:
+        """Say something; that nobody hears it is found out by the reader."""
+        with self._writing, suppress(OSError):
+            self._connection.sendall(wire.frame(list(message)))
+
+    def close(self) -> None:
+        """Hang up."""
+        with suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+
+    def _read(self) -> None:
+        with suppress(OSError, wire.WireError), self._connection.makefile("rb") as reader:
+            while (found := wire.read_frame(reader.read)) is not None:
+                message, size = found
+                self._inbox.put((self, message, self._keep(reader.read, size) if size else None))
+        self._lost()
+        self._inbox.put((self, None, None))
+
+    def _keep(self, read: Callable[[int], bytes], size: int) -> Path:
+        """Raw bytes as a file, a piece at a time: weights may be larger than what is free of memory."""
+        with tempfile.NamedTemporaryFile(dir=self.spool, suffix=".safetensors", delete=False) as file:
+            while size:
+                data = read(min(size, wire.CHUNK))
+                if not data:
+                    Path(file.name).unlink()
+                    raise OSError("the stream ended within a message")
+                file.write(data)
+                size -= len(data)
+            return Path(file.name)
+
+
+class Server:
+    """Runs the core, a step at a time, for whoever has asked for something."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self.inbox: queue.SimpleQueue[Item] = queue.SimpleQueue()
+        self.steps = 0  # of the core, and messages: what stands still while it works is hung
+        self.working = False
+        self.links = [Link(control, self.inbox, lost=lambda: os._exit(1))]
+        self.core: Any = None
+        self._requests: dict[int, tuple[Link, int]] = {}
+        self._next = 0
+        self._about: dict[str, Any] | None = None
+
+    def start(self, make_core: Callable[[dict[str, Any]], Any]) -> bool:
+        """Wait for the settings and build the core; whether there is one. Why not is said to the parent."""
+        control, message, _ = self.inbox.get()
+        assert message is not None
+        settings = message[1]
+        control.spool = settings["spool"]
+        if settings.get("listen") is not None:
+            threading.Thread(target=self._accept, args=(settings,), name="listener", daemon=True).start()
+        try:
+            self.core = make_core(settings)
+        except Exception as error:  # noqa: BLE001 - the boundary: vLLM raises whatever it does, and its user must hear
+            traceback.print_exc()
+            control.send("refused", " ".join(str(error).split()) or type(error).__name__)
+            return False
+        self._about = {**self.core.about, "pid": os.getpid()}
+        for link in list(self.links):
+            link.send("ready", self._about)
+        return True
+
+    def run(self) -> None:
+        """Until the parent says that it is enough."""
+        while True:
+            while not self.core.busy or not self.inbox.empty():
+                self.working = self.core.busy
+                item = self.inbox.get()
+                self.working = True
+                if not self._take(*item):
+                    return
+                self.steps += 1
+            self._deliver(self.core.step())
+            self.steps += 1
+
+    def beat(self, seconds: float) -> None:
+        """Say now and then how far it has come."""
+        while True:
+            for link in list(self.links):
+                link.send("alive", self.steps, self.working)
+            threading.Event().wait(seconds)
+
+    def _take(self, link: Link, message: list[Any] | None, payload: Path | None) -> bool:
+        if message is None:
+            self._forget(link)
+        elif message[0] == "end":
+            return link is not self.links[0]
+        elif message[0] == "generate":
+            self._generate(link, *message[1:])
+        elif message[0] == "abort":
+            gone = [key for key, (owner, number) in self._requests.items() if (owner, number) == (link, message[1])]
+            self._abort(gone)
+        else:
+            self._answer(link, message, payload)
+        return True
+
+    def _generate(self, link: Link, number: int, ids: list[int], sampling: dict[str, Any]) -> None:
+        key = self._next = self._next + 1
+        try:
+            self.core.add(key, ids, sampling)
+        except ValueError as error:
+            link.send("failed", number, " ".join(str(error).split()))
+        else:
+            self._requests[key] = link, number
+
+    def _answer(self, link: Link, message: list[Any], payload: Path | None) -> None:
+        """Load weights or score tokens. What the core refuses is answered; what breaks it ends this process."""
+        name, number, argument = message
+        if self._requests:
+            link.send("failed", number, f"{len(self._requests)} completions are under way")
+            return
+        if name == "load" and payload is None and link is not self.links[0]:  # only our parent may name a file of ours
+            link.send("failed", number, "weights come with the message")
+            return
+        try:
+            if name == "load":
+                value = self.core.load(payload or Path(argument["path"]), argument)
+            else:
+                value = self.core.score(argument["rows"], argument["temperature"])
+        except ValueError as error:
+            link.send("failed", number, " ".join(str(error).split()))
+        else:
+            link.send("done", number, value)
+        finally:
+            if payload:
+                payload.unlink(missing_ok=True)
+
+    def _deliver(self, news: list[tuple[int, list[int], list[float], str | None]]) -> None:
+        parts: dict[Link, list[Any]] = {}
+        for key, ids, logprobs, reason in news:
+            if key in self._requests:
+                link, number = self._requests[key]
+                parts.setdefault(link, []).append([number, ids, logprobs, reason])
+                if reason:
+                    del self._requests[key]
+        for link, part in parts.items():
+            link.send("tokens", part)
+
+    def _abort(self, keys: list[int]) -> None:
+        for key in keys:
+            del self._requests[key]
+            self.core.abort(key)
+
+    def _forget(self, link: Link) -> None:
+        self._abort([key for key, (owner, _) in self._requests.items() if owner is link])
+        if link in self.links:
+            self.links.remove(link)
+
+    def _accept(self, settings: dict[str, Any]) -> None:
+        """Let policies on other machines in, one at a time, each after its handshake."""
+        with socket.socket(fileno=settings["listen"]) as listening:
+            listening.set_inheritable(False)
+            while True:
+                with suppress(OSError):
+                    connection, _ = listening.accept()
+                    threading.Thread(target=self._greet, args=(connection, settings), daemon=True).start()
+
+    def _greet(self, connection: socket.socket, settings: dict[str, Any]) -> None:
+        served = False
+        with suppress(OSError):
+            served = wire.welcome(connection, settings["token"], busy=lambda: len(self.links) > 1)
+        if not served:
+            connection.close()
+            return
+        # Without them one policy that is gone would hold up the heartbeats of all.
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_LIMIT, 0))
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        link = Link(connection, self.inbox, lost=connection.close)
+        link.spool = settings["spool"]
+        self.links.append(link)
+        if self._about is not None:
+            link.send("ready", self._about)
+
+
+def main(descriptor: int, parent: int, beat: float, core: str) -> None:
+    """Serve the socket `descriptor` for process `parent`."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before it could be watched
+        return
+    control = socket.socket(fileno=descriptor)
+    control.set_inheritable(False)  # or a grandchild would keep the stream open after us
+    server = Server(control)
+    threading.Thread(target=server.beat, args=(beat,), name="heartbeat", daemon=True).start()
+    if server.start(core_of(core)):
+        server.run()
+        server.core.close()
+    sys.stdout.flush()
+    os._exit(0)  # threads of libraries may never end
+
+
+def core_of(path: str) -> Callable[[dict[str, Any]], Any]:
+    """The class `Core` of a file."""
+    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # vLLM's own processes find its functions by this name
+    spec.loader.exec_module(module)
+    core: Callable[[dict[str, Any]], Any] = module.Core
+    return core
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), sys.argv[4])

@@ -1,0 +1,142 @@
+"""In place of vLLM: a model that a test computes by hand, in the worker program as it is. Standard library only.
+
+The next token depends on the last one alone: its logits are a row of a table, (V, V), which is all the weights there
+are; adapters add alpha / r * B A to it. A folder that the variable FAKE_ENGINE names makes it fail: each file in it is
+a fault by its name; those that end with "once" are used up.
+"""
+
+from __future__ import annotations
+
+import array
+import json
+import math
+import os
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+
+class Core:
+    """See `trailnotes.policies.vllm.worker.core.Core`."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self.faults = Path(os.environ.get("FAKE_ENGINE", "/nowhere"))
+        self.size = settings["vocabulary"]
+        if self.has("refuse"):
+            raise ValueError("this model has heads of\n24 channels")
+        if self.has("die-at-start"):
+            raise SystemExit("no memory left")
+        if self.has("slow-start"):
+            time.sleep(60)
+        self.base = [[0.0] * self.size for _ in range(self.size)]
+        self.table = self.base
+        self.requests: dict[int, tuple[list[int], dict[str, Any], list[tuple[int, float]]]] = {}
+        self.about = {name: settings[name] for name in ("fingerprint", "lora_rank", "context", "vocabulary")}
+        self.about["adapters"] = settings["lora_rank"]
+
+    def has(self, fault: str) -> bool:
+        path = self.faults / fault
+        if not path.exists():
+            return False
+        if fault.endswith("once"):
+            path.unlink()
+        return True
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.requests)
+
+    def add(self, key: int, ids: list[int], sampling: dict[str, Any]) -> None:
+        if max(ids) >= self.size:
+            raise ValueError(f"token {max(ids)} is out of vocabulary")
+        self.requests[key] = list(ids), sampling, []
+
+    def abort(self, key: int) -> None:
+        self.requests.pop(key, None)
+
+    def step(self) -> list[tuple[int, list[int], list[float], str | None]]:
+        if self.has("die-once") or self.has("die-always"):
+            os.write(2, b"Traceback:\n  somewhere\nRuntimeError: out of memory\n")
+            os.kill(os.getpid(), 9)
+        while self.has("hang-once") or self.has("hang-always"):
+            time.sleep(3600)
+        if self.has("stop-once"):
+            os.kill(os.getpid(), 19)
+        if self.has("slow"):
+            time.sleep(0.05)
+        news = []
+        for key, (ids, sampling, done) in list(self.requests.items()):
+            token, logprob = self.draw(ids, sampling, len(done))
+            ids.append(token)
+            done.append((token, logprob))
+            full = len(done) == sampling["max_tokens"]
+            reason = "length" if full else "stop" if token in sampling["stop_token_ids"] else None
+            if reason:
+                del self.requests[key]
+            said = done[-1:] if sampling["stream"] else done if reason else []
+            news.append((key, [token for token, _ in said], [logprob for _, logprob in said], reason))
+        return news
+
+    def draw(self, ids: list[int], sampling: dict[str, Any], place: int) -> tuple[int, float]:
+        logprobs = self.logprobs(ids[-1], sampling["temperature"])
+        if self.has("nan"):
+            return 0, math.nan
+        point = random.Random(f"{sampling['seed']} {place}").random()
+        for token, logprob in enumerate(logprobs):
+            point -= math.exp(logprob)
+            if point < 0:
+                return token, logprob
+        return self.size - 1, logprobs[-1]
+
+    def logprobs(self, last: int, temperature: float) -> list[float]:
+        row = [value / temperature for value in self.table[last]]
+        normaliser = math.log(math.fsum(map(math.exp, row)))
+        return [value - normaliser for value in row]
+
+    def load(self, path: Path, what: dict[str, Any]) -> dict[str, Any]:
+        tensors = read(path)
+        if self.has("slow-load"):
+            time.sleep(0.5)
+        if self.has("die-in-load-once"):
+            os.kill(os.getpid(), 9)
+        if self.has("ignore-load"):
+            return {}
+        if (config := what["adapters"]) is None:
+            if "table" not in tensors:
+                raise ValueError(f"there is no tensor named {next(iter(tensors))}")
+            self.table = tensors["table"]
+        else:
+            a, b = (tensors[f"base_model.model.table.lora_{side}.weight"] for side in "AB")
+            scale = config["lora_alpha"] / config["r"]
+            self.table = [
+                [value + scale * math.fsum(x * y for x, y in zip(left, right, strict=True))
+                 for value, right in zip(row, zip(*a, strict=True), strict=True)]
+                for row, left in zip(self.base, b, strict=True)
+            ]  # fmt: skip
+        return {"version": what["version"]}
+
+    def score(self, rows: list[list[Any]], temperature: float) -> list[list[float]]:
+        return [
+            [self.logprobs(ids[place - 1], temperature)[ids[place]] for place in range(start, len(ids))]
+            for ids, start in rows
+        ]
+
+    def close(self) -> None:
+        if self.has("stay"):
+            time.sleep(3600)
+
+
+def read(path: Path) -> dict[str, list[list[float]]]:
+    """The matrices of a safetensors file in float32."""
+    data = path.read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + size])
+    found = {}
+    for name, entry in header.items():
+        if name != "__metadata__":
+            start, end = (8 + size + place for place in entry["data_offsets"])
+            rows, columns = entry["shape"]
+            numbers = array.array("f", data[start:end]).tolist()
+            found[name] = [numbers[row * columns : (row + 1) * columns] for row in range(rows)]
+    return found

@@ -1,0 +1,59 @@
+"""What an engine's process is told: sizes one can count, and an environment that does not lead into ours."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from trailnotes.config.schema import Config
+from trailnotes.errors import ConfigError
+from trailnotes.policies.vllm.building import cache_bytes, fingerprint_of, settings_of
+from trailnotes.policies.vllm.process import environment
+from trailnotes.policies.vllm.replica import Record
+
+SHAPE = SimpleNamespace(num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, hidden_size=64)
+
+
+def test_the_cache_has_room_for_all_contexts_and_no_more_than_its_share() -> None:
+    config = Config(engine={"max_concurrent": 5})
+    token = 2 * 3 * 2 * 16 * 4  # a key and a value, layers, heads, channels, bytes
+    assert cache_bytes(SHAPE, config, 100) == 5 * 128 * token  # blocks of 32 tokens
+    halved = Config(engine={"max_concurrent": 5}, model={"dtype": "bfloat16"})
+    assert cache_bytes(SHAPE, halved, 100) == 5 * 128 * token // 2
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    greedy = Config(engine={"max_concurrent": 10**9, "device_memory": 0.01, "replicas": 2})
+    assert cache_bytes(SHAPE, greedy, 100) == int(memory * 0.01 / 2)
+    assert cache_bytes(SHAPE, Config(engine={"max_concurrent": 1}), 33) == 2 * 64 * token
+
+
+def test_settings_are_those_of_the_base_and_of_the_rollout(config_of, model_path: Path, tmp_path: Path) -> None:
+    settings = settings_of(config_of(model={"lora": {"enabled": True, "rank": 5}}), tmp_path)
+    assert settings["model"] == str(model_path)
+    assert (settings["context"], settings["lora_rank"], settings["spool"]) == (200, 5, str(tmp_path))
+    assert settings["fingerprint"] == fingerprint_of(str(model_path))
+
+
+def test_an_engine_does_not_find_our_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/ours")
+    monkeypatch.setenv("HTTPS_PROXY", "kept")
+    variables = environment(on_cpu=True, threads=2, offline=True, devices="2,3")
+    assert "PYTHONPATH" not in variables
+    assert variables["HTTPS_PROXY"] == "kept"
+    assert (variables["OMP_NUM_THREADS"], variables["CUDA_VISIBLE_DEVICES"]) == ("2", "2,3")
+    assert "VLLM_CPU_OMP_THREADS_BIND" not in environment(on_cpu=False, threads=0, offline=False)
+
+
+def test_devices_are_for_as_many_engines() -> None:
+    assert Config(engine={"devices": ["0", "1,2"], "replicas": 2}).engine.devices == ("0", "1,2")
+    for engine in ({"devices": ["0"], "replicas": 2}, {"devices": ["0"], "urls": ["tcp://a:1"]}):
+        with pytest.raises((ConfigError, ValueError), match=r"engine.devices names the GPUs of 1 engines"):
+            Config(engine=engine)
+
+
+def test_the_distance_of_an_engine_is_a_mean_over_tokens() -> None:
+    record = Record([((1, 2, 3), 1), ((4, 5), 1)], [[-1.0, -2.0], [-3.0]], 1.0)
+    assert record.distance([[-1.0, -2.3], [-2.4]]) == pytest.approx((0.0 + 0.3 + 0.6) / 3)
+    assert not record.distance([[-1.0, float("nan")], [-3.0]]) <= 1e9

@@ -1,0 +1,178 @@
+"""vLLM itself, on a CPU: what the made-up model of the other files cannot show. An engine takes a minute to start."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from children import alive, wait_for
+from trailnotes.config.model_schema import LoraConfig, ModelConfig
+from trailnotes.config.schema import Config
+from trailnotes.errors import ConfigError, PolicyError
+from trailnotes.policies.hf.adapters import save_adapters
+from trailnotes.policies.hf.policy import load_model
+from trailnotes.policies.vllm import VLLMPolicy, serving, vllm_policy
+from trailnotes.types import Completion, Message, Sampling
+
+pytestmark = pytest.mark.vllm
+
+CLOSE = 2e-5  # nats on average, in float32 on a CPU
+HEADS = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}  # of 32 channels
+
+
+class Learner:
+    """The model that learns, in this process."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def score(self, completions: Sequence[Completion]) -> list[list[float]]:
+        found = []
+        for completion in completions:
+            with torch.no_grad():
+                logits = self.model(torch.tensor([completion.prompt_ids + completion.token_ids])).logits[0].float()
+            rows = torch.log_softmax(logits, dim=-1)[len(completion.prompt_ids) - 1 :]
+            found.append([float(row[token]) for row, token in zip(rows, completion.token_ids, strict=False)])
+        return found
+
+    def update(self, seed: int, among: str = "") -> dict[str, torch.Tensor]:
+        """Change all weights whose names hold a word, far enough that old ones would be whole nats off."""
+        generator = torch.Generator().manual_seed(seed)
+        changed = {name: p for name, p in self.model.named_parameters() if among in name}
+        with torch.no_grad():
+            for parameter in changed.values():
+                parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
+        return {name: tensor for name, tensor in self.model.state_dict().items() if among in name}
+
+
+@pytest.fixture
+def saved(tmp_path: Path, tokenizer_of: Any, model_of: Any) -> Callable[..., Path]:
+    def save(**options: Any) -> Path:
+        model_of("qwen2", positions=256, **HEADS | options).save_pretrained(tmp_path / "model")
+        tokenizer_of().save_pretrained(tmp_path / "model")
+        return tmp_path / "model"
+
+    return save
+
+
+def config_of(path: Path, lora: dict[str, Any] | None = None, **engine: Any) -> Config:
+    return Config(
+        run={"deterministic": False},
+        model={"path": str(path), "device": "cpu", "lora": lora or {}},
+        engine={"name": "vllm", "python": os.environ.get("TRAILNOTES_TEST_VLLM", ""), "max_concurrent": 8, **engine},
+    )
+
+
+@pytest.fixture
+def policy_of() -> Iterator[Callable[[Config], VLLMPolicy]]:
+    made: list[VLLMPolicy] = []
+
+    def make(config: Config) -> VLLMPolicy:
+        made.append(vllm_policy(config))
+        return made[-1]
+
+    yield make
+    for policy in made:
+        policy.close()
+
+
+def ask(policy: VLLMPolicy, num: int = 3, max_tokens: int = 20) -> list[Completion]:
+    async def run() -> list[Completion]:
+        for i in range(num):
+            policy.open_episode(f"e{i}")
+        samplings = [Sampling(max_tokens=max_tokens, seed=i) for i in range(num)]
+        talk = [Message("user", "A hall. A door leads north.")]
+        try:
+            return await asyncio.gather(*(policy.generate(talk, s, f"e{i}") for i, s in enumerate(samplings)))
+        finally:
+            for i in range(num):
+                policy.close_episode(f"e{i}")
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_weights_arrive_whole_and_again_after_a_kill(policy_of, saved, tied: bool) -> None:
+    path = saved(tie_word_embeddings=tied)
+    policy, learner = policy_of(config_of(path)), Learner(load_model(ModelConfig(path=str(path), device="cpu"))[0])
+    assert asyncio.run(policy.verify(learner.score)) < CLOSE
+    before = ask(policy)
+    old = learner.score(before)
+    for version in (1, 2, 3):
+        assert asyncio.run(policy.load(learner.update(version), version, learner.score)) < CLOSE
+    assert max(abs(a - b) for a, b in zip(old[0], learner.score(before)[0], strict=True)) > 0.5
+    expected = ask(policy)
+    assert learner.score(expected) == [pytest.approx(list(each.logprobs), abs=1e-4) for each in expected]
+    if not tied:
+        return
+    pid = policy.replicas[0].about["pid"]
+    os.kill(pid, signal.SIGSTOP)  # or it would be done before it is killed
+    killer = threading.Timer(0.5, os.kill, (pid, signal.SIGKILL))
+    killer.start()
+    again = ask(policy, max_tokens=100)
+    killer.join()
+    assert policy.replicas[0].num_rebuilds == 1
+    assert not alive(pid)
+    assert learner.score(again) == [pytest.approx(list(each.logprobs), abs=1e-4) for each in again]
+    assert [each.token_ids for each in ask(policy)] == [each.token_ids for each in expected]
+
+
+def test_adapters_arrive_saved_and_trained(policy_of, saved, tmp_path: Path) -> None:
+    path = saved()
+    lora = LoraConfig(enabled=True, rank=3, alpha=9.0)
+    learner = Learner(load_model(ModelConfig(path=str(path), device="cpu", lora=lora))[0])
+    learner.update(1, "lora_")
+    save_adapters(learner.model, tmp_path / "adapters")
+    policy = policy_of(config_of(tmp_path / "adapters", lora.model_dump()))
+    assert asyncio.run(policy.verify(learner.score)) < CLOSE  # the saved ones
+    for version in (2, 3, 4):
+        assert asyncio.run(policy.load(learner.update(version, "lora_"), version, learner.score)) < CLOSE
+    (first, *_) = ask(policy)
+    with learner.model.disable_adapter():
+        assert max(abs(a - b) for a, b in zip(first.logprobs, learner.score([first])[0], strict=True)) > 0.5
+
+
+def test_models_that_vllm_cannot_run(policy_of, saved) -> None:
+    path = saved(hidden_size=48)
+    with pytest.raises(PolicyError, match=r'heads have 24 channels, .*32, 64, 80.*: set engine.name = "hf"'):
+        policy_of(config_of(path))
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "architectures": ["NeverHeardOfForCausalLM"]}))
+    with pytest.raises(PolicyError, match="NeverHeardOf"):
+        policy_of(config_of(path))
+
+
+def test_an_engine_behind_an_address(saved, policy_of, tmp_path: Path) -> None:
+    path = saved()
+    addresses: list[str] = []
+    errors: list[BaseException] = []
+
+    def serve() -> None:
+        try:
+            serving.serve(config_of(path), "127.0.0.1", 0, say=addresses.append)
+        except PolicyError as error:
+            errors.append(error)
+
+    threading.Thread(target=serve, daemon=True).start()
+    wait_for(lambda: addresses or errors, 500.0)
+    policy = policy_of(config_of(path, urls=[f"tcp://{addresses[0]}"]))
+    learner = Learner(load_model(ModelConfig(path=str(path), device="cpu"))[0])
+    assert asyncio.run(policy.load(learner.update(1), 1, learner.score)) < CLOSE
+    with pytest.raises(ConfigError, match="cannot listen"):
+        serving.listening("127.0.0.1", int(addresses[0].rpartition(":")[2]))
+    pid = policy.replicas[0].about["pid"]
+    os.kill(pid, signal.SIGKILL)
+    began = time.monotonic()
+    (completion,) = ask(policy, 1)
+    assert learner.score([completion])[0] == pytest.approx(list(completion.logprobs), abs=1e-4)
+    print(f"started anew behind its address in {time.monotonic() - began:.0f} s")

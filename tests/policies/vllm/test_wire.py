@@ -1,0 +1,261 @@
+"""Frames, the handshake, and engines behind an address: what answers there, who is let in, and who is not."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from children import alive, children_of, wait_for
+from trailnotes.config.toml import to_toml
+from trailnotes.errors import ConfigError, PolicyError
+from trailnotes.policies.vllm import remote, serving, vllm_policy
+from trailnotes.policies.vllm.weights import write_adapters, write_whole
+from trailnotes.policies.vllm.worker import wire
+from trailnotes.types import Message, Sampling
+
+CORE = Path(__file__).with_name("markov.py")
+SECRET = "a secret of some length"
+SERVE = """
+import sys
+from pathlib import Path
+from trailnotes.config.toml import load_config
+from trailnotes.policies.vllm.serving import serve
+serve(load_config(Path(sys.argv[1])), "127.0.0.1", 0, say=lambda text: print(text, flush=True), core=Path(sys.argv[2]))
+"""
+
+
+# -- frames
+
+
+@given(st.lists(st.tuples(st.lists(st.integers() | st.text() | st.none(), min_size=1), st.binary(max_size=20))))
+def test_messages_and_what_is_behind_them_survive(messages: list[tuple[list[Any], bytes]]) -> None:
+    stream = io.BytesIO(b"".join(wire.frame(message, len(payload)) + payload for message, payload in messages))
+    for message, payload in messages:
+        assert wire.read_frame(stream.read) == (message, len(payload))
+        assert stream.read(len(payload)) == payload
+    assert wire.read_frame(stream.read) is None
+
+
+def test_a_torn_frame_ends_the_stream() -> None:
+    whole = wire.frame(["look"])
+    assert all(wire.read_frame(io.BytesIO(whole[:cut]).read) is None for cut in range(len(whole)))
+
+
+@pytest.mark.parametrize(
+    ("data", "what"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n", "that is no engine"),
+        (wire.HEADER.pack(3, 0) + b"{]x", "no JSON"),
+        (wire.HEADER.pack(2, 0) + b"{}", "without a name"),
+        (wire.HEADER.pack(2, 0) + b"[]", "without a name"),
+    ],
+)
+def test_what_is_no_message_is_an_error(data: bytes, what: str) -> None:
+    with pytest.raises(wire.WireError, match=what):
+        wire.read_frame(io.BytesIO(data).read)
+
+
+# -- weights as a file
+
+
+def test_the_file_is_what_the_library_reads(tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    embedding = torch.randn(5, 3)
+    weights = {"embed": embedding, "norm": torch.randn(4).to(torch.bfloat16), "lm_head": embedding, "t": embedding.T}
+    write_whole(weights, tmp_path / "w", torch.float32)
+    read = load_file(tmp_path / "w")
+    assert set(read) == {"embed", "norm", "t"}  # what is tied is written once; a transposed view is another tensor
+    for name, tensor in read.items():
+        torch.testing.assert_close(tensor, weights[name].float(), rtol=0, atol=0)
+    write_whole({"w": embedding}, tmp_path / "b", torch.bfloat16)
+    assert load_file(tmp_path / "b")["w"].equal(embedding.to(torch.bfloat16))
+
+
+def test_adapters_of_several_ranks_are_refused(tmp_path: Path) -> None:
+    adapters = {"m.q.lora_A.weight": torch.zeros(2, 8), "m.q.lora_B.weight": torch.zeros(8, 2)}
+    config = write_adapters(adapters, tmp_path / "a", torch.float32, {"lora_alpha": 4.0})
+    assert (config["r"], config["lora_alpha"], config["target_modules"]) == (2, 4.0, ["q"])
+    adapters["m.v.lora_A.weight"] = torch.zeros(4, 8)
+    with pytest.raises(PolicyError, match=r"ranks \[2, 4\]"):
+        write_adapters(adapters, tmp_path / "a", torch.float32, {})
+
+
+# -- the handshake
+
+
+def handshake(ours: str, theirs: str, busy: bool = False) -> bool:
+    """Whether the engine serves; what the policy raises comes through."""
+    policy, engine = socket.socketpair()
+    served: list[bool] = []
+
+    def welcome() -> None:
+        with engine:
+            served.append(wire.welcome(engine, theirs, lambda: busy))
+
+    thread = threading.Thread(target=welcome)
+    thread.start()
+    try:
+        with policy:
+            wire.introduce(policy, ours)
+    finally:
+        thread.join(10)
+    return served == [True]
+
+
+def test_who_knows_the_token_is_let_in() -> None:
+    assert handshake("", "")
+    assert handshake(SECRET, SECRET)
+    with pytest.raises(wire.WireError, match="knows another token"):
+        handshake(SECRET, "another secret of length")
+    with pytest.raises(wire.WireError, match="serves another run"):
+        handshake(SECRET, SECRET, busy=True)
+
+
+@pytest.mark.parametrize(
+    ("says", "error"),
+    [
+        (b"SSH-2.0-OpenSSH_9.6\r\n", r"is no engine of Trailnotes \(it says 'SSH-2.0-OpenSSH_9.6'\)"),
+        (b"", "is no engine of Trailnotes"),
+        (b"TRAILNOTES-ENGINE 99 abc\n", "speaks protocol 99, this side 1: install the same version"),
+        (b"TRAILNOTES-ENGINE 1 abc\nwelcome 0000\n", "does not know the token"),
+        (b"\xff" * 300, "is no engine of Trailnotes"),
+    ],
+)
+def test_what_else_may_answer(says: bytes, error: str) -> None:
+    policy, other = socket.socketpair()
+    with policy, other:
+        other.sendall(says)
+        other.shutdown(socket.SHUT_WR)
+        with pytest.raises(wire.WireError, match=error):
+            wire.introduce(policy, SECRET)
+
+
+def test_an_engine_serves_nobody_who_says_something_else() -> None:
+    for says in (b"GET / HTTP/1.1\r\n", b"TRAILNOTES-ENGINE 2 abc\n", b"", b"\x00" * 300):
+        engine, other = socket.socketpair()
+        with engine, other:
+            other.sendall(says)
+            other.shutdown(socket.SHUT_WR)
+            assert not wire.welcome(engine, SECRET, lambda: False)
+
+
+# -- addresses
+
+
+def test_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert remote.address_of("tcp://10.0.0.7:99") == ("10.0.0.7", 99)
+    assert remote.address_of("gpu-3") == ("gpu-3", remote.PORT)
+    for url in ("http://host:1", "tcp://host:port", "tcp://", "tcp://host:1/v1"):
+        with pytest.raises(ConfigError, match="is no address of an engine"):
+            remote.address_of(url)
+    monkeypatch.delenv(remote.TOKEN, raising=False)
+    assert remote.token_of("127.0.0.1") == ""
+    for value in ("", "short"):
+        monkeypatch.setenv(remote.TOKEN, value)
+        with pytest.raises(ConfigError, match=f"set {remote.TOKEN} to the same 16 characters"):
+            remote.token_of("0.0.0.0")
+
+
+def test_a_port_that_is_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"cannot listen at 127.0.0.1:{port} \(Address already in use\)"):
+            serving.listening("127.0.0.1", port)
+
+
+def test_an_address_where_nobody_is_or_something_else(config_of) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        url = f"tcp://127.0.0.1:{door.getsockname()[1]}"
+
+        def answer() -> None:
+            connection, _ = door.accept()
+            with connection:
+                connection.recv(100)
+                connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(PolicyError, match=r"is no engine of Trailnotes \(it says 'HTTP/1.1 400 Bad Request'\)"):
+            vllm_policy(config_of(urls=[url]))
+        thread.join()
+    with pytest.raises(PolicyError, match=r"does not answer \(Connection refused\): start an engine there with"):
+        vllm_policy(config_of(urls=[url]))
+
+
+# -- engines that are served
+
+
+@contextlib.contextmanager
+def served(config: Any, folder: Path) -> Iterator[tuple[str, int]]:
+    """The address of an engine, and the process that serves it."""
+    (folder / "config.toml").write_text(to_toml(config))
+    command = [sys.executable, "-c", SERVE, str(folder / "config.toml"), str(CORE)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
+        assert server.stdout
+        try:
+            yield server.stdout.readline().strip(), server.pid
+        finally:
+            server.send_signal(signal.SIGINT)
+            server.wait(60)
+
+
+def test_a_served_engine(config_of, learner, faults: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(remote.TOKEN, SECRET)
+    with served(config_of(timeout=3.0), tmp_path) as (address, server):
+        policy = vllm_policy(config_of(urls=[f"tcp://{address}"], timeout=60.0))
+
+        def ask() -> Any:
+            async def run() -> Any:
+                policy.open_episode("e")
+                try:
+                    return await policy.generate([Message("user", "A hall.")], Sampling(max_tokens=9, seed=4), "e")
+                finally:
+                    policy.close_episode("e")
+
+            return asyncio.run(run())
+
+        assert asyncio.run(policy.load(learner.update(1), 1, learner.score)) < 1e-5  # the bytes came over the wire
+        before = ask()
+        with pytest.raises(PolicyError, match="serves another run"):
+            vllm_policy(config_of(urls=[f"tcp://{address}"]))
+        with monkeypatch.context() as patch:
+            patch.setenv(remote.TOKEN, "another secret of length")
+            with pytest.raises(PolicyError, match=f"knows another token: set {remote.TOKEN} to the same on both"):
+                vllm_policy(config_of(urls=[f"tcp://{address}"]))
+        for fault in ("die-once", "hang-once"):
+            (faults / fault).touch()
+            assert ask() == before  # started anew over there, and given the weights again
+        assert policy.replicas[0].num_rebuilds >= 2
+        (worker,) = children_of(server)
+        policy.close()
+        assert alive(worker)
+        with pytest.raises(PolicyError, match="was started for adapters of rank 0"):
+            vllm_policy(config_of(urls=[f"tcp://{address}"], model={"lora": {"enabled": True}}))
+        again = vllm_policy(config_of(urls=[f"tcp://{address}"]))
+        with pytest.raises(PolicyError, match="weights come with the message"):  # no file of that machine is read
+            again.replicas[0]._link.call("load", {"version": 1, "adapters": None, "path": "/etc/hostname"})
+        again.close()
+    wait_for(lambda: not alive(worker))
+
+
+def test_a_server_that_is_killed_takes_its_engine_with_it(config_of, tmp_path: Path) -> None:
+    with served(config_of(), tmp_path) as (_, server):
+        (worker,) = children_of(server)
+        os.kill(server, signal.SIGKILL)
+        wait_for(lambda: not alive(worker))
