@@ -195,6 +195,13 @@ def has_advantage(sample: Sample) -> bool:
     return any(sample.advantages)
 
 
+def opening(sample: Sample) -> Sample:
+    """The first two tokens of a row: something to compute that is to count for nothing."""
+    ids = (sample.token_ids * 2)[:2]
+    blank = (0.0, 0.0)
+    return replace(sample, token_ids=ids, loss_mask=(0, 1), behavior_logprobs=blank, advantages=blank)
+
+
 def minibatches(
     samples: Sequence[Sample], num_trajectories: int, rng: np.random.Generator, epochs: int = 1
 ) -> Iterator[list[int]]:
@@ -238,21 +245,26 @@ class Tokens(Protocol):
         ...
 
 
-def microbatches(samples: Sequence[Tokens], max_tokens: int) -> list[list[int]]:
-    """Cut rows into batches of similar length whose padded size fits a budget.
+def microbatches(samples: Sequence[Tokens], max_tokens: int, *, packed: bool = False) -> list[list[int]]:
+    """Cut rows into batches of similar length that fit a budget.
 
     Args:
         samples: rows.
         max_tokens: largest number of rows times longest row; a row longer than that goes alone.
+        packed: the rows of a batch are joined without padding, so that the sum of their lengths is what counts.
 
     Returns:
         Indices into `samples`, each once, shortest rows first.
     """
     batches: list[list[int]] = []
+    filled = 0  # tokens of the last batch
     for index in sorted(range(len(samples)), key=lambda i: len(samples[i].token_ids)):
-        fits = batches and (len(batches[-1]) + 1) * len(samples[index].token_ids) <= max_tokens
-        if fits:
+        length = len(samples[index].token_ids)
+        size = filled + length if packed else (len(batches[-1]) + 1 if batches else 1) * length
+        if batches and size <= max_tokens:
             batches[-1].append(index)
         else:
             batches.append([index])
+            size = length
+        filled = size
     return batches
