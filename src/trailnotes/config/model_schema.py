@@ -116,6 +116,9 @@ class LearnerConfig(Section):
     packed: Literal["auto", "always", "never"] = key(
         "auto", "join rows into one without padding: auto does where the attention skips what is not its row's"
     )
+    attention: Literal["", "sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention"] = key(
+        "", "how the update attends, where the model is not that which acts; '' = as transformers chooses"
+    )
     timeout: float = key(600.0, "seconds that one process may wait for another before the run stops", gt=0)
 
 

@@ -80,6 +80,11 @@ class Learner:
         self._training_mode = _needs_training_mode(model)
 
     @property
+    def models(self) -> list[nn.Module]:
+        """The model, and the start model where it is another."""
+        return list(dict.fromkeys((self.model, self._score_reference.model)))
+
+    @property
     def device(self) -> torch.device:
         """Where it computes."""
         return self.ranks.device or next(self.model.parameters()).device
@@ -125,7 +130,7 @@ class Learner:
         with evaluating(self.model, training=self._training_mode):
             for chosen in minibatches(rows, self.optim.minibatch, rng, self.optim.epochs):
                 self._step([rows[i] for i in chosen], [reference[i] for i in chosen], metrics)
-        for model in (self.model, self._score_reference.model):
+        for model in self.models:
             self.ranks.rest(model)
         return (
             metrics.result(self.ranks)
@@ -157,7 +162,7 @@ class Learner:
 
     def weights(self) -> dict[str, Tensor]:
         """What is trained, whole, on the CPU; see `trained_weights`."""
-        return trained_weights(self.model, self.ranks.dtype)
+        return trained_weights(self.model, self.ranks)
 
     def export(self, path: Path, tokenizer: Any = None) -> None:
         """Write a Hugging Face directory that `load_model` loads; see `export_model`."""
@@ -173,7 +178,7 @@ class Learner:
         Raises:
             ValueError: the state belongs to another model.
         """
-        self.load_state_dict(*load_state(path, self._optimizer.blank))
+        self.load_state_dict(*load_state(path, self._optimizer.blank, self.ranks))
 
     def close(self) -> None:
         """There is nothing to close."""

@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 
 from trailnotes.learner.samples import Tokens, microbatches
 
@@ -26,6 +27,7 @@ class Ranks(Protocol):
     rank: int
     world: int
     device: torch.device | None  # where this one computes; None: where its model is
+    talk: ProcessGroup | None  # of all ranks, for what is no tensor
     dtype: torch.dtype | None  # what trained weights are rounded to when they are handed out; None: not at all
 
     def sum(self, tensor: Tensor) -> Tensor:
@@ -55,6 +57,7 @@ class Alone:
     rank = 0
     world = 1
     device = None
+    talk = None
     dtype = None
 
     def sum(self, tensor: Tensor) -> Tensor:

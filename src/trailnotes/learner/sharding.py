@@ -48,7 +48,8 @@ class Sharded:
         self.rank, self.world, self.dtype = mesh.get_rank(), mesh.size(), dtype
         index = torch.cuda.current_device() if mesh.device_type == "cuda" else None
         self.device: torch.device | None = torch.device(mesh.device_type, index)
-        self._mesh, self._talk, self._offload = mesh, talk, offload
+        self.talk: dist.ProcessGroup | None = talk
+        self._mesh, self._offload = mesh, offload
 
     def sum(self, tensor: Tensor) -> Tensor:
         """The sum over all ranks."""
@@ -59,7 +60,7 @@ class Sharded:
     def gather(self, value: T) -> list[T]:
         """The value of each rank."""
         values: list[Any] = [None] * self.world
-        dist.all_gather_object(values, value, group=self._talk)
+        dist.all_gather_object(values, value, group=self.talk)
         return values
 
     def shard(self, model: nn.Module) -> Within:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -27,6 +26,7 @@ from trailnotes.learner.ranks import Alone, Ranks
 from trailnotes.policies.hf.adapters import quiet, save_adapters
 from trailnotes.storage.checkpoint import atomic_directory, write_json
 
+Blank = Callable[[Collection[str]], dict[str, Tensor]]
 FILE, SHARDS, REST = "learner.safetensors", "learner.dcp", "learner.json"
 
 
@@ -36,22 +36,21 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def trained_weights(model: Any, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+def trained_weights(model: Any, ranks: Ranks) -> dict[str, Tensor]:
     """The trained weights as they are, whole, on the CPU. Every rank must ask, and all but the first get nothing.
 
     Args:
         model: a transformers model: its parameters by the names of its files, a tied one once. Of a peft model the
             adapters alone, by the names of theirs.
-        dtype: what they are rounded to; None leaves them as they are.
+        ranks: that share the model.
     """
     found: dict[str, Tensor] = {}
-    keep = not dist.is_initialized() or dist.get_rank() == 0
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             tensor = whole(parameter.detach())
-            if keep:
-                found[name] = tensor.to("cpu", dtype or tensor.dtype, copy=True)
-    return adapter_names(model, found) if hasattr(model, "peft_config") else found
+            if ranks.rank == 0:
+                found[name] = tensor.to("cpu", ranks.dtype or tensor.dtype, copy=True)
+    return adapter_names(model, found) if found and hasattr(model, "peft_config") else found
 
 
 def adapter_names(model: Any, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -120,19 +119,18 @@ def save_state(path: Path, tensors: Mapping[str, Tensor], rest: Mapping[str, Any
     else:
         with _few_words():
             writer = dcp.HuggingFaceStorageWriter(str(path / SHARDS), save_distributed=True)
-            dcp.save(dict(tensors), storage_writer=writer)
+            dcp.save(dict(tensors), storage_writer=writer, process_group=ranks.talk)
     if ranks.rank == 0:
         write_json(path / REST, dict(rest))
 
 
-def load_state(
-    path: Path, blank: Callable[[Collection[str]], dict[str, Tensor]]
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def load_state(path: Path, blank: Blank, ranks: Ranks) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """What any number of processes saved in the directory `path`, for as many as there are now.
 
     Args:
         path: of a checkpoint.
         blank: gives the tensors to fill, by the names that were saved: whole, or this rank's parts.
+        ranks: who reads.
 
     Returns:
         Tensors and the rest, as `save_state` was given them.
@@ -142,10 +140,10 @@ def load_state(
     """
     rest: dict[str, Any] = json.loads((path / REST).read_text(encoding="utf-8"))
     read = _read_shards if (path / SHARDS).is_dir() else _read_file
-    return read(path, blank), rest
+    return read(path, blank, ranks), rest
 
 
-def _read_file(path: Path, blank: Callable[[Collection[str]], dict[str, Tensor]]) -> dict[str, Tensor]:
+def _read_file(path: Path, blank: Blank, _ranks: Ranks) -> dict[str, Tensor]:
     with safe_open(path / FILE, framework="pt") as file:
         tensors = blank(set(file.keys()))
         for name, tensor in tensors.items():
@@ -166,14 +164,15 @@ def _fill(tensor: DTensor, saved: Any) -> None:
         local.copy_(saved[offset[0] : offset[0] + shape[0]])
 
 
-def _read_shards(path: Path, blank: Callable[[Collection[str]], dict[str, Tensor]]) -> dict[str, Tensor]:
+def _read_shards(path: Path, blank: Blank, ranks: Ranks) -> dict[str, Tensor]:
     reader = dcp.HuggingFaceStorageReader(str(path / SHARDS))
     found = reader.read_metadata().state_dict_metadata
     tensors = blank(found)
     for name, tensor in tensors.items():
         _refuse_other_size(name, found[name].size, tensor)
     with _few_words():
-        dcp.load(tensors, storage_reader=dcp.HuggingFaceStorageReader(str(path / SHARDS)))
+        reader = dcp.HuggingFaceStorageReader(str(path / SHARDS))
+        dcp.load(tensors, storage_reader=reader, process_group=ranks.talk, no_dist=ranks.world == 1)
     return tensors
 
 
