@@ -93,7 +93,9 @@ def _attend(learner: Learner, config: LearnerConfig) -> None:
     """Change the attention last: what is found out about a model is found out on the host, where few kinds work."""
     if config.attention:
         for model in learner.models:
-            base = model.get_base_model() if hasattr(model, "get_base_model") else model
+            base: Any = model
+            if hasattr(model, "get_base_model"):
+                base = base.get_base_model()
             try:
                 base.set_attn_implementation(config.attention)
             except (ImportError, ValueError) as error:
@@ -104,7 +106,7 @@ def _attend(learner: Learner, config: LearnerConfig) -> None:
 def _refuse_others(ranks: Sharded, model: torch.nn.Module) -> None:
     """Refuse ranks whose models differ, by a few numbers of each weight."""
     mine = {
-        name: (tuple(p.shape), float(p.detach().flatten()[:64].double().sum())) for name, p in model.named_parameters()
+        name: (tuple(p.shape), p.detach().flatten()[:64].double().sum().item()) for name, p in model.named_parameters()
     }
     first, *others = ranks.gather(mine)
     for rank, found in enumerate(others, start=1):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import Store  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from trailnotes.errors import ConfigError
@@ -33,7 +34,7 @@ class Circle:
 
     mesh: DeviceMesh
     talk: dist.ProcessGroup  # gloo, with the time limit of the learner
-    calls: dist.ProcessGroup  # gloo, without any: what rank 0 has the others do
+    calls: dist.ProcessGroup  # gloo: what rank 0 has the others do
 
     @property
     def rank(self) -> int:
@@ -56,7 +57,7 @@ class Circle:
         dist.destroy_process_group()
 
 
-def meet(rank: int, world: int, device_type: str, seconds: float, store: dist.Store | None = None) -> Circle:
+def meet(rank: int, world: int, device_type: str, seconds: float, store: Store | None = None) -> Circle:
     """Join the others; returns when all are there.
 
     Args:
@@ -77,7 +78,9 @@ def meet(rank: int, world: int, device_type: str, seconds: float, store: dist.St
     dist.init_process_group(backend, rank=rank, world_size=world, timeout=limit, **where)
     mesh = init_device_mesh(device_type, (world,))
     dist.all_reduce(torch.zeros((), device=device_type))  # nccl connects at its first word: what fails, fails now
-    return Circle(mesh, dist.new_group(backend="gloo", timeout=limit), dist.new_group(backend="gloo", timeout=LONG))
+    talk = dist.new_group(backend="gloo", timeout=limit)
+    # Rank 0 must be heard in time; the others wait however long it plays.
+    return Circle(mesh, talk, dist.new_group(backend="gloo", timeout=LONG if rank else limit))
 
 
 @contextmanager

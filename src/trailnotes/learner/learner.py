@@ -7,16 +7,16 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from trailnotes.config.schema import LossConfig, OptimConfig
-from trailnotes.errors import ConfigError, NonFiniteError
+from trailnotes.errors import ConfigError
 from trailnotes.learner import losses
-from trailnotes.learner.dump import dump_batch
+from trailnotes.learner.dump import refuse_step
 from trailnotes.learner.logprobs import Batch, TokenScorer
 from trailnotes.learner.metrics import UpdateMetrics, advantage_metrics
 from trailnotes.learner.optimizer import MasterAdamW
@@ -24,7 +24,7 @@ from trailnotes.learner.ranks import Alone, Ranks, passes
 from trailnotes.learner.roles import weights_of, weights_of_tokens
 from trailnotes.learner.samples import has_advantage, minibatches, opening
 from trailnotes.learner.states import export_model, load_state, save_state, trained_weights
-from trailnotes.policies.hf.network import evaluating
+from trailnotes.policies.hf.network import evaluating, needs_training_mode
 from trailnotes.types import Sample
 
 
@@ -60,7 +60,7 @@ class Learner:
         ranks: Ranks | None = None,
     ) -> None:
         self.model, self.optim, self.loss, self.dump_dir = model, optim, loss, dump_dir
-        self.ranks: Ranks = ranks or Alone()
+        self.ranks: Ranks = ranks if ranks is not None else Alone()
         self.steps = 0  # optimiser steps so far
         if loss.kl and reference is None and not hasattr(model, "disable_adapter"):
             raise ConfigError(
@@ -77,7 +77,7 @@ class Learner:
         head = self._score.parts.head.parameters() if self._score.parts else ()
         self._adapts_head = any(parameter in self._start for parameter in head)
         self._optimizer = MasterAdamW(model, optim)
-        self._training_mode = _needs_training_mode(model)
+        self._training_mode = needs_training_mode(model)
 
     @property
     def models(self) -> list[nn.Module]:
@@ -202,7 +202,9 @@ class Learner:
         norm, policy, kept, kl, count, rest = torch.stack([self._optimizer.grad_norm(), *sums, added]).tolist()
         if not (math.isfinite(norm) and math.isfinite(policy + kl + rest)):
             numbers = {"policy_loss_sum": policy, "kl_sum": kl, "tokens": count, "loss_of_other_rows": rest}
-            self._refuse(samples, {"grad_norm_of_sum": norm} | numbers)
+            self._optimizer.zero_grad()
+            numbers = {"grad_norm_of_sum": norm} | numbers
+            refuse_step(self.dump_dir, self.steps + 1, samples, numbers, write=self.ranks.rank == 0)
         divisor = 1.0 if others else count
         if divisor == 0 or norm == 0:
             return
@@ -387,25 +389,3 @@ class Learner:
             parts = self.ranks.gather({i: row.cpu() for i, row in own.items()})
             own = {i: row.to(self.device) for part in parts for i, row in part.items()}
         return [own[i] for i in range(len(samples))]
-
-    def _refuse(self, samples: Sequence[Sample], numbers: Mapping[str, float]) -> NoReturn:
-        self._optimizer.zero_grad()
-        what = f"loss or gradient is not finite at optimiser step {self.steps + 1}: the weights were left as they were"
-        if self.dump_dir is None:
-            raise NonFiniteError(f"{what} (no dump: the learner was given no dump_dir)")
-        path = self.dump_dir / f"nonfinite-{self.steps + 1:06d}.safetensors"
-        if self.ranks.rank == 0:
-            dump_batch(path.with_suffix(""), samples, numbers)
-        raise NonFiniteError(f"{what}; the batch is in {path}")
-
-
-def _needs_training_mode(model: nn.Module) -> bool:
-    """Whether to update in training mode.
-
-    Dropout would keep the ratio from starting at 1, so it is on only inside adapters that were given one, and where
-    transformers asks for the training mode before it recomputes activations.
-    """
-    return any(
-        getattr(module, "gradient_checkpointing", False) or (isinstance(module, nn.Dropout) and "lora_dropout" in name)
-        for name, module in model.named_modules()
-    )

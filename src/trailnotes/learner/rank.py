@@ -8,9 +8,11 @@ is how rank 0 starts those of its machine; `follow` is what torchrun's ranks abo
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,22 +29,29 @@ ALIKE = (TrailnotesError, ValueError, OSError)
 def main(arguments: list[str]) -> None:
     """Join the others and follow. Ends with 1 when something fails; the reason stands in the directory."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_rank_0, daemon=True).start()  # before torch: that takes seconds
     rank, world, directory = int(arguments[0]), int(arguments[1]), Path(arguments[2])
+    threading.Thread(
+        target=_end_with_rank_0, args=(directory,), daemon=True
+    ).start()  # before torch: that takes seconds
     from trailnotes.learner.followers import say_failed
 
     try:
-        import torch.distributed as dist
+        from torch.distributed import FileStore  # type: ignore[attr-defined]
 
         from trailnotes.learner.circle import kept_to_loopback, meet
 
         with kept_to_loopback():
-            store = dist.FileStore(str(directory / "store"), world)
+            store = FileStore(str(directory / "store"), world)
             circle = meet(rank, world, arguments[3], float(arguments[4]), store)
         _serve(circle)
     except BaseException as error:  # noqa: BLE001 - the boundary: rank 0 must learn the reason, whatever it is
         say_failed(directory, rank, error)
         os._exit(1)
+
+
+def follows(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether torchrun started this process as one that is not to hold the run."""
+    return "MASTER_ADDR" in environ and environ.get("RANK", "0") not in ("", "0")
 
 
 def follow(config: Config) -> None:
@@ -89,10 +98,11 @@ def _serve(circle: Circle) -> None:
     circle.leave()
 
 
-def _end_with_rank_0() -> None:
-    """The pipe from rank 0 ends when it does."""
-    while sys.stdin.buffer.read(1):
+def _end_with_rank_0(directory: Path) -> None:
+    """The pipe from rank 0 ends when it does, and what it may not have had the time to remove goes with it."""
+    while os.read(0, 1):
         pass
+    shutil.rmtree(directory, ignore_errors=True)
     os._exit(1)
 
 

@@ -56,9 +56,9 @@ class Alone:
 
     rank = 0
     world = 1
-    device = None
-    talk = None
-    dtype = None
+    device: torch.device | None = None
+    talk: ProcessGroup | None = None
+    dtype: torch.dtype | None = None
 
     def sum(self, tensor: Tensor) -> Tensor:
         """The tensor itself."""

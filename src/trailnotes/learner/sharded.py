@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import FileStore  # type: ignore[attr-defined]
 
 from trailnotes.config.schema import Config
 from trailnotes.errors import LearnerError
@@ -92,7 +93,7 @@ class ShardedLearner:
         if self._followers is None:
             return meet(0, world, kind, seconds)
         with kept_to_loopback():
-            return meet(0, world, kind, seconds, dist.FileStore(self._followers.store, world))
+            return meet(0, world, kind, seconds, FileStore(self._followers.store, world))
 
     @property
     def steps(self) -> int:

@@ -46,8 +46,8 @@ class Sharded:
         self, mesh: DeviceMesh, talk: dist.ProcessGroup, dtype: torch.dtype | None = None, *, offload: bool = False
     ) -> None:
         self.rank, self.world, self.dtype = mesh.get_rank(), mesh.size(), dtype
-        index = torch.cuda.current_device() if mesh.device_type == "cuda" else None
-        self.device: torch.device | None = torch.device(mesh.device_type, index)
+        here = "cpu" if mesh.device_type == "cpu" else f"cuda:{torch.cuda.current_device()}"
+        self.device: torch.device | None = torch.device(here)
         self.talk: dist.ProcessGroup | None = talk
         self._mesh, self._offload = mesh, offload
 
@@ -86,6 +86,7 @@ class Sharded:
             fully_shard(module, **options)
             if not hasattr(module, "set_force_sum_reduction_for_comms"):
                 raise ConfigError("learner.world_size above 1 needs torch 2.9 or newer: pip install -U torch")
+            assert isinstance(module, FSDPModule)
             module.set_gradient_divide_factor(1.0)  # the learner divides, once, by the tokens of all ranks
             module.set_force_sum_reduction_for_comms(True)  # the default multiplies before it adds: nccl alone can
         model.within = call  # type: ignore[assignment]
@@ -120,9 +121,9 @@ class Sharded:
 def blocks_of(model: nn.Module) -> list[nn.Module]:
     """The layers of a decoder: the list of modules that holds the most parameters; [] where there is none."""
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
-    sizes = {stack: sum(p.numel() for p in stack.parameters()) for stack in lists}
-    return list(max(sizes, key=sizes.__getitem__)) if sizes else []
+    largest = max(lists, key=lambda stack: sum(p.numel() for p in stack.parameters()), default=None)
+    return [] if largest is None else list(largest)
 
 
 def _local(tensor: Tensor) -> Tensor:
-    return tensor.detach().to_local() if isinstance(tensor, DTensor) else tensor.detach()
+    return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor.detach()

@@ -15,10 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load as load_shards
+from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
@@ -71,17 +74,17 @@ def export_model(model: Any, path: Path, tokenizer: Any = None, ranks: Ranks | N
         tokenizer: saved beside the weights, so that the directory acts by itself.
         ranks: that share the model; each must call, and the first writes.
     """
-    ranks = ranks or Alone()
-    state = _state_of(model, ranks.dtype) if ranks.world > 1 else None
-    if ranks.rank:
+    shared: Ranks = ranks or Alone()
+    state = _state_of(model, shared.dtype) if shared.world > 1 else None
+    if shared.rank:
         return
     with atomic_directory(path) as aside:
         if hasattr(model, "peft_config"):
             save_adapters(model, aside, state)
         else:
             model.save_pretrained(aside, state_dict=state)
-            if ranks.dtype is not None:  # it is told by the masters of the weights, which are in float32
-                _correct_dtype(aside / "config.json", ranks.dtype)
+            if shared.dtype is not None:  # it is told by the masters of the weights, which are in float32
+                _correct_dtype(aside / "config.json", shared.dtype)
         if tokenizer is not None:
             tokenizer.save_pretrained(aside)
 
@@ -118,8 +121,8 @@ def save_state(path: Path, tensors: Mapping[str, Tensor], rest: Mapping[str, Any
         save_file(copies, path / FILE)
     else:
         with _few_words():
-            writer = dcp.HuggingFaceStorageWriter(str(path / SHARDS), save_distributed=True)
-            dcp.save(dict(tensors), storage_writer=writer, process_group=ranks.talk)
+            writer = HuggingFaceStorageWriter(str(path / SHARDS), save_distributed=True)
+            save_shards(dict(tensors), storage_writer=writer, process_group=ranks.talk)
     if ranks.rank == 0:
         write_json(path / REST, dict(rest))
 
@@ -165,14 +168,15 @@ def _fill(tensor: DTensor, saved: Any) -> None:
 
 
 def _read_shards(path: Path, blank: Blank, ranks: Ranks) -> dict[str, Tensor]:
-    reader = dcp.HuggingFaceStorageReader(str(path / SHARDS))
-    found = reader.read_metadata().state_dict_metadata
+    reader = HuggingFaceStorageReader(str(path / SHARDS))
+    parts = reader.read_metadata().state_dict_metadata
+    found = {name: part for name, part in parts.items() if isinstance(part, TensorStorageMetadata)}
     tensors = blank(found)
     for name, tensor in tensors.items():
         _refuse_other_size(name, found[name].size, tensor)
     with _few_words():
-        reader = dcp.HuggingFaceStorageReader(str(path / SHARDS))
-        dcp.load(tensors, storage_reader=reader, process_group=ranks.talk, no_dist=ranks.world == 1)
+        reader = HuggingFaceStorageReader(str(path / SHARDS))
+        load_shards(tensors, storage_reader=reader, process_group=ranks.talk, no_dist=ranks.world == 1)
     return tensors
 
 
