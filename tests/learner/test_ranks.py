@@ -106,7 +106,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
 @pytest.mark.parametrize("name", CASES)
 def test_two_processes_learn_what_one_does(both: tuple[Any, Any], name: str) -> None:
     one, two = (found[name] for found in both)
-    start = dict(model_of(CASES[name]).named_parameters())
+    start = model_of(CASES[name]).state_dict()
     assert furthest(one, two) <= 1e-5
     assert_equal_metrics(one, two)
     for mine, theirs in zip(one["said"], two["said"], strict=True):
