@@ -30,9 +30,8 @@ def main(arguments: list[str]) -> None:
     """Join the others and follow. Ends with 1 when something fails; the reason stands in the directory."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     rank, world, directory = int(arguments[0]), int(arguments[1]), Path(arguments[2])
-    threading.Thread(
-        target=_end_with_rank_0, args=(directory,), daemon=True
-    ).start()  # before torch: that takes seconds
+    watch = threading.Thread(target=_end_with_rank_0, args=(directory,), daemon=True)
+    watch.start()  # before torch: that takes seconds
     from trailnotes.learner.followers import say_failed
 
     try:
@@ -46,6 +45,7 @@ def main(arguments: list[str]) -> None:
         _serve(circle)
     except BaseException as error:  # noqa: BLE001 - the boundary: rank 0 must learn the reason, whatever it is
         say_failed(directory, rank, error)
+        watch.join(1.0)  # where it is rank 0 that is gone, it tidies up
         os._exit(1)
 
 

@@ -56,13 +56,17 @@ class Saved(Protocol):
     config: Config
     directory: RunDir
     policy: HFPolicy
-    learner: Learner | ShardedLearner
     memory: TipMemory | None
     novelty: Novelty
     archive: Archive | None
     authors: Authors | None
     count: Counters
     saved: Path | None  # the newest checkpoint
+
+    @property
+    def learner(self) -> Learner | ShardedLearner:
+        """What writes its own part."""
+        ...
 
 
 def save(run: Saved) -> None:
