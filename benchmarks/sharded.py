@@ -42,11 +42,11 @@ SIDES = {"1 process": (1, "never"), "2 processes": (2, "never"), "1 process, joi
 class Workload:
     """What all sides learn from."""
 
-    hidden_size: int = 256
-    num_layers: int = 8
+    hidden_size: int = 192
+    num_layers: int = 4
     vocab_size: int = 4096
-    rows: int = 32
-    tokens: int = 256
+    rows: int = 24
+    tokens: int = 192
     updates: int = 3
     lr: float = 1e-5
 
@@ -79,7 +79,7 @@ def resident_mb(what: str) -> float:
 def held_mb(learner: Any) -> float:
     """What this rank keeps between updates, in MiB."""
     inner = learner._learner if isinstance(learner, ShardedLearner) else learner  # noqa: SLF001 - its own rank's part
-    tensors = [t for t in inner._optimizer.live().values()]  # noqa: C416, SLF001
+    tensors = inner._optimizer.live().values()  # noqa: SLF001
     return sum((t.to_local() if isinstance(t, DTensor) else t).nbytes for t in tensors) / 2**20
 
 
@@ -90,7 +90,7 @@ def run_side(side: str, load: Workload, folder: Path) -> dict[str, Any]:
     config = Config(
         model={"path": str(folder), "device": "cpu"},
         learner={"world_size": world, "packed": packed},
-        optim={"lr": load.lr, "minibatch": 0, "microbatch_tokens": 2048},
+        optim={"lr": load.lr, "minibatch": 0},
         run={"threads": 1},
     )
     samples = make_samples(load)

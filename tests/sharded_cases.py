@@ -18,7 +18,7 @@ from tiny import VOCABULARY, episode, group, tiny_model, with_logprobs
 from trailnotes.config.schema import LossConfig, OptimConfig
 from trailnotes.learner.learner import Learner
 from trailnotes.learner.ranks import Ranks
-from trailnotes.learner.samples import build_samples
+from trailnotes.learner.samples import Joining, build_samples
 from trailnotes.types import RowRole, Sample
 
 UPDATES = 3
@@ -33,7 +33,7 @@ class Case:
     lora: bool = False
     reference: bool = False
     checkpointing: bool = False
-    packed: bool = False
+    joining: Joining = "padded"
     untied: bool = False
     capped: bool = False  # more than the head makes the logits
     offload: bool = False
@@ -53,7 +53,8 @@ CASES = {
     "lora, held rows": Case(others=True, lora=True, settings={"minibatch": 3}),
     "lora, KL": Case(lora=True, settings={"kl": 0.1, "epochs": 2}),
     "recomputed activations": Case(others=True, reference=True, checkpointing=True),
-    "joined rows": Case(others=True, reference=True, packed=True),
+    "joined rows": Case(others=True, reference=True, joining="joined"),
+    "shared beginnings": Case(others=True, reference=True, joining="shared"),
     "untied embeddings": Case(untied=True, others=True, reference=True),
     "capped logits": Case(capped=True, others=True, reference=True),
     "states in the host's memory": Case(offload=True),
@@ -127,7 +128,7 @@ def learn(case: Case, ranks: Ranks | None = None) -> dict[str, Any]:
     loss = LossConfig(**{name: value for name, value in settings.items() if name in LossConfig.model_fields})
     reference = model_of(case, 1) if case.reference else None
     learner = Learner(model_of(case), optim, loss, reference=reference, ranks=ranks)
-    learner.packed = case.packed
+    learner.joining = case.joining
     rows = rows_of(case)
     metrics = [learner.update(rows, seed=seed) for seed in range(UPDATES)][-1]
     said = [

@@ -120,7 +120,7 @@ HOUSE = {
         circle learner sharding
         dump metrics optimizer states
         logprobs losses roles
-        ranks
+        layout ranks
         samples
     """,
     "memory": """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -13,10 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sharded_cases import CASES, Case, alone, among, learn, model_of, rows_of
-from tiny import tiny_model
-from trailnotes.learner.logprobs import TokenScorer, packs
+from tiny import VOCABULARY, tiny_model
+from trailnotes.config.schema import LossConfig, OptimConfig
+from trailnotes.learner.layout import shared
+from trailnotes.learner.learner import Learner
+from trailnotes.learner.logprobs import TokenScorer, computes
 from trailnotes.learner.ranks import Alone, deal, passes
-from trailnotes.learner.samples import microbatches, opening
+from trailnotes.learner.samples import Joining, microbatches, opening
+from trailnotes.types import Sample
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning"),
@@ -34,14 +39,19 @@ def test_the_longest_rows_go_to_different_ranks() -> None:
     assert deal(rows(3), 3) == [[0], [], []]
 
 
-@given(st.lists(st.integers(1, 40), max_size=20), st.integers(1, 5), st.integers(1, 60), st.booleans())
+@given(
+    lengths=st.lists(st.integers(1, 40), max_size=20),
+    world=st.integers(1, 5),
+    budget=st.integers(1, 60),
+    joining=st.sampled_from(["padded", "joined", "shared"]),
+)
 def test_every_row_is_in_one_micro_batch_of_one_rank_and_all_ranks_pass_as_often(
-    lengths: list[int], world: int, budget: int, packed: bool
+    lengths: list[int], world: int, budget: int, joining: Joining
 ) -> None:
     cuts = []
     for rank in range(world):
         ranks: Any = SimpleNamespace(rank=rank, world=world)
-        cuts.append(passes(rows(*lengths), budget, ranks, packed=packed))
+        cuts.append(passes(rows(*lengths), budget, ranks, joining))
     assert sorted(i for cut in cuts for batch in cut for i in batch) == list(range(len(lengths)))
     assert len({len(cut) for cut in cuts}) == 1
     assert all(any(batches) for batches in zip(*cuts, strict=True))  # nobody passes nothing with everybody
@@ -53,7 +63,7 @@ def test_alone_nothing_changes() -> None:
 
 
 def test_joined_rows_count_without_padding() -> None:
-    assert microbatches(rows(1, 2, 4, 8), 8, packed=True) == [[0, 1, 2], [3]]
+    assert microbatches(rows(1, 2, 4, 8), 8, "joined") == [[0, 1, 2], [3]]
     assert microbatches(rows(1, 2, 4, 8), 8) == [[0, 1], [2], [3]]
 
 
@@ -63,21 +73,56 @@ def test_an_opening_is_two_tokens_that_teach_nothing() -> None:
     assert opening(replace(short, token_ids=(7, 8))).token_ids == (7, 8)
 
 
-@pytest.mark.parametrize("name", ["empo2, held rows", "lora, KL"])
-def test_joined_rows_teach_what_padded_ones_do_with_fewer_tokens(name: str) -> None:
+@pytest.mark.parametrize(("name", "joining"), [("empo2, held rows", "joined"), ("lora, KL", "joined")])
+def test_joined_rows_teach_what_padded_ones_do_with_fewer_tokens(name: str, joining: Joining) -> None:
     padded = learn(replace(CASES[name], settings=CASES[name].settings | {"microbatch_tokens": 10_000}))
-    joined = learn(replace(CASES[name], packed=True, settings=CASES[name].settings | {"microbatch_tokens": 10_000}))
+    case = replace(CASES[name], joining=joining, settings=CASES[name].settings | {"microbatch_tokens": 10_000})
+    joined = learn(case)
     assert furthest(padded, joined) <= 1e-5
     assert joined["metrics"]["tokens_forward"] < padded["metrics"]["tokens_forward"]
     assert_equal_metrics(padded, joined)
 
 
+def test_what_rows_begin_with_is_computed_once() -> None:
+    layout = shared([(1, 2, 3, 4, 9), (1, 2, 3, 5, 6, 9), (7, 8, 9), (1, 2, 3, 9)])
+    assert layout.token_ids.tolist() == [[1, 2, 3, 4, 5, 6], [7, 8, 0, 0, 0, 0]]  # the last of each is never read
+    assert layout.position_ids.tolist() == [[0, 1, 2, 3, 3, 4], [0, 1, 0, 0, 0, 0]]
+    assert layout.node.tolist() == [[0, 1, 2, 3, 0, 0], [0, 1, 2, 4, 5, 0], [6, 7, 0, 0, 0, 0], [0, 1, 2, 0, 0, 0]]
+    assert layout.attention is not None
+    seen = [[j for j in range(6) if layout.attention[0, 0, i, j]] for i in range(6)]
+    assert seen == [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 4], [0, 1, 2, 4, 5]]
+
+
+def test_a_group_of_one_prompt_learns_the_same_from_a_tree() -> None:
+    rng = random.Random(0)
+    prompt = tuple(rng.randrange(VOCABULARY) for _ in range(12))
+    group = []
+    for member in range(6):
+        ids = prompt[: 12 if member < 5 else 3] + tuple(rng.randrange(VOCABULARY) for _ in range(2 + member))
+        mask = tuple(int(i >= 12 or (member == 5 and i >= 3)) for i in range(len(ids)))
+        behavior, advantages = (tuple(m * value for m in mask) for value in (-3.0, (-1.0) ** member))
+        group.append(Sample(ids, mask, behavior, advantages, trajectory=member))
+    found = []
+    for joining in ("padded", "shared"):
+        learner = Learner(tiny_model(), OptimConfig(lr=1e-4, minibatch=0), LossConfig())
+        learner.joining = joining
+        metrics = [learner.update(group, seed=seed) for seed in range(3)][-1]
+        found.append({"weights": learner.weights(), "metrics": metrics})
+    padded, tree = found
+    assert furthest(padded, tree) <= 1e-5
+    assert_equal_metrics(padded, tree)
+    assert padded["metrics"]["tokens_forward"] == 6 * 18  # the longest row is the fifth
+    assert tree["metrics"]["tokens_forward"] == 2 * (12 - 1 + 2 + 3 + 4 + 5 + 6 - 4)
+
+
 def test_a_model_that_mixes_joined_rows_is_found_out() -> None:
-    assert packs(TokenScorer(tiny_model()))
+    assert computes(TokenScorer(tiny_model()), "joined")
+    assert computes(TokenScorer(tiny_model()), "shared")
     mixing = tiny_model()
     body = mixing.model.forward
     mixing.model.forward = lambda **inputs: body(**{k: v for k, v in inputs.items() if k != "position_ids"})
-    assert not packs(TokenScorer(mixing))
+    assert not computes(TokenScorer(mixing), "joined")
+    assert not computes(TokenScorer(mixing), "shared")
 
 
 def furthest(one: dict[str, Any], other: dict[str, Any]) -> float:

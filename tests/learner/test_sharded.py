@@ -277,14 +277,12 @@ def test_attention_and_joined_rows_are_refused_where_they_do_not_fit(start_model
     config = config_of(start_model, 1, attention="flex_attention")
     with pytest.raises(ConfigError, match=r"learner\.attention"):
         build_alone(config, tiny_model(), None, None)
-    assert build_alone(config_of(start_model, 1, packed="always"), tiny_model(), None, None).packed
-    assert not build_alone(
-        config_of(start_model, 1), tiny_model(), None, None
-    ).packed  # sdpa computes the blocks between
+    for packed, joining in {"always": "joined", "auto": "padded", "shared": "shared"}.items():  # sdpa skips nothing
+        assert build_alone(config_of(start_model, 1, packed=packed), tiny_model(), None, None).joining == joining
     mixing = tiny_model()
     body = mixing.model.forward
     mixing.model.forward = lambda **inputs: body(**{k: v for k, v in inputs.items() if k != "position_ids"})
-    with pytest.raises(ConfigError, match=r'learner\.packed = "always"'):
+    with pytest.raises(ConfigError, match=r"learner\.packed = 'always'"):
         build_alone(config_of(start_model, 1, packed="always"), mixing, None, None)
 
 

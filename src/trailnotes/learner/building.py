@@ -11,8 +11,10 @@ from trailnotes.config.model_schema import LearnerConfig
 from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError, LearnerError
 from trailnotes.learner.circle import Circle
+from trailnotes.learner.layout import skips_padding
 from trailnotes.learner.learner import Learner
-from trailnotes.learner.logprobs import TokenScorer, packs, skips_padding
+from trailnotes.learner.logprobs import TokenScorer, computes
+from trailnotes.learner.samples import Joining
 from trailnotes.learner.sharding import Sharded
 from trailnotes.policies.hf.policy import load_model
 from trailnotes.seeds import derive_seed
@@ -29,7 +31,7 @@ def build_alone(config: Config, model: Any, reference: Any, dump_dir: Path | Non
             f"learner.attention = {config.learner.attention!r} would change the model that acts, too, which needs "
             "another: leave it out, or set learner.world_size to 2 or more"
         )
-    packed = _packed(config.learner, model)
+    joining = _joining(config.learner, model)
     learner = Learner(
         model,
         config.optim,
@@ -38,7 +40,7 @@ def build_alone(config: Config, model: Any, reference: Any, dump_dir: Path | Non
         reference=reference,
         dump_dir=dump_dir,
     )
-    learner.packed = packed
+    learner.joining = joining
     _attend(learner, config.learner)
     return learner
 
@@ -55,7 +57,7 @@ def build_rank(circle: Circle, config: Config, dump_dir: Path | None) -> Learner
     on_host = config.model.model_copy(update={"device": "cpu"})
     torch.manual_seed(derive_seed(config.run.seed, "weights"))  # adapters start at random
     model = load_model(on_host)[0]
-    packed = _packed(config.learner, model)
+    joining = _joining(config.learner, model)
     whole = not config.model.lora.enabled
     dtype = getattr(torch, config.model.dtype) if whole and config.model.dtype != "float32" else None
     ranks = Sharded(circle.mesh, circle.talk, dtype, offload=config.learner.offload)
@@ -69,24 +71,31 @@ def build_rank(circle: Circle, config: Config, dump_dir: Path | None) -> Learner
         dump_dir=dump_dir,
         ranks=ranks,
     )
-    learner.packed = packed
+    learner.joining = joining
     _attend(learner, config.learner)
     torch.manual_seed(derive_seed(config.run.seed, "dropout", ranks.rank))  # of other rows, other masks
     return learner
 
 
-def _packed(config: LearnerConfig, model: Any) -> bool:
-    """Whether rows are to be joined."""
+def _joining(config: LearnerConfig, model: Any) -> Joining:
+    """How rows are to be laid out."""
     skips = config.attention.startswith(("flash", "flex")) or (not config.attention and skips_padding(model))
     if config.packed == "never" or (config.packed == "auto" and not skips):
-        return False
-    fits = packs(TokenScorer(model))
-    if not fits and config.packed == "always":
+        return "padded"
+    how: Joining = "shared" if config.packed == "shared" else "joined"
+    if how == "shared" and skips:
         raise ConfigError(
-            'learner.packed = "always", but this model does not tell joined rows apart by their positions: set it to '
-            '"auto" or "never"'
+            'learner.packed = "shared" needs an attention that takes any mask: set learner.attention = "sdpa", or '
+            'learner.packed = "auto"'
         )
-    return fits
+    if computes(TokenScorer(model), how):
+        return how
+    if config.packed == "auto":
+        return "padded"
+    raise ConfigError(
+        f"learner.packed = {config.packed!r}, but this model makes something else of rows that are laid out so: set it "
+        'to "auto" or "never"'
+    )
 
 
 def _attend(learner: Learner, config: LearnerConfig) -> None:

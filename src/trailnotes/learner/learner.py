@@ -22,7 +22,7 @@ from trailnotes.learner.metrics import UpdateMetrics, advantage_metrics
 from trailnotes.learner.optimizer import MasterAdamW
 from trailnotes.learner.ranks import Alone, Ranks, passes
 from trailnotes.learner.roles import weights_of, weights_of_tokens
-from trailnotes.learner.samples import has_advantage, minibatches, opening
+from trailnotes.learner.samples import Joining, has_advantage, minibatches, opening
 from trailnotes.learner.states import export_model, load_state, save_state, trained_weights
 from trailnotes.policies.hf.network import evaluating, needs_training_mode
 from trailnotes.types import Sample
@@ -46,7 +46,7 @@ class Learner:
         ConfigError: `loss.kl` without anything to compare with.
     """
 
-    packed = False  # whether rows are joined without padding; see `packs`
+    joining: Joining = "padded"  # how the rows of a micro-batch are laid out; see `computes`
 
     def __init__(
         self,
@@ -228,7 +228,7 @@ class Learner:
         sums = torch.zeros(4, device=self.device)
         for indices, batch in self._passes(samples):
             if not indices:
-                nothing = 0.0 * self._score(batch.token_ids, batch.mask, batch.lengths)[0].sum()
+                nothing = 0.0 * self._score(batch.token_ids, batch.mask, batch.layout)[0].sum()
                 nothing.backward()  # type: ignore[no-untyped-call]
                 continue
             start = nn.utils.rnn.pad_sequence([reference[i] for i in indices], True) if self.loss.kl else None
@@ -241,9 +241,9 @@ class Learner:
 
         Where another rank has one more, no rows, and the start of any as a batch that must count for nothing.
         """
-        for indices in passes(samples, self.optim.microbatch_tokens, self.ranks, packed=self.packed):
+        for indices in passes(samples, self.optim.microbatch_tokens, self.ranks, self.joining):
             rows = [samples[i] for i in indices] or [opening(samples[0])]
-            yield indices, Batch.of(rows, self.device, packed=self.packed)
+            yield indices, Batch.of(rows, self.device, self.joining)
 
     def _others(self, samples: Sequence[Sample], metrics: UpdateMetrics) -> Tensor:
         """Add the gradient of the rows that are no episodes; see `roles`.
@@ -271,7 +271,7 @@ class Learner:
 
     def _terms(self, batch: Batch, held: Tensor, start: Tensor) -> Tensor:  # (B, T, 3)
         """Surrogate, KL(start model || model) and negative log-likelihood of each token, 0 where it is not trained."""
-        states = self._score.states(batch.token_ids, batch.mask, batch.lengths)
+        states = self._score.states(batch.token_ids, batch.mask, batch.layout)
         logprobs, _ = self._score.of_states(states, batch.token_ids, batch.mask)
         surrogate = self._surrogate(losses.ratio(logprobs, batch.behavior_logprobs), batch)
         where = held[batch.mask.nonzero()[:, 0]]  # (K,)
@@ -287,10 +287,11 @@ class Learner:
         if not own and self.ranks.world == 1:
             return torch.empty(0, device=self.device)
         rows = held if own else torch.ones_like(held)  # of the others' pass
-        lengths = None if batch.lengths is None else batch.lengths[rows]
         with self.at_start(), evaluating(self._score_reference.model):
-            given = (batch.token_ids[rows], batch.mask[rows], lengths)
-            states: Tensor = self._score_reference.within(self._score_reference.states, *given)
+            ids, mask = batch.token_ids[rows], batch.mask[rows]
+            if batch.layout is not None:  # of all rows together
+                ids, mask = batch.token_ids, batch.mask & rows[:, None]
+            states: Tensor = self._score_reference.within(self._score_reference.states, ids, mask, batch.layout)
         return states if own else states[:0]
 
     def _start_logits(self, states: Tensor) -> Tensor:  # (K, H) -> (K, V)
@@ -312,7 +313,7 @@ class Learner:
         kept = sum(1 if by_row else sum(sample.loss_mask) for sample in samples if not sample.off_policy)
         own = 0
         for indices, batch in self._passes(off_policy):
-            mask = self._kept(self._score(batch.token_ids, batch.mask, batch.lengths)[0], batch)
+            mask = self._kept(self._score(batch.token_ids, batch.mask, batch.layout)[0], batch)
             own += int(losses.masked_sum(torch.zeros(()), mask, self.loss.aggregation)[1]) if indices else 0
         kept += sum(self.ranks.gather(own))
         return trained / kept if kept else 1.0
@@ -323,7 +324,7 @@ class Learner:
         Returns:
             (4,) the sum of the policy loss, without the weight, and what it is a mean over; the same of the KL.
         """
-        logprobs, entropies = self._score(batch.token_ids, batch.mask, batch.lengths)
+        logprobs, entropies = self._score(batch.token_ids, batch.mask, batch.layout)
         kept = self._kept(logprobs.detach(), batch)
         ratio = losses.ratio(logprobs, batch.behavior_logprobs)
         surrogate = self._surrogate(ratio, batch)
@@ -382,7 +383,7 @@ class Learner:
         own: dict[int, Tensor] = {}
         with evaluating(score.model):
             for indices, batch in self._passes(samples):
-                logprobs, _ = score(batch.token_ids, batch.mask, batch.lengths)
+                logprobs, _ = score(batch.token_ids, batch.mask, batch.layout)
                 for i, row in zip(indices, logprobs, strict=False):
                     own[i] = row[: len(samples[i].token_ids)]
         if self.ranks.world > 1:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from trailnotes.learner.samples import Tokens, microbatches
+from trailnotes.learner.samples import Joining, Tokens, microbatches
 
 T = TypeVar("T")
 Within = Callable[..., Any]
@@ -109,7 +109,7 @@ def deal(samples: Sequence[Tokens], world: int) -> list[list[int]]:
     return [sorted(share) for share in shares]
 
 
-def passes(samples: Sequence[Tokens], max_tokens: int, ranks: Ranks, *, packed: bool = False) -> list[list[int]]:
+def passes(samples: Sequence[Tokens], max_tokens: int, ranks: Ranks, joining: Joining = "padded") -> list[list[int]]:
     """The micro-batches of this rank, as many as of any other.
 
     A pass through a sharded model is one of all ranks, so who has fewer micro-batches gets empty ones; whoever meets
@@ -119,16 +119,16 @@ def passes(samples: Sequence[Tokens], max_tokens: int, ranks: Ranks, *, packed: 
         samples: rows, the same on every rank.
         max_tokens: of a micro-batch, see `microbatches`.
         ranks: who shares them.
-        packed: see `microbatches`.
+        joining: see `microbatches`.
 
     Returns:
         Indices into `samples`. Over all ranks each stands in exactly one micro-batch.
     """
     if ranks.world == 1:
-        return microbatches(samples, max_tokens, packed=packed)
+        return microbatches(samples, max_tokens, joining)
     cuts = []
     for share in deal(samples, ranks.world):
-        batches = microbatches([samples[i] for i in share], max_tokens, packed=packed)
+        batches = microbatches([samples[i] for i in share], max_tokens, joining)
         cuts.append([[share[i] for i in batch] for batch in batches])
     own = cuts[ranks.rank]
     return own + [[] for _ in range(max(map(len, cuts)) - len(own))]

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from trailnotes.config.methods_schema import AlgorithmConfig
 
 T = TypeVar("T")
+Joining = Literal["padded", "joined", "shared"]  # how the rows of a batch are laid out, see `layout`
 
 
 @dataclass(slots=True)
@@ -245,22 +246,26 @@ class Tokens(Protocol):
         ...
 
 
-def microbatches(samples: Sequence[Tokens], max_tokens: int, *, packed: bool = False) -> list[list[int]]:
+def microbatches(samples: Sequence[Tokens], max_tokens: int, joining: Joining = "padded") -> list[list[int]]:
     """Cut rows into batches of similar length that fit a budget.
 
     Args:
         samples: rows.
         max_tokens: largest number of rows times longest row; a row longer than that goes alone.
-        packed: the rows of a batch are joined without padding, so that the sum of their lengths is what counts.
+        joining: how the rows of a batch are laid out: where without padding, the sum of their lengths is what counts;
+            where those that begin alike are to meet, they are cut in the order of their tokens.
 
     Returns:
         Indices into `samples`, each once, shortest rows first.
     """
     batches: list[list[int]] = []
     filled = 0  # tokens of the last batch
-    for index in sorted(range(len(samples)), key=lambda i: len(samples[i].token_ids)):
+    order = sorted(range(len(samples)), key=lambda i: len(samples[i].token_ids))
+    if joining == "shared":
+        order.sort(key=lambda i: tuple(samples[i].token_ids))
+    for index in order:
         length = len(samples[index].token_ids)
-        size = filled + length if packed else (len(batches[-1]) + 1 if batches else 1) * length
+        size = (len(batches[-1]) + 1 if batches else 1) * length if joining == "padded" else filled + length
         if batches and size <= max_tokens:
             batches[-1].append(index)
         else:
