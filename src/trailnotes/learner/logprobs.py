@@ -52,7 +52,7 @@ class Batch:
             behavior_logprobs=stack([s.behavior_logprobs for s in samples], torch.float32),
             advantages=stack([s.advantages for s in samples], torch.float32),
             off_policy=torch.tensor([s.off_policy for s in samples], device=device),
-            layout=lay_out([s.token_ids for s in samples], how, device),
+            layout=None if how == "padded" else lay_out([s.token_ids for s in samples], how, device),
         )
 
 
