@@ -3,7 +3,8 @@
 Both sides have the same random model, prompts, group size, completion length, rewards, optimiser and one optimiser
 step on the whole batch, on the same number of threads. Before the clock starts, both losses are computed on one
 batch with the same advantages and denominators (settings alike: token mean, clip .2/.3, two-sided clip 10), and so
-are their gradients. TRL is needed for this benchmark alone: `pip install trl`.
+are their gradients. Our update computes the prompt of a group once (`learner.packed = "shared"`), or with `--padded` in
+every member, as TRL does. TRL is needed for this benchmark alone: `pip install trl`.
 
     python benchmarks/step.py --json step.json
 """
@@ -28,7 +29,7 @@ from transformers import TrainerCallback
 from trailnotes.config.schema import LossConfig, OptimConfig
 from trailnotes.credit import group_relative
 from trailnotes.learner.learner import Learner
-from trailnotes.learner.samples import build_samples
+from trailnotes.learner.samples import Joining, build_samples
 from trailnotes.policies.hf.policy import HFPolicy
 from trailnotes.types import Message, Observation, Sample, Sampling, Step, Task, Trajectory, TrajectoryGroup
 
@@ -49,6 +50,7 @@ class Workload:
     completion_tokens: int = 32
     steps: int = 8  # timed
     lr: float = 1e-5
+    joining: Joining = "shared"  # of the rows of our update: the prompt of a group is computed once
 
 
 QUICK = Workload(num_layers=2, steps=3)
@@ -86,6 +88,7 @@ class Ours:
         self.policy = HFPolicy(model, tokenizer)
         optim = OptimConfig(lr=load.lr, minibatch=0, microbatch_tokens=2048)
         self.learner = Learner(model, optim, LossConfig())
+        self.learner.joining = load.joining
         self.count = 0
 
     async def _episode(self, task: Task, prompt: str, member: int) -> Trajectory:
@@ -227,7 +230,9 @@ def compare_losses(ours: Ours, trainer: Any) -> dict[str, float]:
     norm = torch.nn.utils.get_total_norm([p.grad for p in trainer.model.parameters()])
     trainer.model.zero_grad()
     optim = OptimConfig(lr=1e-9, minibatch=0)
-    metrics = Learner(copy.deepcopy(ours.policy.model), optim, LossConfig(drop_zero_advantage=False)).update(samples)
+    learner = Learner(copy.deepcopy(ours.policy.model), optim, LossConfig(drop_zero_advantage=False))
+    learner.joining = ours.load.joining
+    metrics = learner.update(samples)
     return {
         "loss_trl": float(loss),
         "loss_trailnotes": metrics["policy_loss"],
@@ -288,11 +293,13 @@ def main() -> None:
     """Parse the arguments, measure, print, and write."""
     parser = make_parser(__doc__, quick="a smaller model and fewer steps")
     parser.add_argument("--threads", type=int, default=1, help="torch threads")
+    parser.add_argument("--padded", action="store_true", help="our update computes each row for itself")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # TRL's and its dependencies'
-        result = measure(QUICK if arguments.quick else Workload())
+        load = QUICK if arguments.quick else Workload()
+        result = measure(replace(load, joining="padded") if arguments.padded else load)
     finish(result, report, arguments.json)
 
 

@@ -114,9 +114,14 @@ HOUSE = {
         hosts wire
     """,
     "learner": """
-        __init__ learner
-        dump metrics optimizer roles samples
-        logprobs losses
+        __init__ sharded
+        rank
+        building followers
+        circle learner sharding
+        dump metrics optimizer states
+        logprobs losses roles
+        layout ranks
+        samples
     """,
     "memory": """
         __init__ owner

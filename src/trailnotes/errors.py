@@ -10,6 +10,7 @@
     ├── BudgetError        a spending limit was reached; what was paid for is kept
     ├── MemoryStoreError   the memory file is corrupt, locked or of a newer version
     ├── RunError           a run directory that is locked, damaged or belongs to another config
+    ├── LearnerError       one of several processes of the learner died, hung or failed; the message says which
     └── NonFiniteError     a loss or gradient that is not finite; training stopped before the step
 
 A `ConfigError` is also a `ValueError`, so callers of the Python API may catch either. `Interrupted` is no error of this
@@ -63,6 +64,10 @@ class MemoryStoreError(TrailnotesError):
 
 class RunError(TrailnotesError):
     """A run directory that cannot be used as it is."""
+
+
+class LearnerError(TrailnotesError):
+    """A process of the learner died, hung or failed. The text says which, and why."""
 
 
 class NonFiniteError(TrailnotesError):

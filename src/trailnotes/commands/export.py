@@ -61,7 +61,7 @@ def _merge(out: Path, dtype: Dtype, config: ModelConfig) -> float:
     """`config` names the type that the base has acted in: what was learned was learned on the base as rounded to it."""
     import torch
 
-    from trailnotes.learner.learner import export_model
+    from trailnotes.learner.states import export_model
     from trailnotes.policies.hf.adapters import merged
     from trailnotes.policies.hf.policy import load_model
 

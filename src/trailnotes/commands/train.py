@@ -225,9 +225,12 @@ def dry_run(
 
 def _run(args: Namespace) -> None:
     from trailnotes.config.toml import load_config
+    from trailnotes.learner.rank import follow, follows
 
     config = load_config(args.config, args.settings)
-    if args.dry_run:
+    if follows():
+        follow(config)
+    elif args.dry_run:
         print(dry_run(config, memory=args.memory, show=partial(print, flush=True)), end="")
     else:
         print(f"last model: {train(config, args.run_dir, allow_change=args.allow_change, memory=args.memory)}")

@@ -126,8 +126,12 @@ class LearnerConfig(Section):
 
     world_size: int = key(1, "processes that share the update by FSDP2, a device each", ge=1)
     offload: bool = key(False, "keep the optimiser's state in the host's memory, where there is more than one process")
-    packed: Literal["auto", "always", "never"] = key(
-        "auto", "join rows into one without padding: auto does where the attention skips what is not its row's"
+    packed: Literal["auto", "always", "never", "shared"] = key(
+        "auto", "join rows into one without padding: auto does where the attention skips what is not its row's; "
+        "shared: compute once what rows begin with, where that is half of them"
+    )  # fmt: skip
+    attention: Literal["", "sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention"] = key(
+        "", "how the update attends, where the model is not that which acts; '' = as transformers chooses"
     )
     timeout: float = key(600.0, "seconds that one process may wait for another before the run stops", gt=0)
 

@@ -4,12 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 from safetensors.torch import save_file
 
+from trailnotes.errors import NonFiniteError
 from trailnotes.storage.checkpoint import write_json
 from trailnotes.types import Sample
+
+
+def refuse_step(
+    directory: Path | None, step: int, samples: Sequence[Sample], numbers: Mapping[str, float], *, write: bool = True
+) -> NoReturn:
+    """Stop before optimiser step `step`, with a dump where there is a directory for it.
+
+    Args:
+        directory: of dumps.
+        step: counted from 1.
+        samples: the mini-batch.
+        numbers: what was computed from it.
+        write: whether this is the process that writes it.
+
+    Raises:
+        NonFiniteError: always.
+    """
+    what = f"loss or gradient is not finite at optimiser step {step}: the weights were left as they were"
+    if directory is None:
+        raise NonFiniteError(f"{what} (no dump: the learner was given no dump_dir)")
+    path = directory / f"nonfinite-{step:06d}"
+    if write:
+        dump_batch(path, samples, numbers)
+    raise NonFiniteError(f"{what}; the batch is in {path}.safetensors")
 
 
 def dump_batch(path: Path, samples: Sequence[Sample], numbers: Mapping[str, float]) -> Path:

@@ -7,24 +7,24 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from trailnotes.config.schema import LossConfig, OptimConfig
-from trailnotes.errors import ConfigError, NonFiniteError
+from trailnotes.errors import ConfigError
 from trailnotes.learner import losses
-from trailnotes.learner.dump import dump_batch
+from trailnotes.learner.dump import refuse_step
 from trailnotes.learner.logprobs import Batch, TokenScorer
 from trailnotes.learner.metrics import UpdateMetrics, advantage_metrics
 from trailnotes.learner.optimizer import MasterAdamW
+from trailnotes.learner.ranks import Alone, Ranks, passes
 from trailnotes.learner.roles import weights_of, weights_of_tokens
-from trailnotes.learner.samples import has_advantage, microbatches, minibatches
-from trailnotes.policies.hf.adapters import save_adapters
-from trailnotes.policies.hf.network import evaluating
-from trailnotes.storage.checkpoint import atomic_directory
+from trailnotes.learner.samples import Joining, has_advantage, minibatches, opening
+from trailnotes.learner.states import export_model, load_state, save_state, trained_weights
+from trailnotes.policies.hf.network import evaluating, needs_training_mode
 from trailnotes.types import Sample
 
 
@@ -39,10 +39,14 @@ class Learner:
         reference: the model that `loss.kl` holds on to; with adapters it may be left out, since the base and what
             the adapters are now make the start model.
         dump_dir: where a batch is written whose loss or gradient is not finite.
+        ranks: the processes that share the update. Each has a learner of the same weights, calls the same methods with
+            the same arguments, and gets the same answers; this one keeps its part of the weights only.
 
     Raises:
         ConfigError: `loss.kl` without anything to compare with.
     """
+
+    joining: Joining = "padded"  # how the rows of a micro-batch are laid out; see `computes`
 
     def __init__(
         self,
@@ -53,8 +57,10 @@ class Learner:
         temperature: float = 1.0,
         reference: nn.Module | None = None,
         dump_dir: Path | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         self.model, self.optim, self.loss, self.dump_dir = model, optim, loss, dump_dir
+        self.ranks: Ranks = ranks if ranks is not None else Alone()
         self.steps = 0  # optimiser steps so far
         if loss.kl and reference is None and not hasattr(model, "disable_adapter"):
             raise ConfigError(
@@ -64,15 +70,24 @@ class Learner:
         self._score_reference = self._score
         if reference is not None:
             self._score_reference = TokenScorer(reference.requires_grad_(False), temperature, optim.logprob_chunk)
+        for score in dict.fromkeys((self._score, self._score_reference)):  # each has looked at its whole model by now
+            score.within = self.ranks.shard(score.model)
         own = reference is None and hasattr(model, "disable_adapter")
         self._start = {p: p.detach().clone() for p in model.parameters() if p.requires_grad} if own else {}
+        head = self._score.parts.head.parameters() if self._score.parts else ()
+        self._adapts_head = any(parameter in self._start for parameter in head)
         self._optimizer = MasterAdamW(model, optim)
-        self._training_mode = _needs_training_mode(model)
+        self._training_mode = needs_training_mode(model)
+
+    @property
+    def models(self) -> list[nn.Module]:
+        """The model, and the start model where it is another."""
+        return list(dict.fromkeys((self.model, self._score_reference.model)))
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
-        return next(self.model.parameters()).device
+        """Where it computes."""
+        return self.ranks.device or next(self.model.parameters()).device
 
     def logprobs(self, samples: Sequence[Sample], *, of_start: bool = False) -> list[tuple[float, ...]]:
         """Log-probabilities of the trained tokens, at the sampling temperature, by the model as it is or as it began.
@@ -80,9 +95,11 @@ class Learner:
         Returns:
             For each row (L,) natural logarithms; 0.0 where `loss_mask` is 0.
         """
+        score = self._score_reference if of_start else self._score
         with self.at_start() if of_start else nullcontext():
-            score = self._score_reference if of_start else self._score
-            return [tuple(row.tolist()) for row in self._all_logprobs(samples, score)]
+            rows = self._all_logprobs(samples, score)
+        self.ranks.rest(score.model)
+        return [tuple(row.tolist()) for row in rows]
 
     def update(self, samples: Sequence[Sample], seed: int = 0, lr_scale: float = 1.0) -> dict[str, float]:
         """Learn from one batch of rows.
@@ -113,8 +130,10 @@ class Learner:
         with evaluating(self.model, training=self._training_mode):
             for chosen in minibatches(rows, self.optim.minibatch, rng, self.optim.epochs):
                 self._step([rows[i] for i in chosen], [reference[i] for i in chosen], metrics)
+        for model in self.models:
+            self.ranks.rest(model)
         return (
-            metrics.result()
+            metrics.result(self.ranks)
             | advantage_metrics([sample for sample in samples if sample.role == "episode"])
             | {
                 "lr": self.optim.lr * lr_scale,
@@ -122,11 +141,6 @@ class Learner:
                 "seconds": time.perf_counter() - started,
             }
         )
-
-    def weights(self) -> dict[str, Tensor]:
-        """A copy of the trained weights by the model's names, in its type, on the CPU; of adapters theirs alone."""
-        named = self.model.named_parameters()
-        return {name: p.detach().to("cpu", copy=True) for name, p in named if p.requires_grad}
 
     def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Everything that the next update depends on: tensors for a safetensors file, and a JSON-able rest.
@@ -143,11 +157,31 @@ class Learner:
             ValueError: the state belongs to another model.
         """
         self._optimizer.load_state_dict(tensors)
+        self.ranks.rest(self.model)
         self.steps = int(rest["steps"])
+
+    def weights(self) -> dict[str, Tensor]:
+        """What is trained, whole, on the CPU; see `trained_weights`."""
+        return trained_weights(self.model, self.ranks)
 
     def export(self, path: Path, tokenizer: Any = None) -> None:
         """Write a Hugging Face directory that `load_model` loads; see `export_model`."""
-        export_model(self.model, path, tokenizer)
+        export_model(self.model, path, tokenizer, self.ranks)
+
+    def save(self, path: Path) -> None:
+        """Write all that the next update depends on into the directory `path`; see `save_state`."""
+        save_state(path, self._optimizer.live(), {"steps": self.steps}, self.ranks)
+
+    def load(self, path: Path) -> None:
+        """Restore what `save` wrote, on however many ranks; on as many training continues bit for bit.
+
+        Raises:
+            ValueError: the state belongs to another model.
+        """
+        self.load_state_dict(*load_state(path, self._optimizer.blank, self.ranks))
+
+    def close(self) -> None:
+        """There is nothing to close."""
 
     def _learns(self, sample: Sample) -> bool:
         """Whether the row is part of the update."""
@@ -168,7 +202,9 @@ class Learner:
         norm, policy, kept, kl, count, rest = torch.stack([self._optimizer.grad_norm(), *sums, added]).tolist()
         if not (math.isfinite(norm) and math.isfinite(policy + kl + rest)):
             numbers = {"policy_loss_sum": policy, "kl_sum": kl, "tokens": count, "loss_of_other_rows": rest}
-            self._refuse(samples, {"grad_norm_of_sum": norm} | numbers)
+            self._optimizer.zero_grad()
+            numbers = {"grad_norm_of_sum": norm} | numbers
+            refuse_step(self.dump_dir, self.steps + 1, samples, numbers, write=self.ranks.rank == 0)
         divisor = 1.0 if others else count
         if divisor == 0 or norm == 0:
             return
@@ -190,12 +226,24 @@ class Learner:
         """
         weight = self._policy_weight(samples) if self.loss.kl and not self.loss.mask_kl else 1.0
         sums = torch.zeros(4, device=self.device)
-        for indices in microbatches(samples, self.optim.microbatch_tokens):
-            batch = Batch.of([samples[i] for i in indices], self.device)
+        for indices, batch in self._passes(samples):
+            if not indices:
+                nothing = 0.0 * self._score(batch.token_ids, batch.mask, batch.layout)[0].sum()
+                nothing.backward()  # type: ignore[no-untyped-call]
+                continue
             start = nn.utils.rnn.pad_sequence([reference[i] for i in indices], True) if self.loss.kl else None
             sums += self._backward(batch, start, weight, metrics)
             self._optimizer.gather()
-        return sums
+        return self.ranks.sum(sums)
+
+    def _passes(self, samples: Sequence[Sample]) -> Iterator[tuple[list[int], Batch]]:
+        """The micro-batches of this rank: which rows, and these as tensors; see `passes`.
+
+        Where another rank has one more, no rows, and the start of any as a batch that must count for nothing.
+        """
+        for indices in passes(samples, self.optim.microbatch_tokens, self.ranks, self.joining):
+            rows = [samples[i] for i in indices] or [opening(samples[0])]
+            yield indices, Batch.of(rows, self.device, self.joining)
 
     def _others(self, samples: Sequence[Sample], metrics: UpdateMetrics) -> Tensor:
         """Add the gradient of the rows that are no episodes; see `roles`.
@@ -204,24 +252,26 @@ class Learner:
             () their loss.
         """
         weights = weights_of_tokens(samples, self.loss.aggregation)
+        any_held = any(sample.hold for sample in samples)
         total = torch.zeros((), device=self.device)
-        for indices in microbatches(samples, self.optim.microbatch_tokens):
+        for indices, batch in self._passes(samples):
             rows = [samples[i] for i in indices]
-            batch = Batch.of(rows, self.device)
-            terms = self._terms(rows, batch)
-            weight = torch.tensor([weights[i] for i in indices], device=self.device)  # (B, 3)
+            # Where any rank asks the start model in this mini-batch, all ask.
+            held = torch.tensor([row.hold > 0 for row in rows] or [any_held], device=self.device)  # (B,)
+            start = self._start_states(batch, held) if any_held else torch.empty(0, device=self.device)
+            terms = self._score.within(self._terms, batch, held, start)
+            weight = torch.tensor([weights[i] for i in indices] or [[0.0] * 3], device=self.device)  # (B, 3)
             loss = (terms * weight[:, None] * batch.mask[..., None]).sum()
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             self._optimizer.gather()
-            metrics.add_others(rows, batch, terms.detach())
-            total += loss.detach()
-        return total
+            if rows:
+                metrics.add_others(rows, batch, terms.detach())
+                total += loss.detach()
+        return self.ranks.sum(total)
 
-    def _terms(self, rows: Sequence[Sample], batch: Batch) -> Tensor:  # (B, T, 3)
+    def _terms(self, batch: Batch, held: Tensor, start: Tensor) -> Tensor:  # (B, T, 3)
         """Surrogate, KL(start model || model) and negative log-likelihood of each token, 0 where it is not trained."""
-        held = torch.tensor([row.hold > 0 for row in rows], device=self.device)  # (B,)
-        start = self._start_states(batch.token_ids[held], batch.mask[held])
-        states = self._score.states(batch.token_ids, batch.mask)
+        states = self._score.states(batch.token_ids, batch.mask, batch.layout)
         logprobs, _ = self._score.of_states(states, batch.token_ids, batch.mask)
         surrogate = self._surrogate(losses.ratio(logprobs, batch.behavior_logprobs), batch)
         where = held[batch.mask.nonzero()[:, 0]]  # (K,)
@@ -231,16 +281,22 @@ class Learner:
         return torch.stack([surrogate, kl, -logprobs], dim=-1)
 
     @torch.no_grad()
-    def _start_states(self, token_ids: Tensor, mask: Tensor) -> Tensor:  # (B, T), (B, T) -> (K, H)
+    def _start_states(self, batch: Batch, held: Tensor) -> Tensor:  # (B,) of bool -> (K, H)
         """What the start model's head makes distributions of; rows that are no episodes are used once an update."""
-        if not len(token_ids):
+        own = bool(held.any())
+        if not own and self.ranks.world == 1:
             return torch.empty(0, device=self.device)
+        rows = held if own else torch.ones_like(held)  # of the others' pass
         with self.at_start(), evaluating(self._score_reference.model):
-            return self._score_reference.states(token_ids, mask)
+            ids, mask = batch.token_ids[rows], batch.mask[rows]
+            if batch.layout is not None:  # of all rows together
+                ids, mask = batch.token_ids, batch.mask & rows[:, None]
+            states: Tensor = self._score_reference.within(self._score_reference.states, ids, mask, batch.layout)
+        return states if own else states[:0]
 
     def _start_logits(self, states: Tensor) -> Tensor:  # (K, H) -> (K, V)
         """Of `_start_states`; adapters may sit on the head, too."""
-        with self.at_start():
+        with self.at_start() if self._adapts_head else nullcontext():
             return self._score_reference.logits(states)
 
     @torch.no_grad()
@@ -255,10 +311,11 @@ class Learner:
         by_row = self.loss.aggregation == "sequence"
         trained = sum(1 if by_row else sum(sample.loss_mask) for sample in samples)
         kept = sum(1 if by_row else sum(sample.loss_mask) for sample in samples if not sample.off_policy)
-        for indices in microbatches(off_policy, self.optim.microbatch_tokens):
-            batch = Batch.of([off_policy[i] for i in indices], self.device)
-            mask = self._kept(self._score(batch.token_ids, batch.mask)[0], batch)
-            kept += int(losses.masked_sum(torch.zeros(()), mask, self.loss.aggregation)[1])
+        own = 0
+        for indices, batch in self._passes(off_policy):
+            mask = self._kept(self._score(batch.token_ids, batch.mask, batch.layout)[0], batch)
+            own += int(losses.masked_sum(torch.zeros(()), mask, self.loss.aggregation)[1]) if indices else 0
+        kept += sum(self.ranks.gather(own))
         return trained / kept if kept else 1.0
 
     def _backward(self, batch: Batch, reference: Tensor | None, weight: float, metrics: UpdateMetrics) -> Tensor:
@@ -267,7 +324,7 @@ class Learner:
         Returns:
             (4,) the sum of the policy loss, without the weight, and what it is a mean over; the same of the KL.
         """
-        logprobs, entropies = self._score(batch.token_ids, batch.mask)
+        logprobs, entropies = self._score(batch.token_ids, batch.mask, batch.layout)
         kept = self._kept(logprobs.detach(), batch)
         ratio = losses.ratio(logprobs, batch.behavior_logprobs)
         surrogate = self._surrogate(ratio, batch)
@@ -318,59 +375,18 @@ class Learner:
     @contextmanager
     def at_start(self) -> Iterator[None]:
         """Adapters as they were before any update: those that were given learned something before already."""
-        now = {parameter: parameter.data for parameter in self._start}
-        try:
-            for parameter, start in self._start.items():
-                parameter.data = start
+        with self.ranks.swapped(self.model, self._start):
             yield
-        finally:
-            for parameter, data in now.items():
-                parameter.data = data
 
     @torch.no_grad()
     def _all_logprobs(self, samples: Sequence[Sample], score: TokenScorer) -> list[Tensor]:
-        rows: list[Tensor] = [torch.empty(0)] * len(samples)
+        own: dict[int, Tensor] = {}
         with evaluating(score.model):
-            for indices in microbatches(samples, self.optim.microbatch_tokens):
-                batch = Batch.of([samples[i] for i in indices], self.device)
-                logprobs, _ = score(batch.token_ids, batch.mask)
-                for i, row in zip(indices, logprobs, strict=True):
-                    rows[i] = row[: len(samples[i].token_ids)]
-        return rows
-
-    def _refuse(self, samples: Sequence[Sample], numbers: Mapping[str, float]) -> NoReturn:
-        self._optimizer.zero_grad()
-        what = f"loss or gradient is not finite at optimiser step {self.steps + 1}: the weights were left as they were"
-        if self.dump_dir is None:
-            raise NonFiniteError(f"{what} (no dump: the learner was given no dump_dir)")
-        path = dump_batch(self.dump_dir / f"nonfinite-{self.steps + 1:06d}", samples, numbers)
-        raise NonFiniteError(f"{what}; the batch is in {path}")
-
-
-def _needs_training_mode(model: nn.Module) -> bool:
-    """Whether to update in training mode.
-
-    Dropout would keep the ratio from starting at 1, so it is on only inside adapters that were given one, and where
-    transformers asks for the training mode before it recomputes activations.
-    """
-    return any(
-        getattr(module, "gradient_checkpointing", False) or (isinstance(module, nn.Dropout) and "lora_dropout" in name)
-        for name, module in model.named_modules()
-    )
-
-
-def export_model(model: Any, path: Path, tokenizer: Any = None) -> None:
-    """Write `model` as a Hugging Face directory with ``.safetensors``, whole or not at all.
-
-    Args:
-        model: a transformers model; of a peft model the adapters alone are written, in peft's format.
-        path: the directory, replaced if it exists.
-        tokenizer: saved beside the weights, so that the directory acts by itself.
-    """
-    with atomic_directory(path) as aside:
-        if hasattr(model, "peft_config"):
-            save_adapters(model, aside)
-        else:
-            model.save_pretrained(aside)
-        if tokenizer is not None:
-            tokenizer.save_pretrained(aside)
+            for indices, batch in self._passes(samples):
+                logprobs, _ = score(batch.token_ids, batch.mask, batch.layout)
+                for i, row in zip(indices, logprobs, strict=False):
+                    own[i] = row[: len(samples[i].token_ids)]
+        if self.ranks.world > 1:
+            parts = self.ranks.gather({i: row.cpu() for i, row in own.items()})
+            own = {i: row.to(self.device) for part in parts for i, row in part.items()}
+        return [own[i] for i in range(len(samples))]

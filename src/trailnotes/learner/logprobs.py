@@ -15,7 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from trailnotes.policies.hf.network import parts_of
+from trailnotes.learner.layout import Layout, lay_out
+from trailnotes.learner.ranks import call
+from trailnotes.learner.samples import Joining
+from trailnotes.policies.hf.network import evaluating, parts_of
 from trailnotes.types import Sample
 
 
@@ -28,9 +31,15 @@ class Batch:
     behavior_logprobs: Tensor  # (B, T) float32
     advantages: Tensor  # (B, T) float32
     off_policy: Tensor  # (B,) bool
+    layout: Layout | None = None  # how the model is to compute the rows, if not padded
+
+    @property
+    def num_computed(self) -> int:
+        """Tokens that the model computes, padding included."""
+        return (self.token_ids if self.layout is None else self.layout.token_ids).numel()
 
     @classmethod
-    def of(cls, samples: Sequence[Sample], device: torch.device) -> Batch:
+    def of(cls, samples: Sequence[Sample], device: torch.device, how: Joining = "padded") -> Batch:
         """Pad and stack `samples`."""
 
         def stack(rows: Sequence[Sequence[float]], dtype: torch.dtype) -> Tensor:
@@ -43,6 +52,7 @@ class Batch:
             behavior_logprobs=stack([s.behavior_logprobs for s in samples], torch.float32),
             advantages=stack([s.advantages for s in samples], torch.float32),
             off_policy=torch.tensor([s.off_policy for s in samples], device=device),
+            layout=None if how == "padded" else lay_out([s.token_ids for s in samples], how, device),
         )
 
 
@@ -61,6 +71,7 @@ class TokenScorer:
         if temperature <= 0:
             raise ValueError(f"training needs a temperature above 0, got {temperature}: set rollout.temperature")
         self.model, self.temperature, self.chunk = model, temperature, chunk
+        self.within: Callable[..., Any] = call  # what reads weights; a sharded model has them whole inside it alone
         self.parts = parts_of(model)
         if self.parts is None:
             base = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
@@ -70,18 +81,23 @@ class TokenScorer:
                 stacklevel=2,
             )
 
-    def __call__(self, token_ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(self, token_ids: Tensor, mask: Tensor, layout: Layout | None = None) -> tuple[Tensor, Tensor]:
         """Log-probability of each token of the mask given all before it, and the entropy there.
 
         Args:
             token_ids: (B, T) tokens, padded on the right with any valid id.
             mask: (B, T) bool; the first token of a row has no context and must not be in it.
+            layout: how the model computes the rows, which it must be able to (see `computes`). None: padded.
 
         Returns:
             (B, T) float32 log-probabilities in nats, with gradient where it is enabled, and (B, T) entropies without;
             both 0 outside the mask.
         """
-        return self.of_states(self.states(token_ids, mask), token_ids, mask)
+        scored: tuple[Tensor, Tensor] = self.within(self._scored, token_ids, mask, layout)
+        return scored
+
+    def _scored(self, token_ids: Tensor, mask: Tensor, layout: Layout | None) -> tuple[Tensor, Tensor]:
+        return self.of_states(self.states(token_ids, mask, layout), token_ids, mask)
 
     def of_states(self, states: Tensor, token_ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """The same from the (K, H) `states` of the mask's tokens."""
@@ -93,10 +109,16 @@ class TokenScorer:
         logprobs, entropies = (torch.cat(column) for column in zip(*parts, strict=True))
         return blank.index_put((rows, columns), logprobs), blank.index_put((rows, columns), entropies)
 
-    def states(self, token_ids: Tensor, mask: Tensor) -> Tensor:  # (K, H)
+    def states(self, token_ids: Tensor, mask: Tensor, layout: Layout | None = None) -> Tensor:  # (K, H)
         """What the head makes the logits of, for each of the K tokens of the mask, row by row; arguments as above."""
-        where = mask[:, 1:].flatten().nonzero().squeeze(1)
-        return self._states(token_ids[:, :-1]).flatten(0, 1).index_select(0, where)
+        if layout is None:
+            where = mask[:, 1:].flatten().nonzero().squeeze(1)
+            return self._states(token_ids[:, :-1]).flatten(0, 1).index_select(0, where)
+        where = layout.node[:, :-1][mask[:, 1:]]
+        given = {"position_ids": layout.position_ids}
+        if layout.attention is not None:
+            given["attention_mask"] = layout.attention
+        return self._states(layout.token_ids, **given).flatten(0, 1).index_select(0, where)
 
     def divergence(self, states: Tensor, teacher: Callable[[Tensor], Tensor], teacher_states: Tensor) -> Tensor:  # (K,)
         """KL(teacher || this model) of the whole distribution at each position, in nats, with gradient.
@@ -131,12 +153,12 @@ class TokenScorer:
         logits = (states if self.parts is None else self.parts.head(states)).float()
         return logits / self.temperature if self.temperature != 1.0 else logits
 
-    def _states(self, token_ids: Tensor) -> Tensor:
+    def _states(self, token_ids: Tensor, **given: Tensor) -> Tensor:
         """(B, T) -> (B, T, H) hidden states, or (B, T, V) logits where the head alone does not give them."""
         if self.parts is None:
-            logits: Tensor = self.model(input_ids=token_ids, use_cache=False).logits
+            logits: Tensor = self.model(input_ids=token_ids, use_cache=False, **given).logits
             return logits
-        states: Tensor = self.parts.body(input_ids=token_ids, use_cache=False).last_hidden_state
+        states: Tensor = self.parts.body(input_ids=token_ids, use_cache=False, **given).last_hidden_state
         return states
 
     def _chunks(self, states: Tensor, targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
@@ -156,6 +178,28 @@ class TokenScorer:
     ) -> tuple[Tensor, Tensor]:  # (K,), (K,)
         logprobs, entropies = _LogSoftmaxAt.apply(self.logits(states), targets)  # type: ignore[no-untyped-call]
         return logprobs, entropies
+
+
+@torch.no_grad()
+def computes(scorer: TokenScorer, how: Joining) -> bool:
+    """Whether the model makes the same of rows that are laid out so, found out on a few random tokens."""
+    embeddings = scorer.model.get_input_embeddings()  # type: ignore[operator]
+    kinds = getattr(scorer.model.config.get_text_config(), "layer_types", None) or ()  # type: ignore[operator, union-attr]
+    if how == "shared" and any("sliding" in kind for kind in kinds):  # a tree has a mask of its own, without a window
+        return False
+    device = embeddings.weight.device
+    drawn = torch.randint(embeddings.num_embeddings, (16,), generator=torch.Generator().manual_seed(0)).tolist()
+    rows = [drawn[:8], drawn[:5], [*drawn[:5], *drawn[8:11]], drawn[11:]]
+    token_ids = nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True).to(device)
+    columns = torch.arange(8, device=device)
+    mask = (columns > 0) & (columns < torch.tensor([len(row) for row in rows], device=device)[:, None])
+    try:
+        with evaluating(scorer.model):
+            found, padded = (scorer(token_ids, mask, layout)[0] for layout in (lay_out(rows, how, device), None))
+    except (AttributeError, TypeError, ValueError, RuntimeError, IndexError):  # a model that is asked otherwise
+        return False
+    tolerance = 1e-4 if embeddings.weight.dtype == torch.float32 else 5e-2
+    return bool((found - padded).abs().max() <= tolerance * padded.abs().max().clamp(min=1.0))
 
 
 class _LogSoftmaxAt(torch.autograd.Function):

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from trailnotes.learner import losses
 from trailnotes.learner.logprobs import Batch
+from trailnotes.learner.ranks import Alone, Ranks
 from trailnotes.types import Sample
 
 
@@ -26,7 +27,7 @@ class UpdateMetrics:
         self._steps: dict[str, list[float]] = defaultdict(list)
         self._ratio_max: list[Tensor] = []
         self._ratio_min: list[Tensor] = []
-        self._tokens_forward = 0
+        self._computed = 0
 
     @torch.no_grad()
     def add_batch(
@@ -60,7 +61,7 @@ class UpdateMetrics:
             self._add(name, value)
         self._ratio_max.append(torch.where(kept, ratio, -torch.inf).max())
         self._ratio_min.append(torch.where(kept, ratio, torch.inf).min())
-        self._tokens_forward += batch.token_ids.numel()
+        self._computed += batch.num_computed
 
     @torch.no_grad()
     def add_others(self, rows: Sequence[Sample], batch: Batch, terms: Tensor) -> None:
@@ -75,7 +76,7 @@ class UpdateMetrics:
             if row.imitate:
                 self._add(f"nll_{row.role}", nll[i])
                 self._add(f"imitated_{row.role}", tokens[i])
-        self._tokens_forward += batch.token_ids.numel()
+        self._computed += batch.num_computed
 
     def _add(self, name: str, value: Tensor) -> None:
         self._sums[name] = self._sums[name] + value.double() if name in self._sums else value.double()
@@ -87,21 +88,24 @@ class UpdateMetrics:
         self._steps["kl_to_reference"].append(kl)
         self._steps["grad_norm"].append(grad_norm)
 
-    def result(self) -> dict[str, float]:
-        """The metrics; means over an empty set are 0, a ratio of nothing is 1."""
+    def result(self, ranks: Ranks | None = None) -> dict[str, float]:
+        """The metrics of all ranks; means over an empty set are 0, a ratio of nothing is 1."""
         sums: dict[str, float] = defaultdict(float)
-        if self._sums:
-            sums.update(zip(self._sums, torch.stack(list(self._sums.values())).tolist(), strict=True))
+        parts = (ranks or Alone()).gather(self._part())
+        for part, _, _ in parts:
+            for name, value in part.items():
+                sums[name] += value
+        most, least = max(part[1] for part in parts), min(part[2] for part in parts)
         on = sums["trained"] - sums["off"]
         names = ("loss", "policy_loss", "kl_to_reference", "grad_norm")
-        others = {name: sums[name] for name in self._sums if name.startswith("tokens_")}
+        others = {name: sums[name] for name in sorted(sums) if name.startswith("tokens_")}
         return {name: float(np.mean(self._steps[name])) if self._steps[name] else 0.0 for name in names} | {
             "kl_to_behavior": _share(sums["kl_on"], on),
             "kl_to_behavior_off_policy": _share(sums["kl_off"], sums["off"]),
             "ratio_mean": _share(sums["ratio"], sums["kept"], 1.0),
             "ratio_mean_off_policy": _share(sums["ratio_off"], sums["kept_off"], 1.0),
-            "ratio_max": _finite(torch.stack(self._ratio_max).max()) if self._ratio_max else 1.0,
-            "ratio_min": _finite(torch.stack(self._ratio_min).min()) if self._ratio_min else 1.0,
+            "ratio_max": _finite(most),
+            "ratio_min": _finite(least),
             "clip_fraction_low": _share(sums["low"], sums["kept"]),
             "clip_fraction_high": _share(sums["high"], sums["kept"]),
             "dual_clip_fraction": _share(sums["dual"], sums["kept"]),
@@ -109,12 +113,20 @@ class UpdateMetrics:
             "entropy": _share(sums["entropy"], sums["trained"]),
             "tokens_trained": sums["trained"] + sum(others.values()),
             "tokens_off_policy": sums["off"],
-            "tokens_forward": float(self._tokens_forward),
+            "tokens_forward": sums["computed"],
             "optimiser_steps": float(len(self._steps["loss"])),
             **others,
             **{f"kl_to_reference_{role}": value for role, value in _means(sums, "kl", "held").items()},
             **{f"nll_{role}": value for role, value in _means(sums, "nll", "imitated").items()},
         }
+
+    def _part(self) -> tuple[dict[str, float], float, float]:
+        """What this rank has seen: its sums, and the largest and the smallest ratio."""
+        values = torch.stack(list(self._sums.values())).tolist() if self._sums else []
+        sums = dict(zip(self._sums, values, strict=True)) | {"computed": float(self._computed)}
+        most = float(torch.stack(self._ratio_max).max()) if self._ratio_max else -math.inf
+        least = float(torch.stack(self._ratio_min).min()) if self._ratio_min else math.inf
+        return sums, most, least
 
 
 def _means(sums: Mapping[str, float], value: str, count: str) -> dict[str, float]:
@@ -142,6 +154,5 @@ def _share(part: float, whole: float, otherwise: float = 0.0) -> float:
     return part / whole if whole else otherwise
 
 
-def _finite(value: Tensor) -> float:
-    number = float(value)
+def _finite(number: float) -> float:
     return number if math.isfinite(number) else 1.0

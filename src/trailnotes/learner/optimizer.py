@@ -7,10 +7,11 @@ the rounded masters. Float32 parameters are their own masters and cost nothing m
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from trailnotes.config.schema import OptimConfig
 
@@ -55,8 +56,9 @@ class MasterAdamW:
                 parameter.grad = None
 
     def grad_norm(self) -> Tensor:  # ()
-        """2-norm of all gradients together."""
-        return nn.utils.get_total_norm([p.grad for p in self.masters.values() if p.grad is not None])
+        """2-norm of all gradients together, of all ranks."""
+        norm = nn.utils.get_total_norm([p.grad for p in self.masters.values() if p.grad is not None])
+        return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
     def scale(self, factor: float) -> None:
         """Multiply the gradients so far."""
@@ -81,13 +83,31 @@ class MasterAdamW:
             if self.masters[name] is not parameter:
                 parameter.copy_(self.masters[name])
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Masters, moments and step counts as flat tensors on the CPU, ready for safetensors."""
-        tensors = {f"weights.{name}": master for name, master in self.masters.items()}
+    def live(self) -> dict[str, Tensor]:
+        """Masters, moments and step counts themselves; of a sharded model this rank's parts of them."""
+        tensors: dict[str, Tensor] = {f"weights.{name}": master.detach() for name, master in self.masters.items()}
         for name, master in self.masters.items():
             for key, value in self._adamw.state.get(master, {}).items():
                 tensors[f"{key}.{name}"] = value
-        return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
+        return tensors
+
+    def blank(self, names: Collection[str]) -> dict[str, Tensor]:
+        """For each of `names` of a saved state a tensor of the right shape, to be filled and loaded.
+
+        Raises:
+            ValueError: it is the state of another model.
+        """
+        self._refuse_others(names)
+        blanks = {f"weights.{name}": torch.zeros_like(master.detach()) for name, master in self.masters.items()}
+        for name, master in self.masters.items():
+            if f"step.{name}" in names:
+                blanks[f"step.{name}"] = torch.zeros(())
+                blanks |= {f"{moment}.{name}": torch.zeros_like(master.detach()) for moment in MOMENTS}
+        return blanks
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """A copy of `live` on the CPU, ready for safetensors."""
+        return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in self.live().items()}
 
     @torch.no_grad()
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
@@ -96,10 +116,7 @@ class MasterAdamW:
         Raises:
             ValueError: the tensors belong to another model.
         """
-        expected = {f"weights.{name}" for name in self.masters}
-        found = {name for name in tensors if name.startswith("weights.")}
-        if expected != found:
-            raise ValueError(f"the saved weights are another model's, e.g. {min(expected ^ found)}")
+        self._refuse_others(tensors)
         for name, master in self.masters.items():
             master.copy_(tensors[f"weights.{name}"])
         state = {
@@ -109,3 +126,9 @@ class MasterAdamW:
         }
         self._adamw.load_state_dict({"state": state, "param_groups": self._adamw.state_dict()["param_groups"]})
         self._round()
+
+    def _refuse_others(self, names: Collection[str]) -> None:
+        expected = {f"weights.{name}" for name in self.masters}
+        found = {name for name in names if name.startswith("weights.")}
+        if expected != found:
+            raise ValueError(f"the saved weights are another model's, e.g. {min(expected ^ found)}")

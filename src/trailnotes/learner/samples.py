@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from trailnotes.config.methods_schema import AlgorithmConfig
 
 T = TypeVar("T")
+Joining = Literal["padded", "joined", "shared"]  # how the rows of a batch are laid out, see `layout`
 
 
 @dataclass(slots=True)
@@ -195,6 +196,13 @@ def has_advantage(sample: Sample) -> bool:
     return any(sample.advantages)
 
 
+def opening(sample: Sample) -> Sample:
+    """The first two tokens of a row: something to compute that is to count for nothing."""
+    ids = (sample.token_ids * 2)[:2]
+    blank = (0.0, 0.0)
+    return replace(sample, token_ids=ids, loss_mask=(0, 1), behavior_logprobs=blank, advantages=blank)
+
+
 def minibatches(
     samples: Sequence[Sample], num_trajectories: int, rng: np.random.Generator, epochs: int = 1
 ) -> Iterator[list[int]]:
@@ -238,21 +246,30 @@ class Tokens(Protocol):
         ...
 
 
-def microbatches(samples: Sequence[Tokens], max_tokens: int) -> list[list[int]]:
-    """Cut rows into batches of similar length whose padded size fits a budget.
+def microbatches(samples: Sequence[Tokens], max_tokens: int, joining: Joining = "padded") -> list[list[int]]:
+    """Cut rows into batches of similar length that fit a budget.
 
     Args:
         samples: rows.
         max_tokens: largest number of rows times longest row; a row longer than that goes alone.
+        joining: how the rows of a batch are laid out: where without padding, the sum of their lengths is what counts;
+            where those that begin alike are to meet, they are cut in the order of their tokens.
 
     Returns:
         Indices into `samples`, each once, shortest rows first.
     """
     batches: list[list[int]] = []
-    for index in sorted(range(len(samples)), key=lambda i: len(samples[i].token_ids)):
-        fits = batches and (len(batches[-1]) + 1) * len(samples[index].token_ids) <= max_tokens
-        if fits:
+    filled = 0  # tokens of the last batch
+    order = sorted(range(len(samples)), key=lambda i: len(samples[i].token_ids))
+    if joining == "shared":
+        order.sort(key=lambda i: tuple(samples[i].token_ids))
+    for index in order:
+        length = len(samples[index].token_ids)
+        size = (len(batches[-1]) + 1 if batches else 1) * length if joining == "padded" else filled + length
+        if batches and size <= max_tokens:
             batches[-1].append(index)
         else:
             batches.append([index])
+            size = length
+        filled = size
     return batches

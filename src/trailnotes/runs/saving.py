@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from safetensors import SafetensorError
 from safetensors.numpy import load_file as load_numpy
 from safetensors.numpy import save_file as save_numpy
-from safetensors.torch import load_file as load_torch
-from safetensors.torch import save_file as save_torch
 
 from trailnotes.errors import RunError
 from trailnotes.runs.spent import BY_TRAINING
@@ -25,6 +23,7 @@ if TYPE_CHECKING:
     from trailnotes.config.schema import Config
     from trailnotes.credit.novelty import Novelty
     from trailnotes.learner.learner import Learner
+    from trailnotes.learner.sharded import ShardedLearner
     from trailnotes.memory import TipMemory
     from trailnotes.policies.hf import HFPolicy
     from trailnotes.rollout.archive import Archive
@@ -57,7 +56,6 @@ class Saved(Protocol):
     config: Config
     directory: RunDir
     policy: HFPolicy
-    learner: Learner
     memory: TipMemory | None
     novelty: Novelty
     archive: Archive | None
@@ -67,6 +65,11 @@ class Saved(Protocol):
 
     def weights_changed(self, version: int) -> None:
         """The learner's weights are those of `version` now."""
+        ...
+
+    @property
+    def learner(self) -> Learner | ShardedLearner:
+        """What writes its own part."""
         ...
 
 
@@ -97,7 +100,7 @@ def load(run: Saved, path: Path) -> None:
     run.count = Counters(**checkpoint.load_meta(path))
     novelty = load_numpy(path / "novelty.safetensors")
     try:
-        run.learner.load_state_dict(load_torch(path / "learner.safetensors"), _read_json(path / "learner.json"))
+        run.learner.load(path)
         run.novelty.load_state_dict(novelty, _read_json(path / "novelty.json"))
         if run.archive is not None and (path / "archive.json").exists():  # it may have been off until now
             run.archive.load_state_dict(_read_json(path / "archive.json"))
@@ -112,9 +115,7 @@ def load(run: Saved, path: Path) -> None:
 
 def _write_state(run: Saved, path: Path) -> None:
     run.learner.export(path / "model", run.policy.tokenizer)
-    tensors, rest = run.learner.state_dict()
-    save_torch(tensors, path / "learner.safetensors")
-    checkpoint.write_json(path / "learner.json", rest)
+    run.learner.save(path)
     arrays, rest = run.novelty.state_dict()
     save_numpy(dict(arrays), path / "novelty.safetensors")
     checkpoint.write_json(path / "novelty.json", rest)

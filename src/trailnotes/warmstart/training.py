@@ -19,10 +19,10 @@ from safetensors.torch import load_file, save_file
 from trailnotes.config.toml import SURROUNDINGS
 from trailnotes.envs.tasks import refuse_learning
 from trailnotes.errors import ConfigError, Interrupted, NonFiniteError, RunError
-from trailnotes.learner.learner import export_model
 from trailnotes.learner.logprobs import TokenScorer
 from trailnotes.learner.optimizer import MasterAdamW
 from trailnotes.learner.samples import microbatches
+from trailnotes.learner.states import export_model
 from trailnotes.policies.chat import ChatFormat
 from trailnotes.policies.hf.policy import device_of, load_model, refuse_frozen
 from trailnotes.runs.directory import RunDir, has_begun

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -88,9 +88,13 @@ def put_on(model: Any, path: str, settings: Any, config: LoraConfig, base: str) 
         )
 
 
-def save_adapters(model: Any, path: Path) -> None:
-    """Write adapters, without their base, into the directory `path`: ``adapter_config.json`` names the base."""
-    model.save_pretrained(path, save_embedding_layers=False)  # peft's "auto" asks the hub about the base
+def save_adapters(model: Any, path: Path, state: Mapping[str, torch.Tensor] | None = None) -> None:
+    """Write adapters, without their base, into the directory `path`: ``adapter_config.json`` names the base.
+
+    Their weights are those of `model`, or `state`, by the names that they have in it.
+    """
+    given = {} if state is None else {"state_dict": dict(state)}
+    model.save_pretrained(path, save_embedding_layers=False, **given)  # peft's "auto" asks the hub about the base
     (path / "README.md").unlink(missing_ok=True)  # a form that nobody has filled in
 
 

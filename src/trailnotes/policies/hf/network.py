@@ -75,6 +75,18 @@ def evaluating(model: nn.Module, training: bool = False) -> Iterator[None]:
         model.train(before)
 
 
+def needs_training_mode(model: nn.Module) -> bool:
+    """Whether to update in training mode.
+
+    Dropout would keep the ratio from starting at 1, so it is on only inside adapters that were given one, and where
+    transformers asks for the training mode before it recomputes activations.
+    """
+    return any(
+        getattr(module, "gradient_checkpointing", False) or (isinstance(module, nn.Dropout) and "lora_dropout" in name)
+        for name, module in model.named_modules()
+    )
+
+
 class Network:
     """A causal LM that gives logits at one position of each row.
 

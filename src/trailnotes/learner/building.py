@@ -1,0 +1,127 @@
+"""From a config to a learner: alone around the model that acts, or one rank with a part of a model of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trailnotes.config.model_schema import LearnerConfig
+from trailnotes.config.schema import Config
+from trailnotes.errors import ConfigError, LearnerError
+from trailnotes.learner.circle import Circle
+from trailnotes.learner.layout import skips_padding
+from trailnotes.learner.learner import Learner
+from trailnotes.learner.logprobs import TokenScorer, computes
+from trailnotes.learner.samples import Joining
+from trailnotes.learner.sharding import Sharded
+from trailnotes.policies.hf.policy import load_model
+from trailnotes.seeds import derive_seed
+
+
+def build_alone(config: Config, model: Any, reference: Any, dump_dir: Path | None) -> Learner:
+    """A learner of `model`, in this process.
+
+    Raises:
+        ConfigError: `learner.packed` or `learner.attention` do not fit the model.
+    """
+    if config.learner.attention and config.engine.name == "hf":
+        raise ConfigError(
+            f"learner.attention = {config.learner.attention!r} would change the model that acts, too, which needs "
+            "another: leave it out, or set learner.world_size to 2 or more"
+        )
+    joining = _joining(config.learner, model)
+    learner = Learner(
+        model,
+        config.optim,
+        config.loss,
+        temperature=config.rollout.temperature,
+        reference=reference,
+        dump_dir=dump_dir,
+    )
+    learner.joining = joining
+    _attend(learner, config.learner)
+    return learner
+
+
+def build_rank(circle: Circle, config: Config, dump_dir: Path | None) -> Learner:
+    """A learner of this rank's part of the model that `config` names, with a start model where one is needed.
+
+    Every rank loads the whole model into its host's memory, and moves a block at a time to its device.
+
+    Raises:
+        ConfigError: as `build_alone`.
+        LearnerError: the ranks have loaded different weights.
+    """
+    on_host = config.model.model_copy(update={"device": "cpu"})
+    torch.manual_seed(derive_seed(config.run.seed, "weights"))  # adapters start at random
+    model = load_model(on_host)[0]
+    joining = _joining(config.learner, model)
+    whole = not config.model.lora.enabled
+    dtype = getattr(torch, config.model.dtype) if whole and config.model.dtype != "float32" else None
+    ranks = Sharded(circle.mesh, circle.talk, dtype, offload=config.learner.offload)
+    _refuse_others(ranks, model)
+    learner = Learner(
+        model,
+        config.optim,
+        config.loss,
+        temperature=config.rollout.temperature,
+        reference=load_model(on_host)[0] if config.holds and whole else None,
+        dump_dir=dump_dir,
+        ranks=ranks,
+    )
+    learner.joining = joining
+    _attend(learner, config.learner)
+    torch.manual_seed(derive_seed(config.run.seed, "dropout", ranks.rank))  # of other rows, other masks
+    return learner
+
+
+def _joining(config: LearnerConfig, model: Any) -> Joining:
+    """How rows are to be laid out."""
+    skips = config.attention.startswith(("flash", "flex")) or (not config.attention and skips_padding(model))
+    if config.packed == "never" or (config.packed == "auto" and not skips):
+        return "padded"
+    how: Joining = "shared" if config.packed == "shared" else "joined"
+    if how == "shared" and skips:
+        raise ConfigError(
+            'learner.packed = "shared" needs an attention that takes any mask: set learner.attention = "sdpa", or '
+            'learner.packed = "auto"'
+        )
+    if computes(TokenScorer(model), how):
+        return how
+    if config.packed == "auto":
+        return "padded"
+    raise ConfigError(
+        f"learner.packed = {config.packed!r}, but this model makes something else of rows that are laid out so: set it "
+        'to "auto" or "never"'
+    )
+
+
+def _attend(learner: Learner, config: LearnerConfig) -> None:
+    """Change the attention last: what is found out about a model is found out on the host, where few kinds work."""
+    if config.attention:
+        for model in learner.models:
+            base: Any = model
+            if hasattr(model, "get_base_model"):
+                base = base.get_base_model()
+            try:
+                base.set_attn_implementation(config.attention)
+            except (ImportError, ValueError) as error:
+                line = " ".join(str(error).split())
+                raise ConfigError(f"learner.attention = {config.attention!r} does not work here: {line}") from error
+
+
+def _refuse_others(ranks: Sharded, model: torch.nn.Module) -> None:
+    """Refuse ranks whose models differ, by a few numbers of each weight."""
+    mine = {
+        name: (tuple(p.shape), p.detach().flatten()[:64].double().sum().item()) for name, p in model.named_parameters()
+    }
+    first, *others = ranks.gather(mine)
+    for rank, found in enumerate(others, start=1):
+        if found != first:
+            name = next((name for name in first if found.get(name) != first[name]), "other names")
+            raise LearnerError(
+                f"rank {rank} of the learner loaded other weights than rank 0 ({name}): model.path must hold the same "
+                "model on every machine"
+            )

@@ -1,0 +1,110 @@
+"""A process that has a part of the model and does what rank 0 does, until it is sent home.
+
+    python -m trailnotes.learner.rank RANK WORLD DIRECTORY DEVICE SECONDS
+
+is how rank 0 starts those of its machine; `follow` is what torchrun's ranks above 0 do instead of the command.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trailnotes.errors import TrailnotesError
+
+if TYPE_CHECKING:
+    from trailnotes.config.schema import Config
+    from trailnotes.learner.circle import Circle
+
+ALIKE = (TrailnotesError, ValueError, OSError)
+"""What every rank raises for the same reasons, or rank 0 alone when the others are done: the next call may come."""
+
+
+def main(arguments: list[str]) -> None:
+    """Join the others and follow. Ends with 1 when something fails; the reason stands in the directory."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    rank, world, directory = int(arguments[0]), int(arguments[1]), Path(arguments[2])
+    watch = threading.Thread(target=_end_with_rank_0, args=(directory,), daemon=True)
+    watch.start()  # before torch: that takes seconds
+    from trailnotes.learner.followers import say_failed
+
+    try:
+        from torch.distributed import FileStore  # type: ignore[attr-defined]
+
+        from trailnotes.learner.circle import kept_to_loopback, meet
+
+        with kept_to_loopback():
+            store = FileStore(str(directory / "store"), world)
+            circle = meet(rank, world, arguments[3], float(arguments[4]), store)
+        _serve(circle)
+    except BaseException as error:  # noqa: BLE001 - the boundary: rank 0 must learn the reason, whatever it is
+        say_failed(directory, rank, error)
+        watch.join(1.0)  # where it is rank 0 that is gone, it tidies up
+        os._exit(1)
+
+
+def follows(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether torchrun started this process as one that is not to hold the run."""
+    return "MASTER_ADDR" in environ and environ.get("RANK", "0") not in ("", "0")
+
+
+def follow(config: Config) -> None:
+    """The life of a rank that torchrun started.
+
+    Raises:
+        ConfigError: torchrun started another number of processes than `learner.world_size`.
+        LearnerError: rank 0, or another, is gone.
+    """
+    from trailnotes.errors import LearnerError
+    from trailnotes.learner.circle import device_type_of, meet, refuse_too_many, started_by_torchrun
+
+    refuse_too_many(config)
+    given = started_by_torchrun()
+    if given is None:
+        raise ValueError("nobody started this process as one of several")
+    try:
+        _serve(meet(*given, device_type_of(config), config.learner.timeout))
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise LearnerError(f"rank {given[0]} of the learner failed: {type(error).__name__}: {reason}") from error
+
+
+def _serve(circle: Circle) -> None:
+    """Do what is announced."""
+    import torch
+
+    from trailnotes.learner.building import build_rank
+
+    learner = None
+    while (call := circle.next_call()) is not None:
+        name, given, named = call
+        try:
+            if name == "build":
+                config: Config = given[0]
+                threads = config.run.threads or max(1, torch.get_num_threads() // config.learner.world_size)
+                torch.set_num_threads(threads)
+                learner = build_rank(circle, *given)
+            else:
+                getattr(learner, name)(*given, **named)
+        except ALIKE:
+            if learner is None:
+                raise
+    circle.leave()
+
+
+def _end_with_rank_0(directory: Path) -> None:
+    """The pipe from rank 0 ends when it does, and what it may not have had the time to remove goes with it."""
+    while os.read(0, 1):
+        pass
+    shutil.rmtree(directory, ignore_errors=True)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,129 @@
+"""A model whose weights, gradients and moments are split over several processes, by torch's FSDP2.
+
+Each block of the decoder is gathered for its own pass, and let go. What is around them (embedding, last norm, head) is
+gathered once for all that the learner does with one micro-batch: it asks the body for states and the head for logits of
+a chunk at a time, so neither is the `forward` of the model that FSDP knows of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
+from torch.distributed.tensor import DTensor
+
+from trailnotes.errors import ConfigError
+from trailnotes.learner.ranks import Within, call
+
+T = TypeVar("T")
+
+
+class Sharded:
+    """One process among those of a process group; see `Ranks`.
+
+    Args:
+        mesh: of one dimension, over all ranks.
+        talk: a gloo group of them all, for what is no tensor.
+        dtype: what the weights of a model that is trained as a whole compute in; they stay in float32 themselves,
+            and gradients are summed in it. None: in what they are.
+        offload: whether they, gradients and moments stay in the host's memory, and visit the device.
+    """
+
+    def __init__(
+        self, mesh: DeviceMesh, talk: dist.ProcessGroup, dtype: torch.dtype | None = None, *, offload: bool = False
+    ) -> None:
+        self.rank, self.world, self.dtype = mesh.get_rank(), mesh.size(), dtype
+        here = "cpu" if mesh.device_type == "cpu" else f"cuda:{torch.cuda.current_device()}"
+        self.device: torch.device | None = torch.device(here)
+        self.talk: dist.ProcessGroup | None = talk
+        self._mesh, self._offload = mesh, offload
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The sum over all ranks."""
+        total = tensor.clone()
+        dist.all_reduce(total, group=self._mesh.get_group())
+        return total
+
+    def gather(self, value: T) -> list[T]:
+        """The value of each rank."""
+        values: list[Any] = [None] * self.world
+        dist.all_gather_object(values, value, group=self.talk)
+        return values
+
+    def shard(self, model: nn.Module) -> Within:
+        """Keep this rank's part of each weight; frozen ones are split like the others.
+
+        Raises:
+            ConfigError: a torch that divides gradients and cannot be told not to.
+        """
+        trained = any(p.requires_grad for p in model.parameters())
+        masters = trained and self.dtype is not None
+        policy = MixedPrecisionPolicy(self.dtype, torch.float32) if masters else MixedPrecisionPolicy()
+        offload = CPUOffloadPolicy(pin_memory=self.device is not None and self.device.type == "cuda")
+        options: dict[str, Any] = {
+            "mesh": self._mesh,
+            "mp_policy": policy,
+            "offload_policy": offload if self._offload else OffloadPolicy(),
+        }
+        for module in (*blocks_of(model), model):
+            if masters:
+                for parameter in module.parameters():
+                    if parameter.dtype != torch.float32:
+                        parameter.data = parameter.data.float()
+            fully_shard(module, **options)
+            if not hasattr(module, "set_force_sum_reduction_for_comms"):
+                raise ConfigError("learner.world_size above 1 needs torch 2.9 or newer: pip install -U torch")
+            assert isinstance(module, FSDPModule)
+            module.set_gradient_divide_factor(1.0)  # the learner divides, once, by the tokens of all ranks
+            module.set_force_sum_reduction_for_comms(True)  # the default multiplies before it adds: nccl alone can
+        model.within = call  # type: ignore[assignment]
+        register_fsdp_forward_method(model, "within")
+        within: Callable[..., Any] = model.within  # type: ignore[assignment]
+        return within
+
+    def rest(self, model: nn.Module) -> None:
+        """Let go of all that is whole; FSDP keeps what is around the blocks until the next backward pass."""
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
+    @contextmanager
+    def swapped(self, model: nn.Module, weights: Mapping[nn.Parameter, Tensor]) -> Iterator[None]:
+        """Other values in this rank's parts, which FSDP gathers afresh."""
+        now = {parameter: _local(parameter).clone() for parameter in weights}
+        try:
+            self._put(model, weights)
+            yield
+        finally:
+            self._put(model, now)
+
+    @torch.no_grad()
+    def _put(self, model: nn.Module, weights: Mapping[nn.Parameter, Tensor]) -> None:
+        for parameter, value in weights.items():
+            _local(parameter).copy_(_local(value))
+        if weights:
+            self.rest(model)
+
+
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """The layers of a decoder: the list of modules that holds the most parameters; [] where there is none."""
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    largest = max(lists, key=lambda stack: sum(p.numel() for p in stack.parameters()), default=None)
+    return [] if largest is None else list(largest)
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor.detach()

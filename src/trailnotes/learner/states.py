@@ -1,0 +1,194 @@
+"""What a learner leaves behind: a Hugging Face directory, weights for an engine, and its state in a checkpoint.
+
+The state of one process is ``learner.safetensors``. More write ``learner.dcp``, a directory by
+`torch.distributed.checkpoint` to which each rank adds its own part, as safetensors: nothing in it is ever unpickled.
+Either is read by any number of ranks. Beside it lies ``learner.json``.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load as load_shards
+from torch.distributed.checkpoint.state_dict_saver import save as save_shards
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from trailnotes.learner.ranks import Alone, Ranks
+from trailnotes.policies.hf.adapters import quiet, save_adapters
+from trailnotes.storage.checkpoint import atomic_directory, write_json
+
+Blank = Callable[[Collection[str]], dict[str, Tensor]]
+FILE, SHARDS, REST = "learner.safetensors", "learner.dcp", "learner.json"
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of a tensor, wherever its parts are; every rank must ask for it."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+@torch.no_grad()
+def trained_weights(model: Any, ranks: Ranks) -> dict[str, Tensor]:
+    """The trained weights as they are, whole, on the CPU. Every rank must ask, and all but the first get nothing.
+
+    Args:
+        model: a transformers model: its parameters by the names of its files, a tied one once. Of a peft model the
+            adapters alone, by the names of theirs.
+        ranks: that share the model.
+    """
+    found: dict[str, Tensor] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            tensor = whole(parameter.detach())
+            if ranks.rank == 0:
+                found[name] = tensor.to("cpu", ranks.dtype or tensor.dtype, copy=True)
+    return adapter_names(model, found) if found and hasattr(model, "peft_config") else found
+
+
+def adapter_names(model: Any, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same under the names that peft's files have."""
+    from peft import get_peft_model_state_dict
+
+    with quiet():
+        named: dict[str, Tensor] = get_peft_model_state_dict(model, dict(weights), save_embedding_layers=False)
+    return named
+
+
+def export_model(model: Any, path: Path, tokenizer: Any = None, ranks: Ranks | None = None) -> None:
+    """Write `model` as a Hugging Face directory with ``.safetensors``, whole or not at all.
+
+    Args:
+        model: a transformers model; of a peft model the adapters alone are written, in peft's format.
+        path: the directory, replaced if it exists.
+        tokenizer: saved beside the weights, so that the directory acts by itself.
+        ranks: that share the model; each must call, and the first writes.
+    """
+    shared: Ranks = ranks or Alone()
+    state = _state_of(model, shared.dtype) if shared.world > 1 else None
+    if shared.rank:
+        return
+    with atomic_directory(path) as aside:
+        if hasattr(model, "peft_config"):
+            save_adapters(model, aside, state)
+        else:
+            model.save_pretrained(aside, state_dict=state)
+            if shared.dtype is not None:  # it is told by the masters of the weights, which are in float32
+                _correct_dtype(aside / "config.json", shared.dtype)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(aside)
+
+
+@torch.no_grad()
+def _state_of(model: Any, dtype: torch.dtype | None) -> dict[str, Tensor]:
+    """What the files of a sharded model hold, on the CPU: all of it, or the adapters alone."""
+    if hasattr(model, "peft_config"):
+        found = {name: whole(p.detach()).cpu() for name, p in model.named_parameters() if p.requires_grad}
+    else:
+        found = {name: whole(p.detach()).cpu() for name, p in model.named_parameters()}
+        found = {name: tensor.to(dtype or tensor.dtype) for name, tensor in found.items()}
+        parameters = set(dict(model.named_parameters(remove_duplicate=False)))
+        found |= {name: whole(t).cpu() for name, t in model.state_dict().items() if name not in parameters}  # buffers
+    return found
+
+
+def _correct_dtype(path: Path, dtype: torch.dtype) -> None:
+    config = json.loads(path.read_text(encoding="utf-8"))
+    write_json(path, config | {"dtype": str(dtype).removeprefix("torch.")})
+
+
+def save_state(path: Path, tensors: Mapping[str, Tensor], rest: Mapping[str, Any], ranks: Ranks) -> None:
+    """Write the state of a learner into the directory `path`, which all ranks see.
+
+    Args:
+        path: exists.
+        tensors: of one process whole; of more each rank's parts.
+        rest: what is no tensor, JSON-able.
+        ranks: who writes.
+    """
+    if ranks.world == 1:
+        copies = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
+        save_file(copies, path / FILE)
+    else:
+        with _few_words():
+            writer = HuggingFaceStorageWriter(str(path / SHARDS), save_distributed=True)
+            save_shards(dict(tensors), storage_writer=writer, process_group=ranks.talk)
+    if ranks.rank == 0:
+        write_json(path / REST, dict(rest))
+
+
+def load_state(path: Path, blank: Blank, ranks: Ranks) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What any number of processes saved in the directory `path`, for as many as there are now.
+
+    Args:
+        path: of a checkpoint.
+        blank: gives the tensors to fill, by the names that were saved: whole, or this rank's parts.
+        ranks: who reads.
+
+    Returns:
+        Tensors and the rest, as `save_state` was given them.
+
+    Raises:
+        ValueError: they are another model's.
+    """
+    rest: dict[str, Any] = json.loads((path / REST).read_text(encoding="utf-8"))
+    read = _read_shards if (path / SHARDS).is_dir() else _read_file
+    return read(path, blank, ranks), rest
+
+
+def _read_file(path: Path, blank: Blank, _ranks: Ranks) -> dict[str, Tensor]:
+    with safe_open(path / FILE, framework="pt") as file:
+        tensors = blank(set(file.keys()))
+        for name, tensor in tensors.items():
+            saved = file.get_slice(name)
+            _refuse_other_size(name, saved.get_shape(), tensor)
+            if isinstance(tensor, DTensor):
+                _fill(tensor, saved)
+            else:
+                tensor.copy_(file.get_tensor(name))
+    return tensors
+
+
+def _fill(tensor: DTensor, saved: Any) -> None:
+    """Copy this rank's part of a tensor that is sharded along its first dimension."""
+    shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    local = tensor.to_local()
+    if local.numel():
+        local.copy_(saved[offset[0] : offset[0] + shape[0]])
+
+
+def _read_shards(path: Path, blank: Blank, ranks: Ranks) -> dict[str, Tensor]:
+    reader = HuggingFaceStorageReader(str(path / SHARDS))
+    parts = reader.read_metadata().state_dict_metadata
+    found = {name: part for name, part in parts.items() if isinstance(part, TensorStorageMetadata)}
+    tensors = blank(found)
+    for name, tensor in tensors.items():
+        _refuse_other_size(name, found[name].size, tensor)
+    with _few_words():
+        reader = HuggingFaceStorageReader(str(path / SHARDS))
+        load_shards(tensors, storage_reader=reader, process_group=ranks.talk, no_dist=ranks.world == 1)
+    return tensors
+
+
+def _refuse_other_size(name: str, saved: Sequence[int], tensor: Tensor) -> None:
+    if tuple(saved) != tuple(tensor.shape):
+        sizes = f"{tuple(saved)} instead of {tuple(tensor.shape)}"
+        raise ValueError(f"the saved weights are another model's: {name} has the shape {sizes}")
+
+
+@contextmanager
+def _few_words() -> Iterator[None]:
+    """Without what torch tells of its own plans, such as that one process alone needs no others."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

@@ -1,0 +1,161 @@
+"""How rows are shared out, and that two processes learn what one does."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sharded_cases import CASES, Case, alone, among, learn, model_of, rows_of
+from tiny import VOCABULARY, tiny_model
+from trailnotes.config.schema import LossConfig, OptimConfig
+from trailnotes.learner.layout import shared
+from trailnotes.learner.learner import Learner
+from trailnotes.learner.logprobs import TokenScorer, computes
+from trailnotes.learner.ranks import Alone, deal, passes
+from trailnotes.learner.samples import Joining, microbatches, opening
+from trailnotes.types import Sample
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:.*does more to its logits:UserWarning"),
+]
+TIMES = ("seconds", "seconds_reference", "tokens_forward")  # what the cut of a batch changes
+
+
+def rows(*lengths: int) -> list[Any]:
+    return [SimpleNamespace(token_ids=(0,) * length) for length in lengths]
+
+
+def test_the_longest_rows_go_to_different_ranks() -> None:
+    assert deal(rows(1, 9, 5, 8, 2), 2) == [[0, 1, 4], [2, 3]]  # 9 | 8 5 | 2 1 |
+    assert deal(rows(3), 3) == [[0], [], []]
+
+
+@given(
+    lengths=st.lists(st.integers(1, 40), max_size=20),
+    world=st.integers(1, 5),
+    budget=st.integers(1, 60),
+    joining=st.sampled_from(["padded", "joined", "shared"]),
+)
+def test_every_row_is_in_one_micro_batch_of_one_rank_and_all_ranks_pass_as_often(
+    lengths: list[int], world: int, budget: int, joining: Joining
+) -> None:
+    cuts = []
+    for rank in range(world):
+        ranks: Any = SimpleNamespace(rank=rank, world=world)
+        cuts.append(passes(rows(*lengths), budget, ranks, joining))
+    assert sorted(i for cut in cuts for batch in cut for i in batch) == list(range(len(lengths)))
+    assert len({len(cut) for cut in cuts}) == 1
+    assert all(any(batches) for batches in zip(*cuts, strict=True))  # nobody passes nothing with everybody
+
+
+def test_alone_nothing_changes() -> None:
+    some = rows(5, 3, 9, 3)
+    assert passes(some, 10, Alone()) == microbatches(some, 10) == [[1, 3], [0], [2]]
+
+
+def test_joined_rows_count_without_padding() -> None:
+    assert microbatches(rows(1, 2, 4, 8), 8, "joined") == [[0, 1, 2], [3]]
+    assert microbatches(rows(1, 2, 4, 8), 8) == [[0, 1], [2], [3]]
+
+
+def test_an_opening_is_two_tokens_that_teach_nothing() -> None:
+    short = opening(rows_of(Case())[0])
+    assert (len(short.token_ids), short.loss_mask, short.advantages) == (2, (0, 1), (0.0, 0.0))
+    assert opening(replace(short, token_ids=(7, 8))).token_ids == (7, 8)
+
+
+@pytest.mark.parametrize(("name", "joining"), [("empo2, held rows", "joined"), ("lora, KL", "joined")])
+def test_joined_rows_teach_what_padded_ones_do_with_fewer_tokens(name: str, joining: Joining) -> None:
+    padded = learn(replace(CASES[name], settings=CASES[name].settings | {"microbatch_tokens": 10_000}))
+    case = replace(CASES[name], joining=joining, settings=CASES[name].settings | {"microbatch_tokens": 10_000})
+    joined = learn(case)
+    assert furthest(padded, joined) <= 1e-5
+    assert joined["metrics"]["tokens_forward"] < padded["metrics"]["tokens_forward"]
+    assert_equal_metrics(padded, joined)
+
+
+def test_what_rows_begin_with_is_computed_once() -> None:
+    layout = shared([(1, 2, 3, 4, 9), (1, 2, 3, 5, 6, 9), (7, 8, 9), (1, 2, 3, 9)])
+    assert layout.token_ids.tolist() == [[1, 2, 3, 4, 5, 6], [7, 8, 0, 0, 0, 0]]  # the last of each is never read
+    assert layout.position_ids.tolist() == [[0, 1, 2, 3, 3, 4], [0, 1, 0, 0, 0, 0]]
+    assert layout.node.tolist() == [[0, 1, 2, 3, 0, 0], [0, 1, 2, 4, 5, 0], [6, 7, 0, 0, 0, 0], [0, 1, 2, 0, 0, 0]]
+    assert layout.attention is not None
+    seen = [[j for j in range(6) if layout.attention[0, 0, i, j]] for i in range(6)]
+    assert seen == [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 4], [0, 1, 2, 4, 5]]
+
+
+def test_a_group_of_one_prompt_learns_the_same_from_a_tree() -> None:
+    rng = random.Random(0)
+    prompt = tuple(rng.randrange(VOCABULARY) for _ in range(12))
+    group = []
+    for member in range(6):
+        ids = prompt[: 12 if member < 5 else 3] + tuple(rng.randrange(VOCABULARY) for _ in range(2 + member))
+        mask = tuple(int(i >= 12 or (member == 5 and i >= 3)) for i in range(len(ids)))
+        behavior, advantages = (tuple(m * value for m in mask) for value in (-3.0, (-1.0) ** member))
+        group.append(Sample(ids, mask, behavior, advantages, trajectory=member))
+    found = []
+    for joining in ("padded", "shared"):
+        learner = Learner(tiny_model(), OptimConfig(lr=1e-4, minibatch=0), LossConfig())
+        learner.joining = joining
+        metrics = [learner.update(group, seed=seed) for seed in range(3)][-1]
+        found.append({"weights": learner.weights(), "metrics": metrics})
+    padded, tree = found
+    assert furthest(padded, tree) <= 1e-5
+    assert_equal_metrics(padded, tree)
+    assert padded["metrics"]["tokens_forward"] == 6 * 18  # the longest row is the fifth
+    assert tree["metrics"]["tokens_forward"] == 2 * (12 - 1 + 2 + 3 + 4 + 5 + 6 - 4)
+
+
+def test_a_model_that_mixes_joined_rows_is_found_out() -> None:
+    assert computes(TokenScorer(tiny_model()), "joined")
+    assert computes(TokenScorer(tiny_model()), "shared")
+    mixing = tiny_model()
+    body = mixing.model.forward
+    mixing.model.forward = lambda **inputs: body(**{k: v for k, v in inputs.items() if k != "position_ids"})
+    assert not computes(TokenScorer(mixing), "joined")
+    assert not computes(TokenScorer(mixing), "shared")
+
+
+def furthest(one: dict[str, Any], other: dict[str, Any]) -> float:
+    """The largest difference of any weight."""
+    assert list(one["weights"]) == list(other["weights"])
+    return max(float((tensor - other["weights"][name]).abs().max()) for name, tensor in one["weights"].items())
+
+
+def assert_equal_metrics(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert one["metrics"].keys() == other["metrics"].keys()
+    for name in one["metrics"].keys() - set(TIMES):
+        assert other["metrics"][name] == pytest.approx(one["metrics"][name], rel=1e-3, abs=1e-5), name
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
+    """What one process finds and what two find."""
+    path = tmp_path_factory.mktemp("ranks")
+    started = mp.spawn(among, (2, str(path / "store"), str(path / "two")), nprocs=2, join=False)
+    alone(path / "one")
+    while not started.join():
+        pass
+    return torch.load(path / "one"), torch.load(path / "two")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_two_processes_learn_what_one_does(both: tuple[Any, Any], name: str) -> None:
+    one, two = (found[name] for found in both)
+    start = model_of(CASES[name]).state_dict()
+    assert furthest(one, two) <= 1e-5
+    assert_equal_metrics(one, two)
+    for mine, theirs in zip(one["said"], two["said"], strict=True):
+        for row, other in zip(mine, theirs, strict=True):
+            assert other == pytest.approx(row, abs=1e-4)
+    if not CASES[name].lora:
+        assert max(float((start[n] - w).abs().max()) for n, w in one["weights"].items()) > 1e-4  # all has moved

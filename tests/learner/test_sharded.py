@@ -1,0 +1,333 @@
+"""A learner of two processes: its life as that of one, and every way in which a process can be lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from sharded_cases import Case, rows_of
+from small import small_config
+from tiny import tiny_model
+from trailnotes.config.schema import Config
+from trailnotes.errors import ConfigError, LearnerError, NonFiniteError
+from trailnotes.learner.building import build_alone
+from trailnotes.learner.circle import refuse_too_many
+from trailnotes.learner.followers import Followers, of_others
+from trailnotes.learner.learner import Learner
+from trailnotes.learner.rank import follows
+from trailnotes.learner.sharded import ShardedLearner, make_learner
+from trailnotes.policies.hf.policy import load_model
+from trailnotes.types import Sample
+
+ROWS = rows_of(Case())
+LIMIT = 300.0  # seconds; nothing here waits for it, however busy the machine is
+PARENT = """
+import sys, time
+from pathlib import Path
+from trailnotes.config.toml import load_config
+from trailnotes.learner.sharded import ShardedLearner
+if __name__ == "__main__":
+    learner = ShardedLearner(load_config(sys.argv[1]))
+    print(learner._followers.processes[1].pid, learner._followers.directory, flush=True)
+    time.sleep(1000)
+"""
+TORCHRUN = """
+import sys
+from trailnotes.config.toml import load_config
+from trailnotes.learner.rank import follow, follows
+if __name__ == "__main__":
+    sys.path.insert(0, sys.argv[2])
+    config = load_config(sys.argv[1])
+    if follows():
+        follow(config)
+    else:
+        from sharded_cases import Case, rows_of
+        from trailnotes.learner.sharded import ShardedLearner
+        learner = ShardedLearner(config)
+        print("tokens", learner.update(rows_of(Case()))["tokens_trained"], flush=True)
+        learner.close()
+"""
+
+
+def config_of(model: Path, world: int = 2, *, sections: dict[str, Any] | None = None, **learner: Any) -> Config:
+    section = {"world_size": world, "timeout": LIMIT} | learner
+    return small_config(model={"path": str(model), "device": "cpu"}, learner=section, **(sections or {}))
+
+
+def one_process(config: Config) -> Learner:
+    """The same by one process."""
+    model = load_model(config.model)[0]
+    return build_alone(config, model, None, None)
+
+
+def difference(one: Any, other: Any) -> float:
+    mine, theirs = one.weights(), other.weights()
+    assert list(mine) == list(theirs)
+    return max(float((tensor - theirs[name]).abs().max()) for name, tensor in mine.items())
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended; one that nobody has asked after yet has, too."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def wait_until_gone(pid: int, seconds: float = 120.0) -> None:
+    until = time.monotonic() + seconds
+    while not is_gone(pid):
+        assert time.monotonic() < until, f"{pid} is an orphan"
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def two(start_model: Path, tmp_path: Path) -> Iterator[ShardedLearner]:
+    """Two processes beside a model that acts."""
+    config = config_of(start_model)
+    learner = ShardedLearner(config, load_model(config.model)[0], tmp_path / "dumps")
+    yield learner
+    learner.close()
+    assert learner._followers is not None
+    assert all(process.poll() is not None for process in learner._followers.processes.values())
+    assert not learner._followers.directory.exists()
+
+
+def test_a_life_of_two_processes_is_that_of_one(two: ShardedLearner, start_model: Path, tmp_path: Path) -> None:
+    alone = one_process(config_of(start_model, 1))
+    for seed in range(2):
+        mine, theirs = two.update(ROWS, seed=seed), alone.update(ROWS, seed=seed)
+        assert mine["loss"] == pytest.approx(theirs["loss"], abs=1e-5)
+    assert difference(two, alone) <= 1e-5
+    for row, other in zip(two.logprobs(ROWS), alone.logprobs(ROWS), strict=True):
+        assert row == pytest.approx(other, abs=1e-4)
+    assert two.steps == alone.steps == 2
+    assert all(torch.equal(p, two.weights()[n]) for n, p in two.model.named_parameters())  # what acts has learned, too
+
+    two.export(tmp_path / "two")
+    alone.export(tmp_path / "one")
+    assert files_of(tmp_path / "two") == files_of(tmp_path / "one")
+    assert all(
+        torch.equal(p, two.weights()[n]) for n, p in load_model(config_of(tmp_path / "two").model)[0].named_parameters()
+    )
+
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    two.save(tmp_path / "a")
+    alone.save(tmp_path / "b")
+    assert sorted(p.name for p in (tmp_path / "b").iterdir()) == ["learner.json", "learner.safetensors"]
+    assert json.loads((tmp_path / "a/learner.json").read_text()) == {"steps": 2}
+    assert not list((tmp_path / "a").rglob(".metadata"))  # torch would unpickle it
+    two.update(ROWS, seed=9)
+    went_on = two.weights()
+    two.load(tmp_path / "a")
+    two.update(ROWS, seed=9)
+    assert all(torch.equal(tensor, went_on[name]) for name, tensor in two.weights().items())  # 2 -> 2, bit for bit
+    resumed = one_process(config_of(start_model, 1))
+    resumed.load(tmp_path / "a")
+    resumed.update(ROWS, seed=9)
+    assert difference(two, resumed) <= 1e-5  # 2 -> 1
+    two.load(tmp_path / "b")
+    assert two.steps == 2
+    two.update(ROWS, seed=9)
+    assert difference(two, resumed) <= 1e-5  # 1 -> 2
+
+
+def files_of(path: Path) -> dict[str, Any]:
+    """What is in a model directory: texts as they are, tensors by name, shape and type."""
+    found: dict[str, Any] = {}
+    for file in sorted(path.iterdir()):
+        if file.suffix == ".safetensors":
+            with safe_open(file, framework="pt") as tensors:
+                found[file.name] = {
+                    name: (tensors.get_tensor(name).shape, tensors.get_tensor(name).dtype)
+                    for name in tensors.keys()  # noqa: SIM118
+                }
+        else:
+            found[file.name] = file.read_text(encoding="utf-8")
+    return found
+
+
+def test_what_stops_every_rank_alike_is_raised_once_and_what_kills_one_ends_all(
+    two: ShardedLearner, tmp_path: Path
+) -> None:
+    broken = [replace(row, advantages=tuple(m * float("inf") if m else 0.0 for m in row.loss_mask)) for row in ROWS]
+    with pytest.raises(NonFiniteError, match="the weights were left as they were"):
+        two.update(broken)
+    assert len(list((tmp_path / "dumps").iterdir())) == 2
+    with pytest.raises(ConfigError, match="give the learner a reference"):
+        two.update([replace(ROWS[0], role="tip", hold=1.0)])
+    other = Learner(tiny_model(), two._learner.optim, two._learner.loss)
+    other.save(tmp_path)
+    with pytest.raises(ValueError, match="another model's"):
+        two.load(tmp_path)
+    assert two.update(ROWS)["optimiser_steps"] == 1  # all goes on
+
+    assert two._followers is not None
+    two._followers.processes[1].kill()
+    with pytest.raises(LearnerError, match="rank 1 of the learner was killed by SIGKILL"):
+        two.update(ROWS)
+    with pytest.raises(LearnerError, match="have ended"):
+        two.update(ROWS)
+
+
+def test_a_rank_that_fails_says_why(start_model: Path) -> None:
+    learner = ShardedLearner(config_of(start_model))
+    assert learner._circle is not None
+    learner._circle.announce(("dance", (), {}))
+    with pytest.raises(LearnerError, match=r"rank 1 of the learner failed: AttributeError: .*dance"):
+        learner.update(ROWS)
+    learner.close()
+
+
+def test_a_model_that_does_not_load_leaves_nobody_behind(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    before = set(Path("/tmp").glob("trailnotes-learner-*"))
+    with pytest.raises((ConfigError, Exception), match="does not load"):
+        ShardedLearner(config_of(tmp_path))
+    assert set(Path("/tmp").glob("trailnotes-learner-*")) <= before
+
+
+def test_nobody_outlives_rank_0(start_model: Path, tmp_path: Path) -> None:
+    from trailnotes.config.toml import to_toml
+
+    (tmp_path / "config.toml").write_text(to_toml(config_of(start_model)), encoding="utf-8")
+    (tmp_path / "parent.py").write_text(PARENT, encoding="utf-8")
+    command = [sys.executable, str(tmp_path / "parent.py"), str(tmp_path / "config.toml")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pid, directory = parent.stdout.readline().split()
+        parent.kill()
+    wait_until_gone(int(pid))
+    assert not Path(directory).exists()
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs_is_named(start_model: Path) -> None:
+    learner = ShardedLearner(config_of(start_model, timeout=20.0))
+    assert learner._followers is not None
+    os.kill(learner._followers.processes[1].pid, signal.SIGSTOP)
+    with pytest.raises(LearnerError, match=r"rank 1 of the learner hangs: nothing from it for learner\.timeout = 20 s"):
+        learner.update(ROWS)
+
+
+def test_adapters_of_two_processes(start_model: Path, tmp_path: Path) -> None:
+    sections = {"loss": {"kl": 0.1}}
+    config = config_of(start_model, sections=sections)
+    lora = config.model.model_copy(update={"lora": config.model.lora.model_copy(update={"enabled": True, "rank": 2})})
+    config = config.model_copy(update={"model": lora})
+    torch.manual_seed(0)
+    learner = make_learner(config, load_model(config.model)[0], None, None)
+    assert isinstance(learner, ShardedLearner)
+    learner.update(ROWS)
+    weights = learner.weights()
+    assert all(".lora_" in name and ".default" not in name for name in weights)
+    trained = {n: p.detach().clone() for n, p in learner.model.named_parameters() if p.requires_grad}
+    with learner.at_start():
+        assert not any(torch.equal(p, trained[n]) for n, p in learner.model.named_parameters() if "lora_B" in n)
+    learner.export(tmp_path / "adapters")
+    with safe_open(tmp_path / "adapters/adapter_model.safetensors", framework="pt") as file:
+        assert all(torch.equal(file.get_tensor(name), tensor) for name, tensor in weights.items())
+    learner.close()
+
+
+@pytest.mark.slow
+def test_torchrun_starts_the_ranks(start_model: Path, tmp_path: Path) -> None:
+    from trailnotes.config.toml import to_toml
+
+    (tmp_path / "config.toml").write_text(to_toml(config_of(start_model)), encoding="utf-8")
+    (tmp_path / "both.py").write_text(TORCHRUN, encoding="utf-8")
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(tmp_path / "both.py")]
+    arguments = [str(tmp_path / "config.toml"), str(Path(__file__).parents[1])]
+    done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert f"tokens {float(sum(sum(row.loss_mask) for row in ROWS))}" in done.stdout
+
+
+def test_what_cannot_work_is_refused_before_anything_starts(start_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = config_of(start_model, 4).model_copy(
+        update={"model": config_of(start_model).model.model_copy(update={"device": "cuda"})}
+    )
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(ConfigError, match=r"needs 4 GPUs here, and there are 2: set learner\.world_size = 2"):
+        make_learner(cuda, None, None, None)
+    one = cuda.model_copy(update={"model": cuda.model.model_copy(update={"device": "cuda:1"})})
+    with pytest.raises(ConfigError, match=r"set model\.device = 'cuda'"):
+        refuse_too_many(one)
+    for name, value in {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=r"torchrun started 3 processes: set learner\.world_size = 3, not 2"):
+        refuse_too_many(config_of(start_model))
+
+
+def test_attention_and_joined_rows_are_refused_where_they_do_not_fit(start_model: Path) -> None:
+    config = config_of(start_model, 1, attention="flex_attention")
+    with pytest.raises(ConfigError, match=r"learner\.attention"):
+        build_alone(config, tiny_model(), None, None)
+    for packed, joining in {"always": "joined", "auto": "padded", "shared": "shared"}.items():  # sdpa skips nothing
+        assert build_alone(config_of(start_model, 1, packed=packed), tiny_model(), None, None).joining == joining
+    mixing = tiny_model()
+    body = mixing.model.forward
+    mixing.model.forward = lambda **inputs: body(**{k: v for k, v in inputs.items() if k != "position_ids"})
+    with pytest.raises(ConfigError, match=r"learner\.packed = 'always'"):
+        build_alone(config_of(start_model, 1, packed="always"), mixing, None, None)
+
+
+def test_only_ranks_above_0_of_torchrun_follow() -> None:
+    assert not follows({})
+    assert not follows({"RANK": "0", "MASTER_ADDR": "a"})
+    assert follows({"RANK": "2", "MASTER_ADDR": "a"})
+
+
+@pytest.mark.parametrize(
+    ("text", "is_theirs"),
+    [
+        ("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:4321", True),
+        ("Timed out waiting 600000ms for recv operation to complete", True),
+        ("CUDA out of memory. Tried to allocate 2.00 GiB", False),
+    ],
+)
+def test_a_lost_connection_is_somebody_elses_trouble(text: str, is_theirs: bool) -> None:
+    assert of_others(text) == is_theirs
+
+
+def test_the_cause_is_told_from_its_consequences(tmp_path: Path) -> None:
+    followers = Followers.__new__(Followers)
+    followers.directory, followers.seconds = tmp_path, 7.0
+    ended = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
+    ended.wait()
+    followers.processes = {1: ended, 2: ended, 3: ended}
+    (tmp_path / "rank-1.failed").write_text("RuntimeError: Connection closed by peer\n")
+    (tmp_path / "rank-2.failed").write_text("OutOfMemoryError: CUDA out of memory\n")
+    assert followers.what_failed(RuntimeError("Connection reset by peer")) == (
+        "rank 2 of the learner failed: OutOfMemoryError: CUDA out of memory"
+    )
+    (tmp_path / "rank-2.failed").unlink()
+    (tmp_path / "rank-3.log").write_text("Fatal Python error: Segmentation fault\n")
+    assert (
+        followers.what_failed(RuntimeError("Connection reset by peer"))
+        == "rank 2 of the learner ended with exit status 3"
+    )
+    assert followers.what_failed(RuntimeError("out of memory")) == (
+        "rank 0 of the learner failed: RuntimeError: out of memory"
+    )
+
+
+def test_rows_survive_the_way_to_another_process() -> None:
+    import pickle
+
+    again: list[Sample] = pickle.loads(pickle.dumps(ROWS))
+    assert again == ROWS
