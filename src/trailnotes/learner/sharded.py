@@ -32,7 +32,7 @@ from trailnotes.learner.followers import Followers
 from trailnotes.learner.learner import Learner
 from trailnotes.learner.rank import ALIKE
 from trailnotes.learner.ranks import Alone
-from trailnotes.learner.states import adapter_names
+from trailnotes.policies.hf.adapters import trained_parameters
 from trailnotes.types import Sample
 
 
@@ -72,7 +72,7 @@ class ShardedLearner:
     def __init__(self, config: Config, model: Any = None, dump_dir: Path | None = None) -> None:
         refuse_too_many(config)
         self.model = model
-        self._names: dict[str, Any] = _named(model) if model is not None else {}
+        self._names: dict[str, Any] = trained_parameters(model) if model is not None else {}
         own = model is not None and hasattr(model, "disable_adapter")
         self._start = {p: p.detach().clone() for p in model.parameters() if p.requires_grad} if own else {}
         world, kind = config.learner.world_size, device_type_of(config)
@@ -195,9 +195,3 @@ class ShardedLearner:
         if self.model is not None:
             for name, tensor in self.weights().items():
                 self._names[name].copy_(tensor)
-
-
-def _named(model: Any) -> dict[str, Any]:
-    """The trained parameters of a model by the names that `weights` gives them."""
-    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    return adapter_names(model, parameters) if hasattr(model, "peft_config") else parameters

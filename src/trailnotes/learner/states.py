@@ -26,7 +26,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from trailnotes.learner.ranks import Alone, Ranks
-from trailnotes.policies.hf.adapters import quiet, save_adapters
+from trailnotes.policies.hf.adapters import adapter_names, save_adapters
 from trailnotes.storage.checkpoint import atomic_directory, write_json
 
 Blank = Callable[[Collection[str]], dict[str, Tensor]]
@@ -54,15 +54,6 @@ def trained_weights(model: Any, ranks: Ranks) -> dict[str, Tensor]:
             if ranks.rank == 0:
                 found[name] = tensor.to("cpu", ranks.dtype or tensor.dtype, copy=True)
     return adapter_names(model, found) if found and hasattr(model, "peft_config") else found
-
-
-def adapter_names(model: Any, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same under the names that peft's files have."""
-    from peft import get_peft_model_state_dict
-
-    with quiet():
-        named: dict[str, Tensor] = get_peft_model_state_dict(model, dict(weights), save_embedding_layers=False)
-    return named
 
 
 def export_model(model: Any, path: Path, tokenizer: Any = None, ranks: Ranks | None = None) -> None:

@@ -16,6 +16,7 @@ from trailnotes.types import Completion, Sample, Step, Trajectory, TrajectoryGro
 if TYPE_CHECKING:
     from trailnotes.config.schema import Config
     from trailnotes.learner.learner import Learner
+    from trailnotes.learner.sharded import ShardedLearner
     from trailnotes.policies.base import Policy
     from trailnotes.rollout import WrittenTip
 
@@ -101,7 +102,7 @@ def too_young(config: Config, num_tasks: int) -> str:
 
 
 def credit_of(
-    groups: Sequence[TrajectoryGroup], policy: Policy, learner: Learner, config: Config
+    groups: Sequence[TrajectoryGroup], policy: Policy, learner: Learner | ShardedLearner, config: Config
 ) -> dict[Authored, float]:
     """`tip_credits` of an iteration's episodes, shared as `algorithm.author_share` says."""
     texts = [[shown_texts(t) for t in group.trajectories] for group in groups]
@@ -114,7 +115,9 @@ def credit_of(
     return tip_credits(groups, shares, config.algorithm.normalize_std)
 
 
-def _used(readers: Sequence[Trajectory], policy: Policy, learner: Learner, config: Config) -> list[Shares]:
+def _used(
+    readers: Sequence[Trajectory], policy: Policy, learner: Learner | ShardedLearner, config: Config
+) -> list[Shares]:
     """The share of each text in what each of `readers` did, by scoring its actions under other contexts.
 
     For k tips k + 2 contexts: all, none, and each alone; all by the learner, since its numbers differ from those that

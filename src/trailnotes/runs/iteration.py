@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from trailnotes.config.schema import Config
     from trailnotes.credit import Scores
     from trailnotes.learner.learner import Learner
+    from trailnotes.learner.sharded import ShardedLearner
     from trailnotes.memory import Embedder, Memory
     from trailnotes.policies.hf import HFPolicy
     from trailnotes.rollout import MemoryOf, WrittenTip
@@ -84,7 +85,7 @@ class Iteration:
         return self.run.policy
 
     @property
-    def learner(self) -> Learner:
+    def learner(self) -> Learner | ShardedLearner:
         """Learns."""
         return self.run.learner
 

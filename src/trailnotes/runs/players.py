@@ -22,6 +22,7 @@ from trailnotes.types import Message, StrPath
 
 if TYPE_CHECKING:
     from trailnotes.learner.learner import Learner
+    from trailnotes.learner.sharded import ShardedLearner
     from trailnotes.policies.base import Policy
     from trailnotes.policies.hf.policy import HFPolicy
 
@@ -109,7 +110,7 @@ def model_policy(config: Config, loaded: Any = None) -> HFPolicy:
 
 
 @contextmanager
-def set_back(policy: HFPolicy, learner: Learner) -> Iterator[HFPolicy]:
+def set_back(policy: HFPolicy, learner: Learner | ShardedLearner) -> Iterator[HFPolicy]:
     """The policy that training began with, inside the block: its adapters as they were, which voids its caches."""
     version = policy.version
     with learner.at_start():

@@ -17,6 +17,7 @@ from trailnotes.types import TrajectoryGroup
 
 if TYPE_CHECKING:
     from trailnotes.learner.learner import Learner
+    from trailnotes.learner.sharded import ShardedLearner
     from trailnotes.types import Sample
 
 
@@ -30,7 +31,7 @@ class Token(NamedTuple):
 def brought_up_to_date(
     samples: Sequence[Sample],
     groups: Sequence[TrajectoryGroup],
-    learner: Learner,
+    learner: Learner | ShardedLearner,
     *,
     rows: Literal["auto", "step"],
     most: float,
@@ -66,7 +67,7 @@ def brought_up_to_date(
 
 
 def _tokens_of(
-    groups: Sequence[TrajectoryGroup], learner: Learner, rows: Literal["auto", "step"]
+    groups: Sequence[TrajectoryGroup], learner: Learner | ShardedLearner, rows: Literal["auto", "step"]
 ) -> dict[int, list[Token]]:
     """The sampled tokens of each trajectory, in order, by its running index."""
     acted = [

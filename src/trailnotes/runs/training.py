@@ -7,7 +7,7 @@ import contextlib
 import time
 from dataclasses import asdict
 from functools import cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -15,7 +15,7 @@ from trailnotes.config.methods import method_of
 from trailnotes.credit.novelty import Novelty
 from trailnotes.envs.tasks import tasks_of, validation_of
 from trailnotes.envs.workers.pool import EnvPool
-from trailnotes.learner.learner import Learner
+from trailnotes.learner.sharded import make_learner
 from trailnotes.memory import embedder_of, open_memory
 from trailnotes.memory.controls import shown
 from trailnotes.policies.hf.policy import load_model
@@ -56,19 +56,9 @@ class TrainingRun:
         self.novelty = Novelty(config.algorithm, config.memory, novelty_seed, make=make_embedder)
         self.tasks = tasks_of(config, config.train.split)
         self._seed_adapters()
-        self.policy, model = model_policy(config), None
-        if config.rollout.ahead:  # what is played while an update changes weights needs its own
-            self._seed_adapters()
-            model = load_model(config.model)[0]
+        self.policy = model_policy(config)
         reference = load_model(config.model)[0] if config.holds and not config.model.lora.enabled else None
-        self.learner = Learner(
-            model or self.policy.model,
-            config.optim,
-            config.loss,
-            temperature=config.rollout.temperature,
-            reference=reference,
-            dump_dir=directory.path / "dumps",
-        )
+        self.learner = make_learner(config, self._learning_model(), reference, directory.path / "dumps")
         self._start = model_policy(config, reference) if reference and config.algorithm.author == "start" else None
         rehearsed = rehearsal_path(config, directory.path)
         self.rehearsal = Rehearsal(config, rehearsed, self.policy.format) if rehearsed else None
@@ -88,6 +78,15 @@ class TrainingRun:
         self.saved: Path | None = None  # the newest checkpoint of this run
         self.empty = 0  # iterations in a row without any episode
         self._ended = time.monotonic()  # when the last iteration did
+
+    def _learning_model(self) -> Any:
+        """The model that the learner changes; None where its processes load one each, and what plays is apart."""
+        if not self.config.rollout.ahead:
+            return self.policy.model
+        if self.config.learner.world_size > 1:
+            return None
+        self._seed_adapters()  # what is played while an update changes weights needs its own
+        return load_model(self.config.model)[0]
 
     def _seed_adapters(self) -> None:
         """They start at random: the same in every model that is loaded after this."""
@@ -123,7 +122,7 @@ class TrainingRun:
     @property
     def is_shared(self) -> bool:
         """Whether what plays is the very model that learns."""
-        return self.policy.model is self.learner.model
+        return not self.config.rollout.ahead
 
     async def start_playing(self) -> None:
         """Wait until nobody else plays, and play with the newest weights from here on."""
@@ -203,5 +202,6 @@ class TrainingRun:
 
     def close(self) -> None:
         """Close what must be closed; the pool and the lock belong to their opener."""
+        self.learner.close()
         if self.memory is not None:
             self.memory.close()

@@ -88,6 +88,21 @@ def put_on(model: Any, path: str, settings: Any, config: LoraConfig, base: str) 
         )
 
 
+def adapter_names(model: Any, weights: Mapping[str, Any]) -> dict[str, Any]:
+    """The same tensors, given by the names of the peft model's parameters, under those that its files have."""
+    import peft
+
+    with quiet():
+        named: dict[str, Any] = peft.get_peft_model_state_dict(model, dict(weights), save_embedding_layers=False)
+    return named
+
+
+def trained_parameters(model: Any) -> dict[str, Any]:
+    """What is trained of a model, by the names of its files: all parameters, or the adapters alone."""
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    return adapter_names(model, parameters) if hasattr(model, "peft_config") else parameters
+
+
 def save_adapters(model: Any, path: Path, state: Mapping[str, torch.Tensor] | None = None) -> None:
     """Write adapters, without their base, into the directory `path`: ``adapter_config.json`` names the base.
 

@@ -20,7 +20,7 @@ try:
     from torch import Tensor
 
     from trailnotes.policies.chat import ChatFormat
-    from trailnotes.policies.hf.adapters import new_adapters, put_on, quiet, saved_at
+    from trailnotes.policies.hf.adapters import new_adapters, put_on, quiet, saved_at, trained_parameters
     from trailnotes.policies.hf.decoder import MAX_TOKENS, make_decoder
     from trailnotes.policies.hf.engine import Engine
     from trailnotes.policies.hf.hub import only_in_cache
@@ -136,14 +136,14 @@ class HFPolicy:
         """Take over weights of a learner whose model is another one.
 
         Args:
-            weights: by the names of this model's parameters: all of a whole model, of adapters theirs alone.
+            weights: by the names of the model's files: all of a whole model, of adapters theirs alone.
             version: of the weights.
 
         Raises:
             PolicyError: as `weights_changed`; or they are another model's.
         """
         self.forget()
-        own = dict(self.model.named_parameters())
+        own = trained_parameters(self.model)
         if strange := weights.keys() - own.keys():
             raise PolicyError(f"the learner's weights are another model's, e.g. {min(strange)}")
         with torch.no_grad():
