@@ -102,9 +102,9 @@ class Board:
         state, run = self._states[name], self._runs[name]
         if state == "training":
             line = last_line(run.directory)
-            recording = not line and (run.directory / PLACE).is_dir()
-            news = "the start model plays what is rehearsed" if recording else news_of(line)
-            return name, state, f"{share_of(run, line):.0%}", news
+            if not line and (run.directory / PLACE).is_dir():
+                return name, "recording", "", "the start model plays what is rehearsed"
+            return name, state, f"{share_of(run, line):.0%}", news_of(line)
         if state in ("done", "waiting"):
             return name, state, "", ""
         return name, state, "", last_words(self._shown[name].job.directory / LOG)
