@@ -34,6 +34,7 @@ from trailnotes.runs.players import load_policy, model_policy
 from trailnotes.runs.rehearsal import (
     Rehearsal,
     conversations,
+    is_recording,
     read_rehearsal,
     record,
     recording_config,
@@ -350,7 +351,9 @@ def test_killed_while_it_records_it_goes_on_there(start_model: Path, alone: Path
         1 for journal in (run_dir / "rehearsal" / "phases").glob("*.episodes.jsonl") for _ in read_jsonl(journal)
     )
     assert kept
+    assert is_recording(run_dir)
     train(rehearsing(start_model), run_dir)
+    assert not is_recording(run_dir)
     assert differences(alone, run_dir) == SAME
     assert (run_dir / "rehearsal/rehearsal.jsonl").read_bytes() == (alone / "rehearsal/rehearsal.jsonl").read_bytes()
 

@@ -59,10 +59,10 @@ def _total(run_dir: Path, processes: list[Mapping[str, Any]]) -> dict[str, float
     if line or own:
         seconds = sum(process["seconds"] for process in own)
         total["seconds"] = round(max(seconds, line.get("seconds", 0.0)), 2)
-    if own and len(own) >= _num_starts(run_dir):
-        total["cpu_seconds"] = round(sum(process["cpu_seconds"] for process in own), 2)
     if own:
         total["peak_memory"] = max(process["peak_memory"] for process in own)
+        if len(own) >= _num_starts(run_dir):
+            total["cpu_seconds"] = round(sum(process["cpu_seconds"] for process in own), 2)
     return total | ({SPENDING: line[ENDPOINT_COST]} if ENDPOINT_COST in line else {})
 
 
@@ -73,7 +73,7 @@ def _num_starts(run_dir: Path) -> int:
 
 
 def _read(run_dir: Path, file: str = FILE) -> dict[str, Any]:
-    """{} where there is none; one that cannot be read is begun anew, since no result depends on it."""
+    """{} where there is none, or none that can be read: `cost.json` is begun anew then, no result depends on it."""
     try:
         record = json.loads((run_dir / file).read_text(encoding="utf-8"))
     except (OSError, ValueError):

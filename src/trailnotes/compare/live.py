@@ -12,7 +12,7 @@ from trailnotes.compare.planned import PlannedRun
 from trailnotes.compare.processes import LOG, last_words
 from trailnotes.compare.running import Stage
 from trailnotes.runs.console import clock, forgiving
-from trailnotes.runs.rehearsal import PLACE
+from trailnotes.runs.rehearsal import is_recording
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -101,10 +101,10 @@ class Board:
         """Name, state, share of what is under way, and what there is to say about it."""
         state, run = self._states[name], self._runs[name]
         if state == "training":
+            if is_recording(run.directory):
+                return name, "recording", "", "the start model plays what is rehearsed"
             line = last_line(run.directory)
-            recording = not line and (run.directory / PLACE).is_dir()
-            news = "the start model plays what is rehearsed" if recording else news_of(line)
-            return name, state, f"{share_of(run, line):.0%}", news
+            return name, state, f"{share_of(run, line):.0%}", news_of(line)
         if state in ("done", "waiting"):
             return name, state, "", ""
         return name, state, "", last_words(self._shown[name].job.directory / LOG)

@@ -168,14 +168,22 @@ def rehearsed_of(config: Config) -> list[Task]:
     Raises:
         ConfigError: the split is unknown, or the file cannot be read.
     """
-    rehearsal = config.rehearsal
-    if not method_of(config.algorithm.name).writes_tips:
-        return []
-    if rehearsal.path:
+    path = config.rehearsal.path
+    if path and method_of(config.algorithm.name).writes_tips:
         from trailnotes.storage.demonstrations import from_jsonl
 
-        return [each.task for each in from_jsonl(Path(rehearsal.path), "rehearsal.path") if each.task]
-    if not rehearsal.split:
+        return [each.task for each in from_jsonl(Path(path), "rehearsal.path") if each.task]
+    return recorded_of(config)
+
+
+def recorded_of(config: Config) -> list[Task]:
+    """The games that the start model plays before a training, to record what is rehearsed; none where a file is given.
+
+    Raises:
+        ConfigError: the split is unknown.
+    """
+    rehearsal, method = config.rehearsal, method_of(config.algorithm.name)
+    if rehearsal.path or not (rehearsal.split and method.trains and method.writes_tips):
         return []
     env = config.env.model_copy(update={"options": {**config.env.options, **rehearsal.options}})
     return panel(tasks_of(config.model_copy(update={"env": env}), rehearsal.split), rehearsal.num_tasks)

@@ -12,7 +12,7 @@ from typing import Any
 
 from trailnotes.config.methods import method_of
 from trailnotes.config.schema import Config
-from trailnotes.envs.tasks import panel, panel_of, rehearsed_of, tasks_of
+from trailnotes.envs.tasks import panel, panel_of, recorded_of, tasks_of
 from trailnotes.runs.spent import SPENT
 
 GAMES = 4  # of the panel, or to rehearse, that are played for it
@@ -76,10 +76,7 @@ def first_and_before(
 
 def num_rehearsed(config: Config) -> int:
     """Episodes that the start model of a training plays before it begins."""
-    rehearsal = config.rehearsal
-    if rehearsal.path:
-        return 0
-    return len(rehearsed_of(config)) * rehearsal.num_samples * (rehearsal.trials + 1)
+    return len(recorded_of(config)) * config.rehearsal.num_samples * (config.rehearsal.trials + 1)
 
 
 def _num_episodes(config: Config) -> int:

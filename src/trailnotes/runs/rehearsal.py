@@ -249,6 +249,11 @@ def _played(config: Config, records: Iterator[Mapping[str, object]]) -> list[Tra
     return [t for group in groups if len(group) >= min(2, config.eval.num_samples) for t in group]
 
 
+def is_recording(run_dir: Path) -> bool:
+    """Whether the start model of a run has begun to play what will be rehearsed, and has not ended."""
+    return (run_dir / PLACE).is_dir() and not (run_dir / PLACE / FILE).is_file()
+
+
 def spent_recording(out: Path) -> dict[str, float]:
     """What `record` spent in the directory `out`: environment steps, tokens, seconds; {} where nothing was recorded."""
     lines = [*read_jsonl(out / "metrics.jsonl")]

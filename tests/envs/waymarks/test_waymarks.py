@@ -590,3 +590,5 @@ def test_games_to_compile_are_named_once_for_all_settings_that_play_them(tmp_pat
     rehearsal = few.rehearsal.model_copy(update={"split": "spare", "num_tasks": 3})
     rehearsing = few.model_copy(update={"rehearsal": rehearsal})
     assert Counter(task.split for task in wm.games_of([rehearsing])[tmp_path]) == {**splits, "spare": 3}
+    adapting = rehearsing.model_copy(update={"algorithm": few.algorithm.model_copy(update={"name": "empo2-tips"})})
+    assert Counter(task.split for task in wm.games_of([adapting])[tmp_path]) == splits, "it trains nothing"

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
-from trailnotes.envs.tasks import panel, rehearsed_of, tasks_of
+from trailnotes.envs.tasks import panel, recorded_of, tasks_of
 from trailnotes.envs.textworld.interpreter import Position, cached_game, one_line, open_story, play, textworld_version
 from trailnotes.envs.waymarks import spec as ws
 from trailnotes.envs.waymarks.build import BUILDER_VERSION, build_game
@@ -201,7 +201,7 @@ def games_of(configs: Iterable[Config]) -> dict[Path | None, list[Task]]:
         for split in sorted({config.train.split, config.eval.split, *_validated(config)}):
             num = 0 if split == config.train.split else config.eval.num_tasks
             kept |= {task.id: task for task in panel(tasks_of(config, split), num)}
-        kept |= {task.id: task for task in rehearsed_of(config) if not config.rehearsal.path}
+        kept |= {task.id: task for task in recorded_of(config)}
     return {folder: list(kept.values()) for folder, kept in games.items()}
 
 
