@@ -254,10 +254,12 @@ def test_every_metric_that_is_written_is_explained_and_the_other_way_round(
         ("gigpo", "--algorithm.dynamic_sampling 1"),
         ("opsd", ""),
         ("lamer", ""),
+        ("grpo", "--rollout.ahead 1"),
     ):
         config = load_config(None, f"{settings} --algorithm.name {name} {more}".split())
-        trailnotes.train(config, clone / f"runs/metrics-{name}")
-        lines += [json.loads(line) for line in words(clone / f"runs/metrics-{name}/metrics.jsonl").splitlines()]
+        directory = clone / f"runs/metrics-{name}"
+        trailnotes.train(config, directory)
+        lines += [json.loads(line) for line in words(directory / "metrics.jsonl").splitlines()]
     any_of = {rf"/(?:{'|'.join(MODES)})$": "/MODE", r"^lamer/success/\d$": "lamer/success/EPISODE"}
     any_of |= {r"/trial_\d+$": "/trial_K", rf"_(?:{'|'.join(get_args(RowRole))})$": "_ROLE"}
     written = {name for line in lines for name in line}

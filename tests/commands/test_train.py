@@ -292,7 +292,7 @@ def test_a_state_of_another_model_is_refused(alone: Path, tmp_path: Path, start_
 
 
 @pytest.mark.parametrize(
-    "broken", ["runs.saving.save_torch", "storage.checkpoint.write_json", "storage.files.Path.open"]
+    "broken", ["learner.states.save_file", "storage.checkpoint.write_json", "storage.files.Path.open"]
 )
 def test_a_full_disk_stops_with_what_was_saved_and_where(
     alone: Path,
