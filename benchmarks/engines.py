@@ -1,9 +1,12 @@
 """The engines side by side: tokens a second, and what vLLM takes to start, to feed, and to start anew after a kill.
 
-Both play the same episodes of the same random model, 16 at a time, with one thread each. vLLM runs where `make vllm`
-has put it, or in the environment of --python; without it the embedded engine is measured alone.
+Ours, transformers' own continuous batching, and vLLM play the same episodes of the same model, 16 at a time, with one
+thread each: a random one, or that of --model. Continuous batching shares what prompts begin with by pages of 32 tokens,
+as vLLM does here. vLLM runs where `make vllm` has put it, or in the environment of --python; without it the others are
+measured alone.
 
     python benchmarks/engines.py --json engines.json
+    python benchmarks/engines.py --model HuggingFaceTB/SmolLM2-135M-Instruct --json engines-smollm2.json
 """
 
 from __future__ import annotations
@@ -14,12 +17,14 @@ import signal
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from shared import cpu_seconds, finish, make_model, make_parser, make_tokenizer, print_table
 
 from rollout import QUICK, Workload, observations
@@ -30,6 +35,9 @@ from trailnotes.policies.vllm import VLLMPolicy, vllm_policy
 from trailnotes.types import Completion, Message, Sampling
 
 CONTEXT = 2048
+PAGE = 32  # tokens that are shared at a time, the block of vLLM on a CPU
+SIDES = ("hf", "transformers", "vllm")
+PAGES = 1200  # room for all episodes, as both others have it
 SPARE = 64  # rows of the embeddings, for what transformers adds to a tokenizer that it loads
 
 
@@ -54,6 +62,49 @@ def play(policy: Any, texts: Sequence[Sequence[str]], load: Workload, *pids: int
     start, spent = time.perf_counter(), sum(map(cpu_seconds, (0, *pids)))
     num = asyncio.run(run())
     return num / (time.perf_counter() - start), num / (sum(map(cpu_seconds, (0, *pids))) - spent)
+
+
+class Continuous:
+    """transformers' continuous batching, as far as `play` asks it."""
+
+    def __init__(self, policy: HFPolicy, manager: Any) -> None:
+        self._policy, self._manager = policy, manager
+        self._number = 0
+
+    def open_episode(self, episode: str) -> None:
+        """It knows no episodes."""
+
+    close_episode = open_episode
+
+    async def generate(self, messages: Sequence[Message], sampling: Sampling, _episode: str) -> Completion:
+        """Sample the next turn, with log-probabilities; seeds are the manager's own."""
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._number += 1
+        ids = self._policy.encode(messages)
+        self._manager.register_result_handler(str(self._number), answer.set_result)
+        self._manager.add_request(list(ids), request_id=str(self._number), max_new_tokens=sampling.max_tokens)
+        found = await answer
+        if found.error:
+            raise RuntimeError(found.error)
+        tokens = tuple(found.generated_tokens)
+        return Completion(ids, tokens, tuple(found.logprobs), self._policy.format.decode(tokens), "length")
+
+
+@contextmanager
+def continuous(policy: HFPolicy) -> Iterator[Continuous]:
+    """It runs in a thread inside the block."""
+    settings = transformers.generation.configuration_utils.ContinuousBatchingConfig(
+        page_size=PAGE, num_blocks=PAGES, max_batch_tokens=CONTEXT, return_logprobs=True, auto_switch_to_flash=False,
+        use_cuda_graph=False, use_async_batching=False, seed=0,
+    )  # fmt: skip
+    sampled = transformers.GenerationConfig(do_sample=True, temperature=1.0, eos_token_id=-1, pad_token_id=0)
+    manager = policy.model.init_continuous_batching(sampled, settings)
+    manager.start()
+    try:
+        yield Continuous(policy, manager)
+    finally:
+        manager.stop(block=True)
+        manager.destroy()
 
 
 def medians(speeds: Sequence[tuple[float, float]]) -> dict[str, float]:
@@ -117,20 +168,31 @@ def measure_vllm(path: Path, model: Any, texts: Any, load: Workload, python: str
         policy.close()
 
 
-def measure(load: Workload, python: str) -> dict[str, Any]:
-    """Both engines on one workload."""
-    torch.set_num_threads(1)
-    tokenizer = make_tokenizer(load.vocab_size)
+def loaded(load: Workload, path: str) -> tuple[Any, Any]:
+    """The model, and its tokenizer."""
+    if path:
+        model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+        return model.eval(), transformers.AutoTokenizer.from_pretrained(path)
     model = make_model(
         load.vocab_size + SPARE, load.hidden_size, load.num_layers, heads=load.hidden_size // 64, pad_token_id=0,
         max_position_embeddings=CONTEXT, bos_token_id=None, eos_token_id=None,
     )  # fmt: skip
+    return model, make_tokenizer(load.vocab_size)
+
+
+def measure(load: Workload, python: str, path: str = "") -> dict[str, Any]:
+    """All engines on one workload."""
+    torch.set_num_threads(1)
+    model, tokenizer = loaded(load, path)
     texts = observations(load)
     policy = HFPolicy(model, tokenizer, deterministic=False)
     policy.engine.endings.end_ids = frozenset()
     play(policy, texts[:1], load)
     speeds = [play(policy, texts, load) for _ in range(load.repeats)]
-    result: dict[str, Any] = {"workload": asdict(load), "hf": medians(speeds)}
+    result: dict[str, Any] = {"workload": asdict(load), "model": path or "random", "hf": medians(speeds)}
+    with continuous(policy) as theirs:
+        play(theirs, texts[:1], load)
+        result["transformers"] = medians([play(theirs, texts, load) for _ in range(load.repeats)])
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
@@ -138,12 +200,17 @@ def measure(load: Workload, python: str) -> dict[str, Any]:
             result["vllm"] = measure_vllm(Path(folder), model, texts, load, python)
         except MissingExtraError as error:
             result["vllm_missing"] = str(error)
+    result["ratios"] = {
+        name: result["hf"]["tokens_per_cpu_second"] / result[name]["tokens_per_cpu_second"]
+        for name in ("transformers", "vllm")
+        if name in result
+    }
     return result
 
 
 def report(result: dict[str, Any]) -> None:
     """As a table."""
-    rows = [(name, figure, f"{value:.3g}") for name in ("hf", "vllm") for figure, value in result.get(name, {}).items()]
+    rows = [(name, figure, f"{value:.3g}") for name in SIDES for figure, value in result.get(name, {}).items()]
     load = result["workload"]
     print_table(
         f"{load['batch']} episodes of {load['turns']} turns of {load['action_tokens']} tokens, one thread",
@@ -151,6 +218,8 @@ def report(result: dict[str, Any]) -> None:
         rows,
         left=("engine", "figure"),
     )
+    for name, ratio in result["ratios"].items():
+        print(f"tokens a CPU second, hf over {name}: {ratio:.2f}")
     if "vllm_missing" in result:
         print(result["vllm_missing"])
 
@@ -159,12 +228,15 @@ def main() -> None:
     """Measure and report."""
     parser = make_parser(__doc__, "a smaller model, once")
     parser.add_argument("--python", default="", metavar="PATH", help="as engine.python")
+    parser.add_argument("--model", default="", metavar="PATH", help="a causal LM of transformers, played once")
     parser.add_argument("--action-tokens", type=int, metavar="N", help="sampled in each turn (8)")
     args = parser.parse_args()
     load = QUICK if args.quick else Workload()
     if args.action_tokens:
         load = replace(load, action_tokens=args.action_tokens)
-    finish(measure(load, args.python), report, args.json)
+    if args.model:
+        load = replace(load, repeats=1)
+    finish(measure(load, args.python, args.model), report, args.json)
 
 
 if __name__ == "__main__":
