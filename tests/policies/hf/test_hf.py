@@ -122,6 +122,43 @@ def test_later_turns_compute_only_what_is_new(model, tokenizer, monkeypatch):
     assert sum(fed) == len(last.prompt_ids) + len(last.token_ids) - 1  # each token once; the last is never fed
 
 
+@pytest.mark.parametrize("kind", ["qwen2", "gpt2"])
+def test_what_the_prompts_of_a_group_begin_with_is_computed_once(model_of, tokenizer, monkeypatch, kind):
+    """Four members with one prompt, two with another end, one with another beginning; then all go on."""
+    model = model_of(kind)
+    policy = HFPolicy(model, tokenizer, deterministic=True)
+    network = policy.engine.decoder.network
+    computed: list[int] = []
+    forward_pass = type(network).__call__
+    monkeypatch.setattr(
+        type(network),
+        "__call__",
+        lambda self, last, **inputs: computed.append(inputs["input_ids"].numel()) or forward_pass(self, last, **inputs),
+    )
+    common = "north hall dark key " * 12
+    texts = [common + "door", *[common] * 4, common + "door", "key " + common]
+
+    async def member(index: int) -> list[Completion]:
+        name = f"e{index}"
+        policy.open_episode(name)
+        messages = [Message("user", texts[index])]
+        first = await policy.generate(messages, Sampling(max_tokens=3, seed=index), name)
+        messages += [Message("assistant", first.text, first.token_ids), Message("user", "A hall.")]
+        second = await policy.generate(messages, Sampling(max_tokens=3, seed=index), name)
+        policy.close_episode(name)
+        return [first, second]
+
+    async def play_group() -> list[list[Completion]]:
+        return await asyncio.gather(*map(member, range(len(texts))))
+
+    episodes = asyncio.run(play_group())
+    longest = max(len(completions[0].prompt_ids) for completions in episodes)
+    assert sum(computed[:2]) <= 2 * longest + 64  # what two begin with, and the ends of the others, padded
+    for completions in episodes:
+        for completion in completions:
+            assert list(completion.logprobs) == pytest.approx(forward(model, completion), abs=1e-5)
+
+
 def test_same_seed_gives_the_same_tokens_in_any_company(model, tokenizer):
     together = play_all(HFPolicy(model, tokenizer), 9)
     loose = play_all(HFPolicy(model, tokenizer, deterministic=False), 9)

@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 MAX_TOKENS = 4096  # padded tokens in one forward pass
 MIN_PADDING = 64  # padded tokens that cost less than one more forward pass
+MIN_SHARED = 16  # tokens that two prompts must begin with alike, for the second to take over their keys from the first
 
 Slot = int
 Windows = Mapping[str, int]  # tokens that a kind of layer sees, as transformers names it; 0 = all
@@ -67,11 +68,8 @@ class _Contexts:
         self._ids.pop(slot, None)
 
     def keep(self, slot: Slot, prompt: Sequence[int]) -> int:
-        ids = self._ids[slot]
-        length = min(len(ids), len(prompt) - 1)  # at least one token must go in for logits to come out
-        if tuple(ids[:length]) != tuple(prompt[:length]):
-            length = next(index for index in range(length) if ids[index] != prompt[index])
-        del ids[length:]
+        length = _in_common(self._ids[slot], prompt)
+        del self._ids[slot][length:]
         return length
 
     def forget(self) -> None:
@@ -104,15 +102,30 @@ class SlotDecoder(_Contexts):
         """Append new tokens; logits (n, V) of what follows each row."""
         if not rows:
             raise ValueError("no row to extend")
+        begun = _begun_alike({index: new for index, (slot, new) in enumerate(rows) if not self._ids[slot]})
+        if not begun:
+            return self._extend(rows)
+        first = [index for index in range(len(rows)) if index not in begun]
+        logits = [self._extend([rows[index] for index in first])]
+        for index, (leader, length) in begun.items():
+            self._copy(rows[leader][0], rows[index][0], length)
+        rest = [(rows[index][0], rows[index][1][length:]) for index, (_, length) in begun.items()]
+        logits.append(self._extend(rest))
+        return _in_order(logits, [*first, *begun])
+
+    def _copy(self, source: Slot, target: Slot, length: int) -> None:
+        """Begin an empty slot with the first columns of another."""
+        self.cache.reserve(max(source, target) + 1, length)
+        self.cache.copy(source, target, length)
+        self._ids[target].extend(self._ids[source][:length])
+
+    def _extend(self, rows: Sequence[Row]) -> Tensor:
         logits: list[Tensor] = []
         order: list[int] = []
         for group in _groups([len(new) for _, new in rows]):
             order += group
             logits.append(self._extend_group([rows[index] for index in group]))
-        if len(logits) == 1 and order == list(range(len(rows))):
-            return logits[0]
-        joined = torch.cat(logits)
-        return torch.empty_like(joined).index_copy_(0, torch.tensor(order, device=joined.device), joined)
+        return _in_order(logits, order)
 
     def _extend_group(self, rows: Sequence[Row]) -> Tensor:
         """Columns in turns of at most MAX_TOKENS; only a single row is ever longer than that."""
@@ -243,6 +256,45 @@ def _check(decoder: SlotDecoder) -> None:
     expected = (network.reference(ids[:6]), network.reference(ids[1:]))
     if not all(agree(got, want) for got, want in zip(logits, expected, strict=True)):
         raise ValueError("a forward pass over its cache differs from one without")
+
+
+def _begun_alike(prompts: Mapping[int, Sequence[int]]) -> dict[int, tuple[int, int]]:
+    """Which prompts may take over the keys of another, and of how many tokens; {} where little is saved.
+
+    The members of a group begin their episodes with one prompt.
+
+    Args:
+        prompts: by the index of their row.
+
+    Returns:
+        Index of a prompt -> index of one that begins alike and takes over nothing itself, and the tokens in common,
+        fewer than the prompt has.
+    """
+    found: dict[int, tuple[int, int]] = {}
+    leader: int | None = None
+    for index in sorted(prompts, key=lambda index: tuple(prompts[index])):
+        length = 0 if leader is None else _in_common(prompts[leader], prompts[index])
+        if leader is not None and length >= max(MIN_SHARED, len(prompts[index]) // 2):
+            found[index] = leader, length
+        else:
+            leader = index
+    return found if sum(length for _, length in found.values()) > MIN_PADDING else {}
+
+
+def _in_common(one: Sequence[int], other: Sequence[int]) -> int:
+    """Tokens that both begin with, but for the last of the other: one must go in for logits to come out."""
+    most = min(len(one), len(other) - 1)
+    if tuple(one[:most]) == tuple(other[:most]):
+        return most
+    return next(index for index in range(most) if one[index] != other[index])
+
+
+def _in_order(parts: Sequence[Tensor], order: Sequence[int]) -> Tensor:
+    """Rows one part after the other, put where `order` says each belongs."""
+    if len(parts) == 1 and list(order) == list(range(len(order))):
+        return parts[0]
+    joined = torch.cat(list(parts))
+    return torch.empty_like(joined).index_copy_(0, torch.tensor(order, device=joined.device), joined)
 
 
 def _groups(lengths: Sequence[int]) -> list[list[int]]:

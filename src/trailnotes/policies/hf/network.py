@@ -201,6 +201,13 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         rows = columns[access.slots] if isinstance(access.slots, slice) else columns.index_select(0, access.slots)
         return rows.transpose(1, 2)
 
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Give one slot the first columns of another."""
+        assert self.keys is not None
+        assert self.values is not None
+        for stored in map(self._columns, (self.keys, self.values)):
+            stored[target, :length] = stored[source, :length]
+
     def resize(self, slots: int, capacity: int) -> None:
         """Copy into arrays of another size, of which only the common part is kept."""
         if self.is_initialized:
@@ -258,6 +265,12 @@ class SlotCache(Cache):  # type: ignore[misc]
         for layer in self.layers:
             layer.resize(new_slots, new_capacity)
         self.num_slots, self.capacity = new_slots, new_capacity
+
+    @torch.inference_mode()
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Give one slot the first columns of another, in all layers."""
+        for layer in self.layers:
+            layer.copy(source, target, length)
 
     def clear(self) -> None:
         """Give all memory back."""
