@@ -87,7 +87,7 @@ def main() -> None:
     """Measure both sides, or one of them in a process of its own."""
     parser = make_parser(__doc__, "one turn of two iterations")
     parser.add_argument("--side", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--work", default="6,8", help=argparse.SUPPRESS)
+    parser.add_argument("--work", default="6,8", metavar="N,E", help="iterations, and passes of each (6,8)")
     args = parser.parse_args()
     iterations, epochs = (2, 1) if args.quick else map(int, args.work.split(","))
     if args.side is not None:

@@ -33,7 +33,7 @@ from trailnotes.learner.samples import Joining, build_samples
 from trailnotes.policies.hf.policy import HFPolicy
 from trailnotes.types import Message, Observation, Sample, Sampling, Step, Task, Trajectory, TrajectoryGroup
 
-FLOOR = 1.0
+FLOOR = 2.0
 TOLERANCE = 1e-5
 
 
