@@ -89,6 +89,11 @@ class EngineConfig(Section):
     """What samples: the engine of this package, or vLLM."""
 
     name: Literal["hf", "vllm"] = key("hf", "hf: embedded, any model of transformers; vllm: the extra of that name")
+    shared_prompts: bool = key(
+        True,
+        "hf: what the prompts of a group begin with goes through the model once, which changes last bits of "
+        "log-probabilities",
+    )
     replicas: int = key(1, "vllm: engines, each with all weights; an episode stays with the one it began with", ge=1)
     urls: tuple[str, ...] = key(
         (), "vllm: addresses of engines that run already (trailnotes engine serve); none = started here"

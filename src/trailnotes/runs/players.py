@@ -104,6 +104,7 @@ def model_policy(config: Config, loaded: Any = None) -> HFPolicy:
         tokenizer,
         name=config.model.path,
         deterministic=config.run.deterministic,
+        shared_prompts=config.engine.shared_prompts,
         max_context_tokens=config.rollout.max_context_tokens,
         template_options=config.model.template_options,
     )

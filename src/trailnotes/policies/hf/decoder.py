@@ -80,8 +80,11 @@ class _Contexts:
 class SlotDecoder(_Contexts):
     """Appends only what is new to the cache that each episode keeps."""
 
-    def __init__(self, network: Network, context_length: int, windows: Windows = FULL) -> None:
+    def __init__(
+        self, network: Network, context_length: int, windows: Windows = FULL, *, shared_prompts: bool = True
+    ) -> None:
         super().__init__()
+        self.shared_prompts = shared_prompts
         self.network = network
         self.context_length = context_length
         self.windows = windows
@@ -102,7 +105,8 @@ class SlotDecoder(_Contexts):
         """Append new tokens; logits (n, V) of what follows each row."""
         if not rows:
             raise ValueError("no row to extend")
-        begun = _begun_alike({index: new for index, (slot, new) in enumerate(rows) if not self._ids[slot]})
+        fresh = {index: new for index, (slot, new) in enumerate(rows) if not self._ids[slot]}
+        begun = _begun_alike(fresh) if self.shared_prompts else {}
         if not begun:
             return self._extend(rows)
         first = [index for index in range(len(rows)) if index not in begun]
@@ -215,11 +219,13 @@ class RecomputeDecoder(_Contexts):
         )
 
 
-def make_decoder(model: Any, context_length: int) -> Decoder:
+def make_decoder(model: Any, context_length: int, *, shared_prompts: bool = True) -> Decoder:
     """The decoder that keeps its cache, if this model allows it."""
     network = Network(model)
     try:
-        decoder = SlotDecoder(network, context_length, _windows(model.config, context_length))
+        decoder = SlotDecoder(
+            network, context_length, _windows(model.config, context_length), shared_prompts=shared_prompts
+        )
         _check(decoder)
     except (AttributeError, TypeError, ValueError, RuntimeError, IndexError) as error:
         reason = f"{type(error).__name__}: {error}"

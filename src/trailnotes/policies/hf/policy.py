@@ -46,6 +46,7 @@ class HFPolicy:
         *,
         name: str = "",
         deterministic: bool = True,
+        shared_prompts: bool = True,
         max_context_tokens: int | None = None,
         template_options: Mapping[str, Any] | None = None,
     ) -> None:
@@ -58,7 +59,7 @@ class HFPolicy:
         self.append_only = self.format.append_only
         _check_vocabulary(model, tokenizer)
         end_ids = self.format.end_ids | _generation_end_ids(model)
-        decoder = make_decoder(model, self.context_length)
+        decoder = make_decoder(model, self.context_length, shared_prompts=shared_prompts)
         opening = self.format.opening
         self.engine = Engine(decoder, self.format.decode, end_ids, deterministic=deterministic, opening=opening)
 
