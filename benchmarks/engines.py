@@ -229,9 +229,12 @@ def main() -> None:
     parser = make_parser(__doc__, "a smaller model, once")
     parser.add_argument("--python", default="", metavar="PATH", help="as engine.python")
     parser.add_argument("--model", default="", metavar="PATH", help="a causal LM of transformers, played once")
+    parser.add_argument("--episodes", type=int, metavar="N", help="side by side (16)")
     parser.add_argument("--action-tokens", type=int, metavar="N", help="sampled in each turn (8)")
     args = parser.parse_args()
     load = QUICK if args.quick else Workload()
+    if args.episodes:
+        load = replace(load, batch=args.episodes)
     if args.action_tokens:
         load = replace(load, action_tokens=args.action_tokens)
     if args.model:
