@@ -116,8 +116,9 @@ HOUSE = {
     "learner": """
         __init__ sharded
         rank
-        building followers
+        building processes
         circle learner sharding
+        followers
         dump metrics optimizer states
         logprobs losses roles
         layout ranks
