@@ -26,6 +26,7 @@ HOUSE = {
         warmstart compare
         algorithms
         runs
+        cluster
         rollout learner credit reporting
         prompts envs policies memory
         storage
@@ -49,6 +50,10 @@ HOUSE = {
         measure training
         network transitions
         vocabulary
+    """,
+    "cluster": """
+        __init__ connection
+        cluster
     """,
     "commands": """
         __main__

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from trailnotes.cluster.cluster import Cluster
     from trailnotes.config.schema import Config
     from trailnotes.policies.hf import HFPolicy
     from trailnotes.runs.directory import RunDir
@@ -46,8 +47,11 @@ class TrainingRun:
     `open_run` makes one; `pool` lives in the event loop that trains.
     """
 
-    def __init__(self, config: Config, directory: RunDir, pool: EnvPool, progress: Progress) -> None:
+    def __init__(
+        self, config: Config, directory: RunDir, pool: EnvPool, progress: Progress, cluster: Cluster | None = None
+    ) -> None:
         self.config, self.directory, self.pool, self.progress = config, directory, pool, progress
+        self.cluster = cluster  # places what runs elsewhere; None: everything runs here
         self.archive = Archive(config.archive) if config.archive.share else None
         credits_authors = config.algorithm.author_credit and method_of(config.algorithm.name).shows_tips
         self.authors = Authors(config) if credits_authors else None
