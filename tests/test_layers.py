@@ -52,7 +52,7 @@ HOUSE = {
         vocabulary
     """,
     "cluster": """
-        __init__ connection
+        __init__ connection ranks
         cluster
     """,
     "commands": """

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,10 +17,8 @@ import torch
 import torch.distributed as dist
 from safetensors import safe_open
 
-from sharded_cases import Case, rows_of
-from small import small_config
+from sharded_cases import Case, config_of, difference, one_process, rows_of, wait_until_gone
 from tiny import tiny_model
-from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError, LearnerError, NonFiniteError
 from trailnotes.learner import followers
 from trailnotes.learner.building import build_alone
@@ -35,7 +32,6 @@ from trailnotes.policies.hf.policy import load_model
 from trailnotes.types import Sample
 
 ROWS = rows_of(Case())
-LIMIT = 300.0  # seconds; nothing here waits for it, however busy the machine is
 PARENT = """
 import sys, time
 from pathlib import Path
@@ -56,44 +52,12 @@ if __name__ == "__main__":
     if follows():
         follow(config)
     else:
-        from sharded_cases import Case, rows_of
+        from sharded_cases import Case, config_of, difference, one_process, rows_of, wait_until_gone
         from trailnotes.learner.sharded import ShardedLearner
         learner = ShardedLearner(config)
         print("tokens", learner.update(rows_of(Case()))["tokens_trained"], flush=True)
         learner.close()
 """
-
-
-def config_of(model: Path, world: int = 2, *, sections: dict[str, Any] | None = None, **learner: Any) -> Config:
-    section = {"world_size": world, "timeout": LIMIT} | learner
-    return small_config(model={"path": str(model), "device": "cpu"}, learner=section, **(sections or {}))
-
-
-def one_process(config: Config) -> Learner:
-    """The same by one process."""
-    model = load_model(config.model)[0]
-    return build_alone(config, model, None, None)
-
-
-def difference(one: Any, other: Any) -> float:
-    mine, theirs = one.weights(), other.weights()
-    assert list(mine) == list(theirs)
-    return max(float((tensor - theirs[name]).abs().max()) for name, tensor in mine.items())
-
-
-def is_gone(pid: int) -> bool:
-    """Whether a process has ended; one that nobody has asked after yet has, too."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
-
-
-def wait_until_gone(pid: int, seconds: float = 120.0) -> None:
-    until = time.monotonic() + seconds
-    while not is_gone(pid):
-        assert time.monotonic() < until, f"{pid} is an orphan"
-        time.sleep(0.05)
 
 
 @pytest.fixture

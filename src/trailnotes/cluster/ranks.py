@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trailnotes.cluster.cluster import name_of
@@ -87,6 +88,8 @@ class ActorOfRank:
         """See `Follower`."""
         import ray
 
+        if not ray.is_initialized():  # to ask Ray anything would start a cluster
+            return Failure("ended with the connection to the cluster")
         if self._failure is None and self._done is not None and ray.wait([self._done], timeout=0)[0]:
             try:
                 said: Failure | None = ray.get(self._done)
@@ -100,6 +103,8 @@ class ActorOfRank:
         """See `Follower`."""
         import ray
 
+        if not ray.is_initialized():  # which ended all actors of this process
+            return
         if self._done is not None:
             ray.wait([self._done], timeout=seconds)
         with contextlib.suppress(ray.exceptions.RayError):
@@ -137,7 +142,7 @@ def start_ranks(cluster: Cluster, world: int, device_type: str, seconds: float) 
 
     gpus = int(device_type == "cuda")
     kind = ray.remote(Rank).options(num_cpus=1, num_gpus=gpus, max_restarts=0, scheduling_strategy="SPREAD")
-    actors = [kind.remote(os.getcwd()) for _ in range(1, world)]
+    actors = [kind.remote(str(Path.cwd())) for _ in range(1, world)]
     limit = cluster.config.cluster.timeout
     try:
         placed = ray.get([actor.place.remote() for actor in actors], timeout=limit)

@@ -1,0 +1,97 @@
+"""Learner ranks on a cluster of two nodes: they learn what one process does, and whatever stops one is told."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from sharded_cases import UPDATES, Case, config_of, difference, rows_of, wait_until_gone
+from trailnotes.cluster.cluster import Cluster
+from trailnotes.cluster.connection import joined
+from trailnotes.cluster.ranks import ActorOfRank, start_ranks
+from trailnotes.config.schema import Config
+from trailnotes.errors import LearnerError
+from trailnotes.learner.sharded import ShardedLearner, make_learner
+from trailnotes.policies.hf.policy import load_model
+
+ray: Any = pytest.importorskip("ray")
+
+if TYPE_CHECKING:
+    from conftest import TwoNodes
+
+MIXED = rows_of(Case(others=True))  # with tips and without, held, imitated
+
+
+@pytest.fixture
+def cluster_at(two_nodes: TwoNodes, start_model: Path) -> Iterator[Callable[..., tuple[Config, Cluster]]]:
+    """Joins the cluster by settings for two ranks."""
+    with ExitStack() as stack:
+
+        def join(**options: Any) -> tuple[Config, Cluster]:
+            config = config_of(start_model, **options)
+            config = config.model_copy(
+                update={"cluster": config.cluster.model_copy(update={"address": two_nodes.address})}
+            )
+            cluster = stack.enter_context(joined(config))
+            assert cluster is not None
+            stack.callback(ray.kill, occupied(cluster.home))
+            return config, cluster
+
+        yield join
+
+
+class Idle:
+    """Takes all CPUs of a node."""
+
+    def here(self) -> bool:
+        return True
+
+
+def occupied(node: str) -> Any:
+    """What leaves no room on a node, so that ranks go to the other."""
+    actor: Any = ray.remote(Idle).options(num_cpus=4, scheduling_strategy=Cluster.on(node)).remote()
+    assert ray.get(actor.here.remote())
+    return actor
+
+
+def rank_1(learner: ShardedLearner) -> ActorOfRank:
+    assert learner._followers is not None
+    found = learner._followers.ranks[1]
+    assert isinstance(found, ActorOfRank)
+    return found
+
+
+def test_two_nodes_learn_what_one_process_does(cluster_at: Any, two_nodes: TwoNodes, tmp_path: Path) -> None:
+    config, cluster = cluster_at(sections={"loss": {"kl": 0.1}})
+    learner = ShardedLearner(config, None, tmp_path / "dumps", partial(start_ranks, cluster))
+    assert rank_1(learner).node == two_nodes.other
+    models = [load_model(config.model)[0] for _ in range(2)]
+    alone = make_learner(config_of(Path(config.model.path), 1, sections={"loss": {"kl": 0.1}}), *models, None)
+    for rows in (rows_of(Case()), MIXED):
+        for seed in range(UPDATES):
+            mine, theirs = learner.update(rows, seed=seed), alone.update(rows, seed=seed)
+            assert mine["loss"] == pytest.approx(theirs["loss"], abs=1e-5)
+    assert difference(learner, alone) <= 1e-5
+    (tmp_path / "saved").mkdir()
+    learner.save(tmp_path / "saved")
+    kept = learner.weights()
+    learner.close()
+    wait_until_gone(rank_1(learner).pid)
+
+    learner = ShardedLearner(config, None, tmp_path / "dumps", partial(start_ranks, cluster))
+    learner.load(tmp_path / "saved")
+    assert all(torch.equal(tensor, kept[name]) for name, tensor in learner.weights().items())
+    pid = rank_1(learner).pid
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(LearnerError, match=r"^rank 1 on node \S+ \(.{6}\) of the learner died: its worker process"):
+        learner.update(MIXED)
+    with pytest.raises(LearnerError, match="have ended"):
+        learner.update(MIXED)
