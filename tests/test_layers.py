@@ -52,7 +52,7 @@ HOUSE = {
         vocabulary
     """,
     "cluster": """
-        __init__ connection ranks
+        __init__ connection engines ranks
         cluster
     """,
     "commands": """

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from idle import occupied
 from sharded_cases import UPDATES, Case, config_of, difference, rows_of, wait_until_gone
 from trailnotes.cluster.cluster import Cluster
 from trailnotes.cluster.connection import joined
@@ -46,20 +47,6 @@ def cluster_at(two_nodes: TwoNodes, start_model: Path) -> Iterator[Callable[...,
             return config, cluster
 
         yield join
-
-
-class Idle:
-    """Takes all CPUs of a node."""
-
-    def here(self) -> bool:
-        return True
-
-
-def occupied(node: str) -> Any:
-    """What leaves no room on a node, so that ranks go to the other."""
-    actor: Any = ray.remote(Idle).options(num_cpus=4, scheduling_strategy=Cluster.on(node)).remote()
-    assert ray.get(actor.here.remote())
-    return actor
 
 
 def rank_1(learner: ShardedLearner) -> ActorOfRank:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from trailnotes.policies.hf.policy import context_length_of, device_of, load_tok
 from trailnotes.policies.vllm.link import Link
 from trailnotes.policies.vllm.policy import VLLMPolicy
 from trailnotes.policies.vllm.process import CORE, Process, engine_python, environment, workplace
-from trailnotes.policies.vllm.remote import address_of, reach
+from trailnotes.policies.vllm.remote import Expected, address_of, reach
 from trailnotes.policies.vllm.replica import Connect
 from trailnotes.policies.vllm.worker import wire
 
@@ -33,7 +33,7 @@ ON_CPU = 0.25  # of the host's memory, for the KV cache
 BLOCK = 32  # tokens of the KV cache that are taken at a time
 
 
-def vllm_policy(config: Config, *, core: Path = CORE) -> VLLMPolicy:
+def vllm_policy(config: Config, *, core: Path = CORE, connects: Sequence[Connect] = ()) -> VLLMPolicy:
     """The model at `model.path` in engines of vLLM, which have started when this returns.
 
     Saved adapters at `model.path` are taken over before it returns, and held to no learner yet: `verify` does that.
@@ -41,6 +41,7 @@ def vllm_policy(config: Config, *, core: Path = CORE) -> VLLMPolicy:
     Args:
         config: its sections `model`, `engine` and `rollout`.
         core: the file with the engine's class `Core`.
+        connects: how each engine is started or reached; () as the config says, see `connections`.
 
     Raises:
         ConfigError: `model`, `engine.python` or `engine.urls` cannot be used.
@@ -53,7 +54,7 @@ def vllm_policy(config: Config, *, core: Path = CORE) -> VLLMPolicy:
             "the last bits of a log-probability, and with them a token now and then"
         )
     folder = workplace(size_of(config))
-    connects = connections(config, folder, core)
+    connects = connects or connections(config, folder, core)
     tokenizer = load_tokenizer(config.model)
     settings = settings_of(config, folder)
     if len(tokenizer) > settings["vocabulary"]:
@@ -84,12 +85,15 @@ def connections(config: Config, folder: Path, core: Path = CORE) -> list[Connect
     """How to start, or to reach, each of the engines that a config names. Raises as `vllm_policy` does."""
     engine = config.engine
     if engine.urls:
-        fingerprint = fingerprint_of(whole_model_of(config.model)[0])
-        lora = _lora_rank(config)
-        return [partial(reach, *address_of(url), engine, (fingerprint, lora)) for url in engine.urls]
+        return [partial(reach, partial(address_of, url), engine, expected_of(config)) for url in engine.urls]
     python = engine_python(engine.python)
     settings = settings_of(config, folder)
     return [partial(start, config, python, settings, core, index) for index in range(engine.replicas)]
+
+
+def expected_of(config: Config) -> Expected:
+    """What an engine that somebody else has started must have."""
+    return fingerprint_of(whole_model_of(config.model)[0]), _lora_rank(config)
 
 
 def start(config: Config, python: str, settings: Mapping[str, Any], core: Path, index: int, _again: bool) -> Link:
