@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from trailnotes.credit.novelty import Novelty
     from trailnotes.learner.learner import Learner
     from trailnotes.learner.sharded import ShardedLearner
-    from trailnotes.memory import TipMemory
+    from trailnotes.memory import Memory
     from trailnotes.policies.hf import HFPolicy
     from trailnotes.rollout.archive import Archive
     from trailnotes.runs.authors import Authors
@@ -56,7 +56,7 @@ class Saved(Protocol):
     config: Config
     directory: RunDir
     policy: HFPolicy
-    memory: TipMemory | None
+    memory: Memory | None
     novelty: Novelty
     archive: Archive | None
     authors: Authors | None
