@@ -88,15 +88,18 @@ class MemoryService:
 
     def report(self, episodes: Sequence[Trajectory], once: str) -> Answer:
         """`TipMemory.report`, of what was shown."""
-        return self._answer(shown(self._whole(), self._config.algorithm.show_tips).report(episodes, once=once))
+        shown(self._whole(), self._config.algorithm.show_tips).report(episodes, once=once)
+        return self._answer(None)
 
     def snapshot(self, path: str) -> Answer:
         """`TipMemory.snapshot`."""
-        return self._answer(self._whole().snapshot(path))
+        self._whole().snapshot(path)
+        return self._answer(None)
 
     def restore(self, path: str) -> Answer:
         """`TipMemory.restore`."""
-        return self._answer(self._whole().restore(path))
+        self._whole().restore(path)
+        return self._answer(None)
 
     def stats(self) -> Answer:
         """`TipMemory.stats`."""

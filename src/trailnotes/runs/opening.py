@@ -35,7 +35,7 @@ def opened_run(
     `tips` are those that a run begins with; one that has begun keeps its own. `cluster` is what `cluster.joined` gave.
     """
     with (
-        EnvPool(config.env, make_host=cluster and cluster.env_host) as pool,
+        EnvPool(config.env, make_host=cluster.env_host if cluster else None) as pool,
         Progress(config, directory) as progress,
         contextlib.closing(open_run(config, directory, pool, progress, tips, cluster)) as run,
     ):

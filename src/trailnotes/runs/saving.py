@@ -56,7 +56,6 @@ class Saved(Protocol):
     config: Config
     directory: RunDir
     policy: HFPolicy
-    memory: Memory | None
     novelty: Novelty
     archive: Archive | None
     authors: Authors | None
@@ -65,6 +64,11 @@ class Saved(Protocol):
 
     def weights_changed(self, version: int) -> None:
         """The learner's weights are those of `version` now."""
+        ...
+
+    @property
+    def memory(self) -> Memory | None:
+        """What writes a snapshot of itself."""
         ...
 
     @property

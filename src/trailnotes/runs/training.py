@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from trailnotes.cluster.cluster import Cluster
     from trailnotes.cluster.memory import ServedMemory
     from trailnotes.config.schema import Config
+    from trailnotes.memory import Memory
     from trailnotes.policies.hf import HFPolicy
     from trailnotes.runs.directory import RunDir
     from trailnotes.types import Sample
@@ -68,8 +69,9 @@ class TrainingRun:
         rehearsed = rehearsal_path(config, directory.path)
         self.rehearsal = Rehearsal(config, rehearsed, self.policy.format) if rehearsed else None
         self.memory = self._open_memory() if method_of(config.algorithm.name).memory else None
-        is_here = isinstance(self.memory, TipMemory)
-        self.shown = shown(self.memory, config.algorithm.show_tips) if is_here else self.memory  # to prompts
+        self.shown: Memory | None = self.memory  # to prompts
+        if isinstance(self.memory, TipMemory):  # a service looks to that itself
+            self.shown = shown(self.memory, config.algorithm.show_tips)
         self.version = 0  # of the learner's weights: how often they were updated
         own = {} if self.is_shared else self.learner.weights()  # where the policy has a model of its own:
         self._began_with: Mapping[str, Tensor] = own if config.algorithm.author == "start" else {}
