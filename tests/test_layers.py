@@ -54,6 +54,8 @@ HOUSE = {
     "cluster": """
         __init__ connection engines ranks
         cluster
+        envs memory
+        waiting
     """,
     "commands": """
         __main__
@@ -116,6 +118,7 @@ HOUSE = {
         __init__ main
         pool
         worker
+        remote
         hosts wire
     """,
     "learner": """

@@ -18,7 +18,7 @@ from trailnotes.config.schema import Config
 from trailnotes.errors import ClusterError, MissingExtraError
 
 if TYPE_CHECKING:
-    from conftest import TwoNodes
+    from nodes import TwoNodes
 
 
 def at(address: str, **env: Any) -> Config:

@@ -10,7 +10,10 @@ from trailnotes.errors import ClusterError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from trailnotes.cluster.memory import ServedMemory
     from trailnotes.config.schema import Config
+    from trailnotes.envs.workers.hosts import Host
+    from trailnotes.types import StrPath
 
 
 class Cluster:
@@ -30,7 +33,23 @@ class Cluster:
     @property
     def nodes(self) -> dict[str, str]:
         """Id -> what messages call it, of all nodes that live."""
-        return {node: name_of(node, found["NodeManagerAddress"]) for node, found in self._found.items()}
+        return {node: _name(node, found["NodeManagerAddress"]) for node, found in self._found.items()}
+
+    def name_of(self, node: str) -> str:
+        """What messages call a node, also one that has come since."""
+        return self.nodes.get(node, f"node {node[:6]}")
+
+    def env_host(self, index: int) -> Host:
+        """An environment worker somewhere in the cluster: `EnvPool`'s `make_host`."""
+        from trailnotes.cluster.envs import ActorHost
+
+        return ActorHost(self, index, self.config.env)
+
+    def memory(self, path: StrPath) -> ServedMemory:
+        """The memory file of the run as a service on this machine. Raises as `ServedMemory`."""
+        from trailnotes.cluster.memory import ServedMemory
+
+        return ServedMemory(self, path)
 
     @staticmethod
     def on(node: str) -> Any:
@@ -77,6 +96,6 @@ def _said(each: Mapping[str, float]) -> str:
     return " and ".join(f"{amount:g} {name}" for name, amount in each.items())
 
 
-def name_of(node: str, address: str) -> str:
+def _name(node: str, address: str) -> str:
     """What messages call a node: several may share an address."""
     return f"node {address} ({node[:6]})"

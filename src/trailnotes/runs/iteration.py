@@ -16,6 +16,7 @@ from trailnotes.credit.episodes import scores_of, valid_share
 from trailnotes.envs.tasks import batch_of
 from trailnotes.errors import RunError
 from trailnotes.learner.samples import anchor_rows, build_samples
+from trailnotes.memory.base import VersionedMemory
 from trailnotes.rollout import rollout_metrics, run_groups, tip_metrics, write_tips
 from trailnotes.rollout.archive import from_start
 from trailnotes.rollout.dynamic import further_tasks, replace_equal
@@ -67,10 +68,13 @@ class Iteration:
         self._tokens_written = 0
         self._version = 0  # of the weights that play
         self._learning = False
+        self._shown = run.shown
 
     def starts(self) -> None:
-        """It plays from here on, with the weights that the policy has now."""
+        """It plays from here on, with the weights and the tips that there are now."""
         self._version = self.run.policy.version
+        if isinstance(self.run.shown, VersionedMemory):
+            self._shown = self.run.shown.pinned()
 
     # -- what a method reads
 
@@ -92,7 +96,7 @@ class Iteration:
     @property
     def shown(self) -> Memory | None:
         """The memory as prompts show it; None for a method without one."""
-        return self.run.shown
+        return self._shown
 
     def embedder(self) -> Embedder:
         """One model for novelty and memory."""

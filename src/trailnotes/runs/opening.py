@@ -6,6 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from trailnotes.envs.workers.pool import EnvPool
+from trailnotes.memory import TipMemory
 from trailnotes.memory.owner import forget_start, settle
 from trailnotes.runs.authors import too_young
 from trailnotes.runs.console import Progress
@@ -34,7 +35,7 @@ def opened_run(
     `tips` are those that a run begins with; one that has begun keeps its own. `cluster` is what `cluster.joined` gave.
     """
     with (
-        EnvPool(config.env) as pool,
+        EnvPool(config.env, make_host=cluster.env_host if cluster else None) as pool,
         Progress(config, directory) as progress,
         contextlib.closing(open_run(config, directory, pool, progress, tips, cluster)) as run,
     ):
@@ -70,7 +71,11 @@ def open_run(
         begins = saved is None
         if run.memory is not None:
             aside = free_name(directory.path / f"tips.after-{done:06d}.jsonl")
-            begins = settle(run.memory, saved / "memory.db" if saved else None, start, aside, tips)
+            held = saved / "memory.db" if saved else None
+            if isinstance(run.memory, TipMemory):
+                begins = settle(run.memory, held, start, aside, tips)
+            else:
+                begins = run.memory.settle(held, start, aside, tips)
             kept += [aside] if aside.exists() else []
         if saved is not None or kept:
             progress.note(f"resuming after iteration {done}" + "".join(f"; set aside {path.name}" for path in kept))

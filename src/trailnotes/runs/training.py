@@ -16,7 +16,7 @@ from trailnotes.credit.novelty import Novelty
 from trailnotes.envs.tasks import tasks_of, validation_of
 from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.learner.sharded import make_learner
-from trailnotes.memory import embedder_of, open_memory
+from trailnotes.memory import TipMemory, embedder_of, open_memory
 from trailnotes.memory.controls import shown
 from trailnotes.policies.hf.policy import load_model
 from trailnotes.rollout.archive import Archive
@@ -35,7 +35,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from trailnotes.cluster.cluster import Cluster
+    from trailnotes.cluster.memory import ServedMemory
     from trailnotes.config.schema import Config
+    from trailnotes.memory import Memory
     from trailnotes.policies.hf import HFPolicy
     from trailnotes.runs.directory import RunDir
     from trailnotes.types import Sample
@@ -66,11 +68,10 @@ class TrainingRun:
         self._start = model_policy(config, reference) if reference and config.algorithm.author == "start" else None
         rehearsed = rehearsal_path(config, directory.path)
         self.rehearsal = Rehearsal(config, rehearsed, self.policy.format) if rehearsed else None
-        uses_memory = method_of(config.algorithm.name).memory
-        self.memory = (
-            open_memory(directory.memory_path, config.memory, embedder=make_embedder()) if uses_memory else None
-        )
-        self.shown = None if self.memory is None else shown(self.memory, config.algorithm.show_tips)  # to prompts
+        self.memory = self._open_memory() if method_of(config.algorithm.name).memory else None
+        self.shown: Memory | None = self.memory  # to prompts
+        if isinstance(self.memory, TipMemory):  # a service looks to that itself
+            self.shown = shown(self.memory, config.algorithm.show_tips)
         self.version = 0  # of the learner's weights: how often they were updated
         own = {} if self.is_shared else self.learner.weights()  # where the policy has a model of its own:
         self._began_with: Mapping[str, Tensor] = own if config.algorithm.author == "start" else {}
@@ -82,6 +83,13 @@ class TrainingRun:
         self.saved: Path | None = None  # the newest checkpoint of this run
         self.empty = 0  # iterations in a row without any episode
         self._ended = time.monotonic()  # when the last iteration did
+
+    def _open_memory(self) -> TipMemory | ServedMemory:
+        """In this process, or as a service."""
+        path = self.directory.memory_path
+        if self.cluster is not None:
+            return self.cluster.memory(path)
+        return open_memory(path, self.config.memory, embedder=self.embedder())
 
     def _learning_model(self) -> Any:
         """The model that the learner changes; None where its processes load one each, and what plays is apart."""
