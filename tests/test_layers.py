@@ -52,9 +52,9 @@ HOUSE = {
         vocabulary
     """,
     "cluster": """
-        __init__ connection engines ranks
+        __init__ connection
         cluster
-        envs memory
+        engines envs memory ranks
         waiting
     """,
     "commands": """

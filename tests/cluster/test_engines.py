@@ -31,7 +31,7 @@ from trailnotes.types import Completion, Sampling
 ray: Any = pytest.importorskip("ray")
 
 if TYPE_CHECKING:
-    from conftest import TwoNodes
+    from nodes import TwoNodes
     from trailnotes.cluster.cluster import Cluster
     from trailnotes.config.schema import Config
 
@@ -78,7 +78,7 @@ def core(tmp_path: Path, faults: Path) -> Path:
 
 def replica_of(cluster: Cluster, core: Path) -> Replica:
     tokenizer = load_tokenizer(cluster.config.model)
-    (connect,) = place_engines(cluster, core)
+    (connect,) = place_engines(cluster.config, core)
     return Replica(connect, Endings(tokenizer.decode, ()), 0.05)
 
 
@@ -169,7 +169,7 @@ def test_an_engine_that_finds_no_room_is_told_in_time(cluster: Cluster, two_node
     short = cluster.config.engine.model_copy(update={"start_timeout": 3.0})
     cluster = copy(cluster)
     cluster.config = cluster.config.model_copy(update={"engine": short})
-    with pytest.raises(PolicyError, match=r"^engine 0 of the cluster found no room .* within engine.start_timeout = 3"):
+    with pytest.raises(PolicyError, match=r"^engine 0 of the cluster did not answer within engine.start_timeout = 3 s"):
         replica_of(cluster, core).begin()
     for actor in busy:
         ray.kill(actor)

@@ -6,7 +6,6 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ from idle import occupied
 from sharded_cases import UPDATES, Case, config_of, difference, rows_of, wait_until_gone
 from trailnotes.cluster.cluster import Cluster
 from trailnotes.cluster.connection import joined
-from trailnotes.cluster.ranks import ActorOfRank, start_ranks
+from trailnotes.cluster.ranks import ActorOfRank
 from trailnotes.config.schema import Config
 from trailnotes.errors import LearnerError
 from trailnotes.learner.sharded import ShardedLearner, make_learner
@@ -26,7 +25,7 @@ from trailnotes.policies.hf.policy import load_model
 ray: Any = pytest.importorskip("ray")
 
 if TYPE_CHECKING:
-    from conftest import TwoNodes
+    from nodes import TwoNodes
 
 MIXED = rows_of(Case(others=True))  # with tips and without, held, imitated
 
@@ -58,7 +57,7 @@ def rank_1(learner: ShardedLearner) -> ActorOfRank:
 
 def test_two_nodes_learn_what_one_process_does(cluster_at: Any, two_nodes: TwoNodes, tmp_path: Path) -> None:
     config, cluster = cluster_at(sections={"loss": {"kl": 0.1}})
-    learner = ShardedLearner(config, None, tmp_path / "dumps", partial(start_ranks, cluster))
+    learner = ShardedLearner(config, None, tmp_path / "dumps", cluster.start_ranks)
     assert rank_1(learner).node == two_nodes.other
     models = [load_model(config.model)[0] for _ in range(2)]
     alone = make_learner(config_of(Path(config.model.path), 1, sections={"loss": {"kl": 0.1}}), *models, None)
@@ -73,12 +72,14 @@ def test_two_nodes_learn_what_one_process_does(cluster_at: Any, two_nodes: TwoNo
     learner.close()
     wait_until_gone(rank_1(learner).pid)
 
-    learner = ShardedLearner(config, None, tmp_path / "dumps", partial(start_ranks, cluster))
+    learner = ShardedLearner(config, None, tmp_path / "dumps", cluster.start_ranks)
     learner.load(tmp_path / "saved")
     assert all(torch.equal(tensor, kept[name]) for name, tensor in learner.weights().items())
     pid = rank_1(learner).pid
     os.kill(pid, signal.SIGKILL)
-    with pytest.raises(LearnerError, match=r"^rank 1 on node \S+ \(.{6}\) of the learner died: its worker process"):
+    with pytest.raises(
+        LearnerError, match=r"^rank 1 on node \S+ \(.{6}\) of the learner died: its worker process has died$"
+    ):
         learner.update(MIXED)
     with pytest.raises(LearnerError, match="have ended"):
         learner.update(MIXED)

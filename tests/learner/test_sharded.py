@@ -18,10 +18,11 @@ import torch.distributed as dist
 from safetensors import safe_open
 
 from sharded_cases import Case, config_of, difference, one_process, rows_of, wait_until_gone
+from small import small_config
 from tiny import tiny_model
 from trailnotes.errors import ConfigError, LearnerError, NonFiniteError
 from trailnotes.learner import followers
-from trailnotes.learner.building import build_alone
+from trailnotes.learner.building import _refuse_adapted_head, _refuse_apart, build_alone
 from trailnotes.learner.circle import meet, refuse_too_many
 from trailnotes.learner.followers import Failure, Followers, from_exchange
 from trailnotes.learner.learner import Learner
@@ -211,6 +212,34 @@ def test_adapters_of_two_processes(start_model: Path, tmp_path: Path) -> None:
     with safe_open(tmp_path / "adapters/adapter_model.safetensors", framework="pt") as file:
         assert all(torch.equal(file.get_tensor(name), tensor) for name, tensor in weights.items())
     learner.close()
+
+
+def test_adapters_on_the_head_are_not_compared_with_the_start_by_several_processes(start_model: Path) -> None:
+    lora = {"enabled": True, "rank": 2, "target_modules": ("q_proj", "lm_head")}
+    sections = {"model": {"path": str(start_model), "device": "cpu", "lora": lora}}
+    held = small_config(**sections, algorithm={"name": "empo2", "anchor_tips": 2, "anchor_weight": 0.3})
+    assert held.holds_rows
+    model = load_model(held.model)[0]
+    with pytest.raises(ConfigError, match=r"leave it out of model\.lora\.target_modules, or set learner\.world_size"):
+        _refuse_adapted_head(held, model)
+    _refuse_adapted_head(small_config(**sections), model)  # nothing is held
+    _refuse_adapted_head(held, load_model(config_of(start_model).model)[0])  # nothing is adapted
+
+
+class Apart:
+    """Rank 0 of two, of which the other sees nothing."""
+
+    rank = 0
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value, False]
+
+
+def test_a_rank_that_does_not_see_the_run_directory_is_told(tmp_path: Path) -> None:
+    ranks: Any = Apart()
+    with pytest.raises(ConfigError, match=r"rank 1 of the learner does not see the run directory .*: put --run-dir"):
+        _refuse_apart(ranks, tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow

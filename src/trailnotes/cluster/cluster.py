@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from trailnotes.cluster.memory import ServedMemory
     from trailnotes.config.schema import Config
     from trailnotes.envs.workers.hosts import Host
+    from trailnotes.learner.followers import Followers
+    from trailnotes.policies.vllm.replica import Connect
     from trailnotes.types import StrPath
 
 
@@ -51,6 +53,18 @@ class Cluster:
 
         return ServedMemory(self, path)
 
+    def start_ranks(self) -> Followers:
+        """The ranks of the learner beside this process: `make_learner`'s `start`. Raises as `ranks.start_ranks`."""
+        from trailnotes.cluster.ranks import start_ranks
+
+        return start_ranks(self.config, self.name_of)
+
+    def engines(self) -> list[Connect]:
+        """How to reach the engines of the run, which start now: `vllm_policy`'s `connects`. Raises as it does."""
+        from trailnotes.cluster.engines import place_engines
+
+        return place_engines(self.config)
+
     @staticmethod
     def on(node: str) -> Any:
         """The scheduling strategy that places an actor on this node and no other."""
@@ -61,7 +75,16 @@ class Cluster:
     def wanted(self) -> dict[str, tuple[int, dict[str, float]]]:
         """Setting -> how many actors it asks for, and what Ray sets aside for each of them."""
         config = self.config
-        return {"env.num_workers": (config.env.num_workers, {"CPU": config.cluster.env_cpus})}
+        wanted = {"env.num_workers": (config.env.num_workers, {"CPU": config.cluster.env_cpus})}
+        if config.learner.world_size > 1:
+            from trailnotes.cluster.ranks import resources_of_rank
+
+            wanted["learner.world_size"] = config.learner.world_size - 1, resources_of_rank(config)
+        if config.engine.name == "vllm" and not config.engine.urls:
+            from trailnotes.cluster.engines import resources_of_engine
+
+            wanted["engine.replicas"] = config.engine.replicas, resources_of_engine(config)
+        return wanted
 
     def refuse_lacking(self) -> None:
         """Refuse what all nodes together do not have, or no single one has for one actor. Others may hold some of it.

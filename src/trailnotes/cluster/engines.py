@@ -14,10 +14,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trailnotes.errors import PolicyError, TrailnotesError
+from trailnotes.cluster.waiting import Patience, result_of
+from trailnotes.errors import ClusterError, PolicyError, TrailnotesError
 
 if TYPE_CHECKING:
-    from trailnotes.cluster.cluster import Cluster
     from trailnotes.config.schema import Config
     from trailnotes.policies.vllm.replica import Connect
 
@@ -73,20 +73,21 @@ class Engine:
         self._known.set()
 
 
-def gpus_of(config: Config) -> int:
-    """GPUs that an engine needs: as many as `engine.devices` names for one; one if it names none, and there are any."""
+def resources_of_engine(config: Config) -> dict[str, float]:
+    """What Ray sets aside for one engine: as many GPUs as `engine.devices` names for one, or else a single one."""
     from trailnotes.policies.hf.policy import device_of
 
+    cpus = {"CPU": float(config.run.threads or 1)}
     if device_of(config.model.device).type == "cpu":
-        return 0
-    return max((len(devices.split(",")) for devices in config.engine.devices), default=1)
+        return cpus
+    return cpus | {"GPU": float(max((len(devices.split(",")) for devices in config.engine.devices), default=1))}
 
 
-def place_engines(cluster: Cluster, core: Path | None = None) -> list[Connect]:
-    """How to reach each of `engine.replicas` engines, which start on the cluster now.
+def place_engines(config: Config, core: Path | None = None) -> list[Connect]:
+    """How to reach each of `engine.replicas` engines, which start now, spread over the nodes of the cluster.
 
     Args:
-        cluster: places them, spread over the nodes.
+        config: of the run.
         core: the file with the engine's class `Core`; None: vLLM's.
 
     Raises:
@@ -98,11 +99,11 @@ def place_engines(cluster: Cluster, core: Path | None = None) -> list[Connect]:
     from trailnotes.policies.vllm.process import CORE
     from trailnotes.policies.vllm.remote import reach
 
-    config, token = cluster.config, secrets.token_hex(32)
-    expected = expected_of(config)
+    token = secrets.token_hex(32)
+    expected, each = expected_of(config), resources_of_engine(config)
     kind = ray.remote(Engine).options(
-        num_cpus=config.run.threads or 1,
-        num_gpus=gpus_of(config),
+        num_cpus=each["CPU"],
+        num_gpus=each.get("GPU", 0),
         max_restarts=-1,
         max_task_retries=-1,
         scheduling_strategy="SPREAD",
@@ -121,20 +122,13 @@ def where(actor: Any, number: int, config: Config) -> tuple[str, int]:
     Raises:
         PolicyError: it is not in time, or cannot be.
     """
-    import ray
-
-    limit = config.engine.start_timeout
+    who = f"engine {number} of the cluster"
+    patience = Patience(lambda: who, config.engine.start_timeout, "engine.start_timeout")
     try:
-        address, failure = ray.get(actor.address.remote(), timeout=limit)
-    except ray.exceptions.GetTimeoutError as error:
-        raise PolicyError(
-            f"engine {number} of the cluster found no room there, or did not start, within engine.start_timeout = "
-            f"{limit:g} s: lower engine.replicas, or add nodes"
-        ) from error
-    except ray.exceptions.RayError as error:
-        last = next((line.strip() for line in reversed(str(error).splitlines()) if line.strip()), "")
-        raise PolicyError(f"engine {number} of the cluster is gone: {last[:300]}") from error
+        address, failure = result_of(actor.address.remote(), patience)
+    except ClusterError as error:
+        raise PolicyError(f"{error}; if the cluster has no room for it, lower engine.replicas or add nodes") from error
     if address is None:
-        raise PolicyError(f"engine {number} of the cluster: {failure}")
+        raise PolicyError(f"{who}: {failure}")
     host, port = address
     return str(host), int(port)

@@ -12,14 +12,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trailnotes.cluster.cluster import name_of
-from trailnotes.errors import ClusterError
-from trailnotes.learner.followers import GRACE, LOOPBACK, Failure, Followers, failure_of, shortened
+from trailnotes.cluster.waiting import Patience, cause_of, result_of
+from trailnotes.learner.followers import GRACE, LOOPBACK, Failure, Followers, failure_of
 
 if TYPE_CHECKING:
-    from torch.distributed import Store  # type: ignore[attr-defined]
+    from collections.abc import Callable
 
-    from trailnotes.cluster.cluster import Cluster
+    from trailnotes.config.schema import Config
 
 LOCALHOST = "127.0.0.1"
 
@@ -73,10 +72,8 @@ class Rank:
 class ActorOfRank:
     """A rank that is an actor; see `Follower`."""
 
-    def __init__(self, actor: Any, where: tuple[str, str, int]) -> None:
-        self.actor = actor
-        self.node, address, self.pid = where
-        self.where = f" on {name_of(self.node, address)}"
+    def __init__(self, actor: Any, node: str, pid: int, where: str) -> None:
+        self.actor, self.node, self.pid, self.where = actor, node, pid, where
         self._done: Any = None
         self._failure: Failure | None = None
 
@@ -119,58 +116,57 @@ class ActorOfRank:
             if not any(node["Alive"] for node in ray.nodes() if node["NodeID"] == self.node):
                 return Failure("was lost with its node")
             if isinstance(error, ray.exceptions.ActorDiedError) or time.monotonic() > until:
-                return Failure(f"died: {shortened(_told(str(error)))}")
+                return Failure(f"died: {cause_of(error)}")
             time.sleep(0.2)
 
 
-def start_ranks(cluster: Cluster, world: int, device_type: str, seconds: float) -> Followers:
-    """Ranks 1 to `world` - 1 as actors of their own, spread over the nodes.
+def resources_of_rank(config: Config) -> dict[str, float]:
+    """What Ray sets aside for each rank but rank 0, which is in the process of the run."""
+    from trailnotes.learner.circle import device_type_of
+
+    return {"CPU": 1.0, "GPU": float(device_type_of(config) == "cuda")}
+
+
+def start_ranks(config: Config, name_of: Callable[[str], str]) -> Followers:
+    """Ranks 1 to `learner.world_size` - 1 as actors of their own, spread over the nodes.
 
     Args:
-        cluster: places them.
-        world: ranks, this process among them.
-        device_type: cpu or cuda.
-        seconds: that one may wait for another.
+        config: of the run.
+        name_of: gives what messages call the node of an id.
 
     Raises:
-        ClusterError: a node does not start one, or has no room for it now.
+        ClusterError: one does not start, or finds no room in time.
     """
     import ray
-    from ray.exceptions import GetTimeoutError, RayError
 
-    from trailnotes.learner.circle import interface_of, store_at
+    from trailnotes.learner.circle import device_type_of, interface_of, store_at
 
-    gpus = int(device_type == "cuda")
-    kind = ray.remote(Rank).options(num_cpus=1, num_gpus=gpus, max_restarts=0, scheduling_strategy="SPREAD")
-    actors = [kind.remote(str(Path.cwd())) for _ in range(1, world)]
-    limit = cluster.config.cluster.timeout
+    world, seconds, limit = config.learner.world_size, config.learner.timeout, config.cluster.timeout
+    each = resources_of_rank(config)
+    kind = ray.remote(Rank).options(
+        num_cpus=each["CPU"], num_gpus=each["GPU"], max_restarts=0, scheduling_strategy="SPREAD"
+    )
+    actors = {rank: kind.remote(str(Path.cwd())) for rank in range(1, world)}
     try:
-        placed = ray.get([actor.place.remote() for actor in actors], timeout=limit)
-        ranks = {rank: ActorOfRank(*one) for rank, one in enumerate(zip(actors, placed, strict=True), start=1)}
+        asked = {rank: actor.place.remote() for rank, actor in actors.items()}
+        placed = {rank: _placed(rank, answer, limit) for rank, answer in asked.items()}
         here = ray.util.get_node_ip_address()
-        alone = all(address == here for _, address, _ in placed)
+        alone = all(address == here for _, address, _ in placed.values())
         store = store_at(LOCALHOST if alone else here, world, seconds)
+        ranks = {
+            rank: ActorOfRank(actors[rank], node, pid, f" on {name_of(node)}")
+            for rank, (node, _, pid) in placed.items()
+        }
         for rank, follower in ranks.items():
-            follower.follow((rank, world), (store.host, store.port), device_type, seconds)
-    except BaseException as error:
-        for actor in actors:
+            follower.follow((rank, world), (store.host, store.port), device_type_of(config), seconds)
+    except BaseException:
+        for actor in actors.values():
             ray.kill(actor)
-        if isinstance(error, GetTimeoutError):
-            raise ClusterError(
-                f"{world - 1} ranks of the learner, each with 1 CPU{' and 1 GPU' if gpus else ''}, found no room in "
-                f"the cluster within cluster.timeout = {limit:g} s: lower learner.world_size, or add nodes"
-            ) from error
-        if isinstance(error, RayError):
-            raise ClusterError(f"a rank of the learner did not start: {shortened(_told(str(error)))}") from error
         raise
-
-    def met_over() -> Store:
-        return store
-
-    return Followers(ranks, seconds, met_over, interface=LOOPBACK if alone else interface_of(here))
+    return Followers(ranks, seconds, lambda: store, interface=LOOPBACK if alone else interface_of(here))
 
 
-def _told(text: str) -> str:
-    """The sentence of Ray's message on a dead actor that says why, on one line."""
-    line = " ".join(text.split())
-    return line.rpartition("The actor is dead because ")[2].partition(" Some common causes")[0]
+def _placed(rank: int, answer: Any, limit: float) -> tuple[str, str, int]:
+    who = f"rank {rank} of the learner (if the cluster has no room for it, lower learner.world_size or add nodes)"
+    found: tuple[str, str, int] = result_of(answer, Patience(lambda: who, limit, "cluster.timeout"))
+    return found

@@ -19,6 +19,8 @@ from trailnotes.learner.followers import Failure, Followers, from_json, shortene
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
 
+    from trailnotes.config.schema import Config
+
 STORE = "store"  # the file in that directory that all meet over
 
 
@@ -70,14 +72,16 @@ class Process:
         self.process.wait()
 
 
-def start_processes(world: int, device_type: str, seconds: float) -> Followers:
-    """Ranks 1 to `world` - 1, started on this machine.
+def start_processes(config: Config) -> Followers:
+    """Ranks 1 to `learner.world_size` - 1, started on this machine.
 
-    Args:
-        world: ranks, this process among them.
-        device_type: cpu or cuda.
-        seconds: that one may wait for another.
+    Raises:
+        ConfigError: there are more of them than devices.
     """
+    from trailnotes.learner.circle import device_type_of, refuse_too_many
+
+    refuse_too_many(config)
+    world, seconds = config.learner.world_size, config.learner.timeout
     directory = Path(tempfile.mkdtemp(prefix="trailnotes-learner-"))  # nobody else may read it
 
     def store() -> Store:
@@ -85,7 +89,7 @@ def start_processes(world: int, device_type: str, seconds: float) -> Followers:
 
         return FileStore(str(directory / STORE), world)
 
-    arguments = [str(world), str(directory), device_type, str(seconds)]
+    arguments = [str(world), str(directory), device_type_of(config), str(seconds)]
     ranks = {rank: Process(rank, arguments, directory) for rank in range(1, world)}
     return Followers(ranks, seconds, store, tidy=lambda: shutil.rmtree(directory, ignore_errors=True))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +36,12 @@ from trailnotes.learner.ranks import Alone
 from trailnotes.policies.hf.adapters import trained_parameters
 from trailnotes.types import Sample
 
-Start = Callable[[int, str, float], Followers]
-"""Starts the other ranks, given how many there are with this one, cpu or cuda, and `learner.timeout`."""
+Start = Callable[[], Followers]
+"""Starts the other ranks of a run."""
 
 
 def make_learner(
-    config: Config, model: Any, reference: Any, dump_dir: Path | None, start: Start = start_processes
+    config: Config, model: Any, reference: Any, dump_dir: Path | None, start: Start | None = None
 ) -> Learner | ShardedLearner:
     """What updates the model of a run: this process alone, or `learner.world_size` of them.
 
@@ -49,7 +50,8 @@ def make_learner(
         model: the one that acts here: trained itself, or given what is trained. None: it acts elsewhere.
         reference: the start model; several processes load their own.
         dump_dir: where a batch is written whose loss or gradient is not finite; beside the checkpoints.
-        start: of several processes the others, unless torchrun has.
+        start: of several processes the others, which are on other machines, too; None: on this one, unless torchrun
+            has started them.
 
     Raises:
         ConfigError: more processes than devices, or settings that do not fit the model.
@@ -70,33 +72,34 @@ class ShardedLearner:
         config: of the run; each rank loads `config.model` for itself.
         model: the one that acts in this process, of the same start weights, or None.
         dump_dir: see `Learner`.
-        start: the others, unless torchrun has.
+        start: see `make_learner`.
 
     Raises:
         ConfigError: as `make_learner`; so `LearnerError`.
     """
 
     def __init__(
-        self, config: Config, model: Any = None, dump_dir: Path | None = None, start: Start = start_processes
+        self, config: Config, model: Any = None, dump_dir: Path | None = None, start: Start | None = None
     ) -> None:
         given = started_by_torchrun()
-        if given and start is not start_processes:
+        if given and start:
             raise ConfigError("torchrun started the processes of the learner: leave cluster.address empty, or torchrun")
-        if start is start_processes:
+        if given:
             refuse_too_many(config)
         self.model = model
         self._names: dict[str, Any] = trained_parameters(model) if model is not None else {}
         own = model is not None and hasattr(model, "disable_adapter")
         self._start = {p: p.detach().clone() for p in model.parameters() if p.requires_grad} if own else {}
         world, kind = config.learner.world_size, device_type_of(config)
+        dumps = dump_dir and dump_dir.absolute()  # others may be at work elsewhere
         self._circle: Circle | None = None
-        self._followers = None if given else start(world, kind, config.learner.timeout)
+        self._followers = None if given else (start or partial(start_processes, config))()
         atexit.register(self.close)
         try:
             with self._answering():
                 self._circle = self._meet(world, kind, config.learner.timeout)
-                self._circle.announce(("build", (config, dump_dir), {}))
-                self._learner = build_rank(self._circle, config, dump_dir)
+                self._circle.announce(("build", (config, dumps), {}))
+                self._learner = build_rank(self._circle, config, dumps)
         except BaseException:
             self._drop()
             raise
@@ -135,15 +138,15 @@ class ShardedLearner:
 
     def export(self, path: Path, tokenizer: Any = None) -> None:
         """See `Learner.export`."""
-        self._all("export", path, tokenizer)
+        self._all("export", path.absolute(), tokenizer)
 
     def save(self, path: Path) -> None:
         """See `Learner.save`; all ranks must see `path`."""
-        self._all("save", path)
+        self._all("save", path.absolute())
 
     def load(self, path: Path) -> None:
         """See `Learner.load`."""
-        self._all("load", path)
+        self._all("load", path.absolute())
         self._hand_over()
 
     @contextlib.contextmanager
