@@ -54,7 +54,7 @@ HOUSE = {
     "cluster": """
         __init__ connection
         cluster
-        engines envs memory ranks
+        engines envs memory ranks seat
         waiting
     """,
     "commands": """

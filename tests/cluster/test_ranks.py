@@ -17,8 +17,9 @@ from sharded_cases import UPDATES, Case, config_of, difference, rows_of, wait_un
 from trailnotes.cluster.cluster import Cluster
 from trailnotes.cluster.connection import joined
 from trailnotes.cluster.ranks import ActorOfRank
+from trailnotes.cluster.seat import take_gpu
 from trailnotes.config.schema import Config
-from trailnotes.errors import LearnerError
+from trailnotes.errors import ClusterError, LearnerError
 from trailnotes.learner.sharded import ShardedLearner, make_learner
 from trailnotes.policies.hf.policy import load_model
 
@@ -83,3 +84,26 @@ def test_two_nodes_learn_what_one_process_does(cluster_at: Any, two_nodes: TwoNo
         learner.update(MIXED)
     with pytest.raises(LearnerError, match="have ended"):
         learner.update(MIXED)
+
+
+@pytest.mark.ray
+def test_the_gpu_of_the_run_is_given_to_nobody_else(
+    cluster_at: Any, two_nodes: TwoNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, _ = cluster_at()
+    two_nodes._cluster.add_node(num_cpus=1, num_gpus=2, object_store_memory=100 << 20)
+    (node,) = (found["NodeID"] for found in ray.nodes() if found["Resources"].get("GPU"))
+    chosen: list[int] = []
+    monkeypatch.setattr("trailnotes.policies.hf.policy.device_of", lambda name: torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    seats = [take_gpu(config, node), take_gpu(config, node)]
+    assert sorted(chosen) == [0, 1]
+    assert ray.available_resources().get("GPU", 0) == 0
+    ray.kill(seats.pop(chosen.index(1)))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
+    take_gpu(config, node)
+    assert chosen[2] == 1  # the second that it sees
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    with pytest.raises(ClusterError, match="CUDA_VISIBLE_DEVICES is 7: unset it"):
+        take_gpu(config, node)

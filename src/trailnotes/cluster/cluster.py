@@ -53,6 +53,12 @@ class Cluster:
 
         return ServedMemory(self, path)
 
+    def take_gpu(self) -> None:
+        """Have Ray give the GPU of this process to nobody else. Raises as `seat.take_gpu`."""
+        from trailnotes.cluster.seat import take_gpu
+
+        self._seat = take_gpu(self.config, self.home)
+
     def start_ranks(self) -> Followers:
         """The ranks of the learner beside this process: `make_learner`'s `start`. Raises as `ranks.start_ranks`."""
         from trailnotes.cluster.ranks import start_ranks

@@ -57,7 +57,6 @@ class Rank:
         from trailnotes.learner.circle import interface_of, kept_to, meet
         from trailnotes.learner.rank import serve
 
-        os.environ["LOCAL_RANK"] = "0"  # Ray shows an actor the GPU that it has set aside for it, and no other
         interface = LOOPBACK if at[0] == LOCALHOST else interface_of(ray.util.get_node_ip_address())
         try:
             store = TCPStore(*at, numbers[1], timeout=timedelta(seconds=seconds))

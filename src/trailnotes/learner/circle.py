@@ -69,14 +69,15 @@ def meet(rank: int, world: int, device_type: str, seconds: float, store: Store |
     Args:
         rank: of this process among `world`.
         world: how many there are.
-        device_type: cpu: they exchange tensors by gloo; cuda: by nccl, each on the device of its place on its machine.
+        device_type: cpu: they exchange tensors by gloo; cuda: by nccl, each on the device of its place on its machine,
+            or, if they meet at an address, on the one that it has been given.
         seconds: that one may wait for another.
         store: where they meet; None: the address that torchrun put into the environment.
 
     Raises:
         RuntimeError: somebody did not come.
     """
-    if device_type == "cuda":
+    if device_type == "cuda" and not isinstance(store, TCPStore):
         torch.cuda.set_device(local_rank(rank))
     where: dict[str, Any] = {"init_method": "env://"} if store is None else {"store": store}
     backend = "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
