@@ -119,8 +119,7 @@ def test_a_policy_with_weights_of_its_own_plays_like_one_that_shares_them(
     async def one_by_one(method: Any, run: Any, _ahead: int) -> None:
         while not run.finished:
             iteration = Iteration(run, run.count.iteration)
-            await run.start_playing()
-            iteration.starts()
+            iteration.starts(await run.start_playing())
             await method(iteration)
 
     monkeypatch.setattr("trailnotes.runs.schedule._side_by_side", one_by_one)

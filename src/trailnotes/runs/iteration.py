@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from trailnotes.learner.learner import Learner
     from trailnotes.learner.sharded import ShardedLearner
     from trailnotes.memory import Embedder, Memory
-    from trailnotes.policies.hf import HFPolicy
+    from trailnotes.policies.base import TrainedPolicy
     from trailnotes.rollout import MemoryOf, WrittenTip
     from trailnotes.runs.training import TrainingRun
     from trailnotes.types import Mode, Sample, Task, Tip, Trajectory, TrajectoryGroup
@@ -68,9 +68,11 @@ class Iteration:
         self._version = 0  # of the weights that play
         self._learning = False
 
-    def starts(self) -> None:
-        """It plays from here on, with the weights that the policy has now."""
+    def starts(self, metrics: Mapping[str, float]) -> None:
+        """It plays from here on, with the weights that the policy has now; `metrics` are of how it got them."""
         self._version = self.run.policy.version
+        self._metrics |= metrics
+        self.policy.report()  # what was played before is no part of it
 
     # -- what a method reads
 
@@ -80,7 +82,7 @@ class Iteration:
         return self.run.config
 
     @property
-    def policy(self) -> HFPolicy:
+    def policy(self) -> TrainedPolicy:
         """Plays."""
         return self.run.policy
 
@@ -208,6 +210,8 @@ class Iteration:
     @contextlib.asynccontextmanager
     async def learning(self) -> AsyncIterator[None]:
         """Inside the block iterations come one after the other: all that a run remembers changes here."""
+        self.add_metrics("engine", self.policy.report())
+        await self.policy.sleep()
         self.run.stop_playing()
         self.played.set()
         if self.before is not None:

@@ -63,8 +63,7 @@ async def _side_by_side(method: Method, run: TrainingRun, ahead: int) -> None:
 
 async def _start(iteration: Iteration) -> None:
     """Whoever plays has the policy for itself, until it learns."""
-    await iteration.run.start_playing()
-    iteration.starts()
+    iteration.starts(await iteration.run.start_playing())
 
 
 async def _until_played(iteration: Iteration, task: asyncio.Task[None]) -> None:
