@@ -119,7 +119,8 @@ def test_a_policy_with_weights_of_its_own_plays_like_one_that_shares_them(
     async def one_by_one(method: Any, run: Any, _ahead: int) -> None:
         while not run.finished:
             iteration = Iteration(run, run.count.iteration)
-            iteration.starts(await run.start_playing())
+            await run.start_playing()
+            iteration.starts()
             await method(iteration)
 
     monkeypatch.setattr("trailnotes.runs.schedule._side_by_side", one_by_one)

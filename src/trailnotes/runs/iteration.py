@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import ArrayLike, NDArray
 
+    from trailnotes.config.model_schema import EngineConfig
     from trailnotes.config.schema import Config
     from trailnotes.credit import Scores
     from trailnotes.learner.learner import Learner
@@ -68,10 +69,10 @@ class Iteration:
         self._version = 0  # of the weights that play
         self._learning = False
 
-    def starts(self, metrics: Mapping[str, float]) -> None:
-        """It plays from here on, with the weights that the policy has now; `metrics` are of how it got them."""
+    def starts(self) -> None:
+        """It plays from here on, with the weights that the policy has now."""
         self._version = self.run.policy.version
-        self._metrics |= metrics
+        self._metrics |= self.run.handed_over()
         self.policy.report()  # what was played before is no part of it
 
     # -- what a method reads
@@ -285,7 +286,13 @@ class Iteration:
         with self._timed("update"):
             if self.run.rehearsal is not None:
                 samples = [*samples, *self.run.rehearsal.draw(self.rng("rehearsal"))]
-            return await self.run.learn(samples, self.seed("update"))
+            metrics = await self.run.learn(samples, self.seed("update"))
+        names = "difference", "ratio"
+        fresh = {name: metrics.pop(name) for name in names if name in metrics}
+        if self.run.version == self._version + 1:  # else the numbers of then are the learner's own, see `staleness`
+            self.add_metrics("engine", fresh)
+            _refuse_drift(fresh.get("difference", 0.0), self.config.engine)
+        return metrics
 
     async def end(self, groups: Sequence[TrajectoryGroup], metrics: Mapping[str, float]) -> None:
         """Count, log, validate and save; after this the iteration has happened."""
@@ -337,3 +344,13 @@ class Iteration:
             yield
         finally:
             self._timings[name] = self._timings.get(name, 0.0) + time.monotonic() - started
+
+
+def _refuse_drift(difference: float, engine: EngineConfig) -> None:
+    """Stop a run whose engine samples from something else than what is trained, before the update is saved."""
+    if engine.name == "vllm" and not difference <= engine.tolerance:
+        raise RunError(
+            f"engine and learner drifted apart: of the tokens that the engine sampled, they say {difference:.3g} nats "
+            f"apart on average, and engine.tolerance = {engine.tolerance:g}: the same command begins again at the last "
+            'checkpoint; if that does not help, set engine.name = "hf", or raise engine.tolerance (bfloat16 rounds)'
+        )

@@ -63,7 +63,8 @@ async def _side_by_side(method: Method, run: TrainingRun, ahead: int) -> None:
 
 async def _start(iteration: Iteration) -> None:
     """Whoever plays has the policy for itself, until it learns."""
-    iteration.starts(await iteration.run.start_playing())
+    await iteration.run.start_playing()
+    iteration.starts()
 
 
 async def _until_played(iteration: Iteration, task: asyncio.Task[None]) -> None:

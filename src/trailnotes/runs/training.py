@@ -99,6 +99,7 @@ class TrainingRun:
         # Where the policy has weights of its own: what was learned last, what plays, and what training began with.
         self._newest = Learned({}, 0, ()) if self.is_shared else self._learned(0)
         self._acting: Learned | None = self._newest if self.is_shared else None
+        self._distance = self._handing_over = 0.0
         self._began_with = self._newest if config.algorithm.author == "start" else None
 
     def _learning_model(self) -> Any:
@@ -161,22 +162,25 @@ class TrainingRun:
         ]
         return Learned(self.learner.weights(), version, said)
 
-    async def start_playing(self) -> dict[str, float]:
-        """Wait until nobody else plays, and play with the newest weights from here on.
-
-        Returns:
-            Where weights were handed over, the seconds that it took, as `seconds/sync`, and as `engine/sync` how far
-            what plays was from the learner then, in nats.
-        """
+    async def start_playing(self) -> None:
+        """Wait until nobody else plays, and play with the newest weights from here on."""
         await self._plays.acquire()
-        began = time.monotonic()
+        began, newest = time.monotonic(), self._newest
         await self.policy.wake()
-        if self._acting is self._newest:
+        if self._acting is not newest:
+            self._distance = await self.policy.load(*newest)
+            self._acting = newest
+        self._handing_over += time.monotonic() - began
+
+    def handed_over(self) -> dict[str, float]:
+        """Of what plays with weights of its own: the seconds since the last call that handing them over took.
+
+        Where it is asked what the learner says of its probes, also how far it was from that the last time, in nats.
+        """
+        seconds, self._handing_over = self._handing_over, 0.0
+        if self.is_shared:
             return {}
-        newest = self._newest
-        distance = await self.policy.load(*newest)
-        self._acting = newest
-        return {"seconds/sync": time.monotonic() - began, "engine/sync": distance}
+        return {"seconds/sync": seconds} | ({"engine/sync": self._distance} if self.policy.probes else {})
 
     def stop_playing(self) -> None:
         """Let others play."""
