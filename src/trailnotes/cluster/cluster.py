@@ -66,10 +66,10 @@ class Cluster:
         return start_ranks(self.config, self.name_of)
 
     def engines(self) -> list[Connect]:
-        """How to reach the engines of the run, which start now: `vllm_policy`'s `connects`. Raises as it does."""
-        from trailnotes.cluster.engines import place_engines
+        """How to reach the engines of the run, which start now: `connects` of `vllm_policy`; [] if it needs none."""
+        from trailnotes.cluster.engines import place_engines, places_engines
 
-        return place_engines(self.config)
+        return place_engines(self.config) if places_engines(self.config) else []
 
     @staticmethod
     def on(node: str) -> Any:
@@ -86,9 +86,9 @@ class Cluster:
             from trailnotes.cluster.ranks import resources_of_rank
 
             wanted["learner.world_size"] = config.learner.world_size - 1, resources_of_rank(config)
-        if config.engine.name == "vllm" and not config.engine.urls:
-            from trailnotes.cluster.engines import resources_of_engine
+        from trailnotes.cluster.engines import places_engines, resources_of_engine
 
+        if places_engines(config):
             wanted["engine.replicas"] = config.engine.replicas, resources_of_engine(config)
         return wanted
 

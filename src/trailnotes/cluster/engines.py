@@ -73,6 +73,11 @@ class Engine:
         self._known.set()
 
 
+def places_engines(config: Config) -> bool:
+    """Whether the engines of a run are the cluster's to place: ours lives in the process of the run."""
+    return config.engine.name == "vllm" and not config.engine.urls
+
+
 def resources_of_engine(config: Config) -> dict[str, float]:
     """What Ray sets aside for one engine: as many GPUs as `engine.devices` names for one, or else a single one."""
     from trailnotes.policies.hf.policy import device_of

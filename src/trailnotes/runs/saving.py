@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from trailnotes.learner.learner import Learner
     from trailnotes.learner.sharded import ShardedLearner
     from trailnotes.memory import Memory
-    from trailnotes.policies.hf import HFPolicy
+    from trailnotes.policies.base import TrainedPolicy
     from trailnotes.rollout.archive import Archive
     from trailnotes.runs.authors import Authors
     from trailnotes.runs.directory import RunDir
@@ -55,7 +55,7 @@ class Saved(Protocol):
 
     config: Config
     directory: RunDir
-    policy: HFPolicy
+    policy: TrainedPolicy
     novelty: Novelty
     archive: Archive | None
     authors: Authors | None

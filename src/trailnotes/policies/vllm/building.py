@@ -17,13 +17,15 @@ from safetensors.torch import load_file
 from trailnotes.config.model_schema import EngineConfig
 from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError, PolicyError
-from trailnotes.policies.hf.policy import context_length_of, device_of, load_tokenizer, whole_model_of
+from trailnotes.policies.hf.network import Network
+from trailnotes.policies.hf.policy import context_length_of, device_of, load_model, load_tokenizer, whole_model_of
 from trailnotes.policies.vllm.link import Link
 from trailnotes.policies.vllm.policy import VLLMPolicy
 from trailnotes.policies.vllm.process import CORE, Process, engine_python, environment, workplace
 from trailnotes.policies.vllm.remote import Expected, address_of, reach
 from trailnotes.policies.vllm.replica import Connect
 from trailnotes.policies.vllm.worker import wire
+from trailnotes.types import Completion
 
 logger = logging.getLogger(__name__)
 
@@ -33,13 +35,15 @@ ON_CPU = 0.25  # of the host's memory, for the KV cache
 BLOCK = 32  # tokens of the KV cache that are taken at a time
 
 
-def vllm_policy(config: Config, *, core: Path = CORE, connects: Sequence[Connect] = ()) -> VLLMPolicy:
+def vllm_policy(
+    config: Config, *, trains: bool = False, core: Path = CORE, connects: Sequence[Connect] = ()
+) -> VLLMPolicy:
     """The model at `model.path` in engines of vLLM, which have started when this returns.
-
-    Saved adapters at `model.path` are taken over before it returns, and held to no learner yet: `verify` does that.
 
     Args:
         config: its sections `model`, `engine` and `rollout`.
+        trains: a learner will hand over its weights before anybody plays. Where not, what engines cannot read of
+            `model.path` by themselves is handed over here: adapters, and everything to engines on other machines.
         core: the file with the engine's class `Core`.
         connects: how each engine is started or reached; () as the config says, see `connections`.
 
@@ -74,11 +78,27 @@ def vllm_policy(config: Config, *, core: Path = CORE, connects: Sequence[Connect
         dtype=getattr(torch, config.model.dtype),
         temperature=config.rollout.temperature,
         tolerance=config.engine.tolerance,
+        sleeps=settings["sleeps"] and trains,
         adapters=_adapter_settings(config, saved),
     )
-    if saved:
-        policy.begin_with(_saved_adapters(config.model.path))
+    try:
+        if (config.engine.urls or connects) and not trains:
+            policy.begin_with(*_weights_of(config, policy.probes))
+        elif saved and not trains:
+            policy.begin_with(_saved_adapters(config.model.path))
+    except BaseException:
+        policy.close()
+        raise
     return policy
+
+
+def _weights_of(config: Config, probes: Sequence[Completion]) -> tuple[dict[str, torch.Tensor], list[list[float]]]:
+    """The model at `model.path`, of a base with adapters these alone; and what the whole says of each probe."""
+    model, _ = load_model(config.model.model_copy(update={"device": "cpu"}))
+    adapters = hasattr(model, "peft_config")
+    weights = {name: p for name, p in model.named_parameters() if not adapters or ".lora_" in name}
+    network = Network(model)
+    return weights, [network.reply_logprobs(each.prompt_ids, [each.token_ids])[0] for each in probes]
 
 
 def connections(config: Config, folder: Path, core: Path = CORE) -> list[Connect]:
@@ -150,6 +170,7 @@ def settings_of(config: Config, folder: Path) -> dict[str, Any]:
         "device_memory": config.engine.device_memory or (SHARED if shared else ALONE) / _sharers(config.engine),
         "cache_bytes": cache_bytes(text, config, context),
         "lora_rank": _lora_rank(config),
+        "sleeps": shared and not config.rollout.ahead,
         "spool": str(folder),
     }
 
