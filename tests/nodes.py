@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import pytest
+
+from trailnotes.errors import ClusterError
 
 SMALL = {"num_cpus": 4, "include_dashboard": False, "object_store_memory": 100 << 20}
 QUIET = {
@@ -49,3 +55,11 @@ class TwoNodes:
     def close(self) -> None:
         """End all processes."""
         self._cluster.shutdown()
+
+
+@contextmanager
+def refused(why: str) -> Iterator[None]:
+    """One line of a `ClusterError`."""
+    with pytest.raises(ClusterError, match=why) as caught:
+        yield
+    assert "\n" not in str(caught.value)

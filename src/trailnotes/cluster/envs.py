@@ -64,7 +64,9 @@ class ActorHost(RemoteHost):
         self._cluster = cluster
         self._came: deque[tuple[Awaited | None, Future[bytes]]] = deque()
         self._patience: Patience | None = None  # with the first of `_pending`
-        self._actor = ray.remote(num_cpus=cluster.config.cluster.env_cpus, max_restarts=0)(Environments).remote()
+        self._actor = ray.remote(
+            num_cpus=cluster.config.cluster.env_cpus, max_restarts=0, scheduling_strategy="SPREAD"
+        )(Environments).remote()
         self._where = self._actor.where.remote()
         self._request(greeted, None)
 

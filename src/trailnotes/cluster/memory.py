@@ -8,6 +8,7 @@ that Ray repeats, since its answer was lost, is not stored twice.
 from __future__ import annotations
 
 import logging
+import os
 import uuid
 from collections import OrderedDict
 from pathlib import Path
@@ -109,6 +110,10 @@ class MemoryService:
         """`owner.settle`."""
         return self._answer(settle(self._whole(), saved, start, aside, tips))
 
+    def pid(self) -> Answer:
+        """Its process."""
+        return self._answer(os.getpid())
+
     def close(self) -> None:
         """Close the file."""
         if self._broken is None:
@@ -203,6 +208,11 @@ class ServedMemory(Closes):
         """See `owner.settle`."""
         begins: bool = self._ask("settle", saved and saved.resolve(), start.resolve(), aside.resolve(), list(tips))
         return begins
+
+    def pid(self) -> int:
+        """The actor's process, on the machine of the run."""
+        number: int = self._ask("pid")
+        return number
 
     def close(self) -> None:
         """Close the file, and end the actor. Twice is fine."""
