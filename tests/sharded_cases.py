@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import time
 import warnings
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -14,14 +15,18 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
+from small import small_config
 from tiny import VOCABULARY, episode, group, tiny_model, with_logprobs
-from trailnotes.config.schema import LossConfig, OptimConfig
+from trailnotes.config.schema import Config, LossConfig, OptimConfig
+from trailnotes.learner.building import build_alone
 from trailnotes.learner.learner import Learner
 from trailnotes.learner.ranks import Ranks
 from trailnotes.learner.samples import Joining, build_samples
+from trailnotes.policies.hf.policy import load_model
 from trailnotes.types import RowRole, Sample
 
 UPDATES = 3
+LIMIT = 300.0  # seconds; no test waits for it, however busy the machine is
 
 
 @dataclass(frozen=True)
@@ -157,3 +162,35 @@ def among(rank: int, world: int, store: str, path: str) -> None:
     if rank == 0:
         torch.save(found, path)
     dist.destroy_process_group()
+
+
+def config_of(model: Path, world: int = 2, *, sections: dict[str, Any] | None = None, **learner: Any) -> Config:
+    section = {"world_size": world, "timeout": LIMIT} | learner
+    return small_config(model={"path": str(model), "device": "cpu"}, learner=section, **(sections or {}))
+
+
+def one_process(config: Config) -> Learner:
+    """The same by one process."""
+    model = load_model(config.model)[0]
+    return build_alone(config, model, None, None)
+
+
+def difference(one: Any, other: Any) -> float:
+    mine, theirs = one.weights(), other.weights()
+    assert list(mine) == list(theirs)
+    return max(float((tensor - theirs[name]).abs().max()) for name, tensor in mine.items())
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended; one that nobody has asked after yet has, too."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def wait_until_gone(pid: int, seconds: float = 120.0) -> None:
+    until = time.monotonic() + seconds
+    while not is_gone(pid):
+        assert time.monotonic() < until, f"{pid} is an orphan"
+        time.sleep(0.05)

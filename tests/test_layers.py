@@ -26,6 +26,7 @@ HOUSE = {
         warmstart compare
         algorithms
         runs
+        cluster
         rollout learner credit reporting
         prompts envs policies memory
         storage
@@ -49,6 +50,12 @@ HOUSE = {
         measure training
         network transitions
         vocabulary
+    """,
+    "cluster": """
+        __init__ connection
+        cluster
+        engines envs memory ranks seat
+        waiting
     """,
     "commands": """
         __main__
@@ -111,13 +118,15 @@ HOUSE = {
         __init__ main
         pool
         worker
+        remote
         hosts wire
     """,
     "learner": """
         __init__ sharded
         rank
-        building followers
+        building processes
         circle learner sharding
+        followers
         dump metrics optimizer states
         logprobs losses roles
         layout ranks

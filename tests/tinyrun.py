@@ -1,13 +1,11 @@
 """Training runs of seconds: a random model in simulated Waymarks that pay for words instead of for winning.
 
-A model of random weights wins no game, so all returns would be equal and nothing would be learned. Here the CRC of an
-action is its worth, and the same for everybody.
+The environments of `paying` have their names here as well.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import multiprocessing
 import os
 import signal
@@ -23,6 +21,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from paying import Paid
 from small import small_config
 from trailnotes.commands import main
 from trailnotes.config.methods import method_of
@@ -38,13 +37,6 @@ from trailnotes.types import Observation, Task
 
 TIMINGS = ("seconds", "update/seconds", "update/seconds_reference")
 TOUCHES = ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate")
-
-
-class Paid(WaymarksSimulator):
-    """Waymarks with a reward of 0, 1/4, 1/2 or 3/4 for each action."""
-
-    def step(self, action: str) -> Observation:
-        return replace(super().step(action), reward=zlib.crc32(action.encode()) % 4 / 4)
 
 
 def tiny_config(start: Path, **sections: dict[str, Any]) -> Config:
@@ -152,21 +144,6 @@ class Brittle(Paid):
             raise EnvError("broken")
         Brittle.first = Brittle.first or task.id
         return super().reset(task)
-
-
-class Mortal(Paid):
-    """`Paid` whose process dies in mid-episode, once for each of the files that `grave` does not hold yet."""
-
-    def __init__(self, grave: str, deaths: int = 1, **options: Any) -> None:
-        super().__init__(**options)
-        self._graves = [Path(grave) / str(number) for number in range(deaths)]
-
-    def step(self, action: str) -> Observation:
-        for grave in self._graves:
-            with contextlib.suppress(FileExistsError):
-                grave.touch(exist_ok=False)
-                os.kill(os.getpid(), signal.SIGKILL)
-        return super().step(action)
 
 
 def command(words: Sequence[str], touched: Path, fatal: int, number: int = signal.SIGKILL) -> None:

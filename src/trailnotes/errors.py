@@ -10,6 +10,7 @@
     ├── BudgetError        a spending limit was reached; what was paid for is kept
     ├── MemoryStoreError   the memory file is corrupt, locked or of a newer version
     ├── RunError           a run directory that is locked, damaged or belongs to another config
+    ├── ClusterError       the Ray cluster is not there, lacks what is asked of it, or lets a run wait too long
     ├── LearnerError       one of several processes of the learner died, hung or failed; the message says which
     └── NonFiniteError     a loss or gradient that is not finite; training stopped before the step
 
@@ -30,6 +31,7 @@ PACKAGES = {
     "tensorboard": ("tensorboard",),
     "embed": ("sentence_transformers",),
     "vllm": ("vllm",),
+    "ray": ("ray",),
 }
 """Extra -> the modules that it brings."""
 
@@ -64,6 +66,10 @@ class MemoryStoreError(TrailnotesError):
 
 class RunError(TrailnotesError):
     """A run directory that cannot be used as it is."""
+
+
+class ClusterError(TrailnotesError):
+    """The Ray cluster cannot be reached, lacks what is asked of it, or does not answer. The text says what."""
 
 
 class LearnerError(TrailnotesError):

@@ -370,7 +370,7 @@ def test_workers_that_are_killed_cost_episodes_not_the_run(start_model: Path, tm
     grave = tmp_path / "grave"
     grave.mkdir()
     options = {"families": ["keys/granite"], "max_steps": 2, "grave": str(grave), "deaths": 3}
-    env = {"name": "tinyrun:Mortal", "options": options, "num_workers": 2}
+    env = {"name": "paying:Mortal", "options": options, "num_workers": 2}
     train(tiny_config(start_model, env=env), tmp_path / "run")
     lines, played = metrics(tmp_path / "run"), episodes(tmp_path / "run")
     assert len(lines) == 3

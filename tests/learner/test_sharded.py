@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,24 +14,25 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors import safe_open
 
-from sharded_cases import Case, rows_of
+from sharded_cases import Case, config_of, difference, one_process, rows_of, wait_until_gone
 from small import small_config
 from tiny import tiny_model
-from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError, LearnerError, NonFiniteError
-from trailnotes.learner.building import build_alone
-from trailnotes.learner.circle import refuse_too_many
-from trailnotes.learner.followers import Followers, of_others
+from trailnotes.learner import followers
+from trailnotes.learner.building import _refuse_adapted_head, _refuse_apart, build_alone
+from trailnotes.learner.circle import meet, refuse_too_many
+from trailnotes.learner.followers import Failure, Followers, from_exchange
 from trailnotes.learner.learner import Learner
+from trailnotes.learner.processes import Process
 from trailnotes.learner.rank import follows
 from trailnotes.learner.sharded import ShardedLearner, make_learner
 from trailnotes.policies.hf.policy import load_model
 from trailnotes.types import Sample
 
 ROWS = rows_of(Case())
-LIMIT = 300.0  # seconds; nothing here waits for it, however busy the machine is
 PARENT = """
 import sys, time
 from pathlib import Path
@@ -40,7 +40,7 @@ from trailnotes.config.toml import load_config
 from trailnotes.learner.sharded import ShardedLearner
 if __name__ == "__main__":
     learner = ShardedLearner(load_config(sys.argv[1]))
-    print(learner._followers.processes[1].pid, learner._followers.directory, flush=True)
+    print(learner._followers.ranks[1].process.pid, learner._followers.ranks[1]._log.parent, flush=True)
     time.sleep(1000)
 """
 TORCHRUN = """
@@ -53,44 +53,12 @@ if __name__ == "__main__":
     if follows():
         follow(config)
     else:
-        from sharded_cases import Case, rows_of
+        from sharded_cases import Case, config_of, difference, one_process, rows_of, wait_until_gone
         from trailnotes.learner.sharded import ShardedLearner
         learner = ShardedLearner(config)
         print("tokens", learner.update(rows_of(Case()))["tokens_trained"], flush=True)
         learner.close()
 """
-
-
-def config_of(model: Path, world: int = 2, *, sections: dict[str, Any] | None = None, **learner: Any) -> Config:
-    section = {"world_size": world, "timeout": LIMIT} | learner
-    return small_config(model={"path": str(model), "device": "cpu"}, learner=section, **(sections or {}))
-
-
-def one_process(config: Config) -> Learner:
-    """The same by one process."""
-    model = load_model(config.model)[0]
-    return build_alone(config, model, None, None)
-
-
-def difference(one: Any, other: Any) -> float:
-    mine, theirs = one.weights(), other.weights()
-    assert list(mine) == list(theirs)
-    return max(float((tensor - theirs[name]).abs().max()) for name, tensor in mine.items())
-
-
-def is_gone(pid: int) -> bool:
-    """Whether a process has ended; one that nobody has asked after yet has, too."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
-
-
-def wait_until_gone(pid: int, seconds: float = 120.0) -> None:
-    until = time.monotonic() + seconds
-    while not is_gone(pid):
-        assert time.monotonic() < until, f"{pid} is an orphan"
-        time.sleep(0.05)
 
 
 @pytest.fixture
@@ -101,8 +69,8 @@ def two(start_model: Path, tmp_path: Path) -> Iterator[ShardedLearner]:
     yield learner
     learner.close()
     assert learner._followers is not None
-    assert all(process.poll() is not None for process in learner._followers.processes.values())
-    assert not learner._followers.directory.exists()
+    assert all(rank.process.poll() is not None for rank in learner._followers.ranks.values())
+    assert not any(rank._log.parent.exists() for rank in learner._followers.ranks.values())
 
 
 def test_a_life_of_two_processes_is_that_of_one(two: ShardedLearner, start_model: Path, tmp_path: Path) -> None:
@@ -176,7 +144,7 @@ def test_what_stops_every_rank_alike_is_raised_once_and_what_kills_one_ends_all(
     assert two.update(ROWS)["optimiser_steps"] == 1  # all goes on
 
     assert two._followers is not None
-    two._followers.processes[1].kill()
+    two._followers.ranks[1].process.kill()
     with pytest.raises(LearnerError, match="rank 1 of the learner was killed by SIGKILL"):
         two.update(ROWS)
     with pytest.raises(LearnerError, match="have ended"):
@@ -200,7 +168,8 @@ def test_a_model_that_does_not_load_leaves_nobody_behind(tmp_path: Path) -> None
     assert set(Path("/tmp").glob("trailnotes-learner-*")) <= before
 
 
-def test_nobody_outlives_rank_0(start_model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("stopped", [False, True])
+def test_nobody_outlives_rank_0(start_model: Path, tmp_path: Path, stopped: bool) -> None:
     from trailnotes.config.toml import to_toml
 
     (tmp_path / "config.toml").write_text(to_toml(config_of(start_model)), encoding="utf-8")
@@ -209,6 +178,8 @@ def test_nobody_outlives_rank_0(start_model: Path, tmp_path: Path) -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         pid, directory = parent.stdout.readline().split()
+        if stopped:
+            os.kill(int(pid), signal.SIGSTOP)
         parent.kill()
     wait_until_gone(int(pid))
     assert not Path(directory).exists()
@@ -218,7 +189,7 @@ def test_nobody_outlives_rank_0(start_model: Path, tmp_path: Path) -> None:
 def test_a_rank_that_hangs_is_named(start_model: Path) -> None:
     learner = ShardedLearner(config_of(start_model, timeout=20.0))
     assert learner._followers is not None
-    os.kill(learner._followers.processes[1].pid, signal.SIGSTOP)
+    os.kill(learner._followers.ranks[1].process.pid, signal.SIGSTOP)
     with pytest.raises(LearnerError, match=r"rank 1 of the learner hangs: nothing from it for learner\.timeout = 20 s"):
         learner.update(ROWS)
 
@@ -241,6 +212,35 @@ def test_adapters_of_two_processes(start_model: Path, tmp_path: Path) -> None:
     with safe_open(tmp_path / "adapters/adapter_model.safetensors", framework="pt") as file:
         assert all(torch.equal(file.get_tensor(name), tensor) for name, tensor in weights.items())
     learner.close()
+
+
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`:UserWarning")
+def test_adapters_on_the_head_are_not_compared_with_the_start_by_several_processes(start_model: Path) -> None:
+    lora = {"enabled": True, "rank": 2, "target_modules": ("q_proj", "lm_head")}
+    sections = {"model": {"path": str(start_model), "device": "cpu", "lora": lora}}
+    held = small_config(**sections)
+    assert held.holds_rows
+    model = load_model(held.model)[0]
+    with pytest.raises(ConfigError, match=r"leave it out of model\.lora\.target_modules, or set learner\.world_size"):
+        _refuse_adapted_head(held, model)
+    _refuse_adapted_head(small_config(**sections, algorithm={"name": "grpo"}), model)  # nothing is held
+    _refuse_adapted_head(held, load_model(config_of(start_model).model)[0])  # nothing is adapted
+
+
+class Apart:
+    """Rank 0 of two, of which the other sees nothing."""
+
+    rank = 0
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value, False]
+
+
+def test_a_rank_that_does_not_see_the_run_directory_is_told(tmp_path: Path) -> None:
+    ranks: Any = Apart()
+    with pytest.raises(ConfigError, match=r"rank 1 of the learner does not see the run directory .*: put --run-dir"):
+        _refuse_apart(ranks, tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
@@ -292,38 +292,71 @@ def test_only_ranks_above_0_of_torchrun_follow() -> None:
     assert follows({"RANK": "2", "MASTER_ADDR": "a"})
 
 
+def raised_by(function: Any, *arguments: Any) -> BaseException:
+    with pytest.raises(BaseException) as caught:  # noqa: PT011 - whatever it is
+        function(*arguments)
+    return caught.value
+
+
+def test_a_lost_connection_is_somebody_elses_trouble(tmp_path: Path) -> None:
+    assert from_exchange(raised_by(meet, 0, 2, "cpu", 0.1, dist.FileStore(str(tmp_path / "store"), 2)))
+    assert not from_exchange(raised_by(torch.nn.functional.linear, torch.ones(2), torch.ones(3)))
+    assert not from_exchange(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"))
+    assert not from_exchange(RuntimeError("Connection closed by peer"))  # words are nothing to go by
+
+
+class Said:
+    """A rank of which something is known."""
+
+    def __init__(self, failure: Failure | None, where: str = "") -> None:
+        self.said, self.where = failure, where
+
+    def failure(self) -> Failure | None:
+        return self.said
+
+    def end(self, seconds: float) -> None:
+        self.said = Failure("was sent home")
+
+
+def test_the_cause_is_told_from_its_consequences(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(followers, "GRACE", 0.0)
+    lost, own = dist.DistNetworkError("Connection reset by peer"), RuntimeError("out of memory")
+    theirs = Said(Failure("failed: RuntimeError: Connection closed by peer", of_others=True))
+    cause = Said(Failure("failed: OutOfMemoryError: CUDA out of memory"), " on node 10.0.0.7")
+    ranks = Followers({1: theirs, 2: cause, 3: Said(None)}, 7.0, dist.HashStore)
+    said = "rank 2 on node 10.0.0.7 of the learner failed: OutOfMemoryError: CUDA out of memory"
+    assert ranks.what_failed(lost) == said
+    assert ranks.what_failed(own) == "rank 0 of the learner failed: RuntimeError: out of memory"
+    del ranks.ranks[2]
+    hangs = "rank 3 of the learner hangs: nothing from it for learner.timeout = 7 s (DistNetworkError: Connection reset"
+    assert ranks.what_failed(lost).startswith(hangs)
+    del ranks.ranks[3]
+    assert ranks.what_failed(lost).startswith("the processes of the learner lost each other: DistNetworkError")
+    ranks.end(at_once=True)
+    assert theirs.said == Failure("was sent home")
+
+
 @pytest.mark.parametrize(
-    ("text", "is_theirs"),
+    ("code", "told"),
     [
-        ("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:4321", True),
-        ("Timed out waiting 600000ms for recv operation to complete", True),
-        ("CUDA out of memory. Tried to allocate 2.00 GiB", False),
+        ("raise SystemExit(3)", "ended with exit status 3"),
+        ("raise SystemExit('no GPU')", "ended with exit status 1: no GPU"),
+        ("import os; os.abort()", "was killed by SIGABRT"),
     ],
 )
-def test_a_lost_connection_is_somebody_elses_trouble(text: str, is_theirs: bool) -> None:
-    assert of_others(text) == is_theirs
+def test_how_a_process_ended_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, told: str) -> None:
+    monkeypatch.setattr(sys, "executable", str(fake_python(tmp_path, code)))
+    rank = Process(1, [], tmp_path)
+    rank.process.wait()
+    assert rank.failure() == Failure(told)
+    rank.end(0.0)
 
 
-def test_the_cause_is_told_from_its_consequences(tmp_path: Path) -> None:
-    followers = Followers.__new__(Followers)
-    followers.directory, followers.seconds = tmp_path, 7.0
-    ended = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
-    ended.wait()
-    followers.processes = {1: ended, 2: ended, 3: ended}
-    (tmp_path / "rank-1.failed").write_text("RuntimeError: Connection closed by peer\n")
-    (tmp_path / "rank-2.failed").write_text("OutOfMemoryError: CUDA out of memory\n")
-    assert followers.what_failed(RuntimeError("Connection reset by peer")) == (
-        "rank 2 of the learner failed: OutOfMemoryError: CUDA out of memory"
-    )
-    (tmp_path / "rank-2.failed").unlink()
-    (tmp_path / "rank-3.log").write_text("Fatal Python error: Segmentation fault\n")
-    assert (
-        followers.what_failed(RuntimeError("Connection reset by peer"))
-        == "rank 2 of the learner ended with exit status 3"
-    )
-    assert followers.what_failed(RuntimeError("out of memory")) == (
-        "rank 0 of the learner failed: RuntimeError: out of memory"
-    )
+def fake_python(path: Path, code: str) -> Path:
+    """A program that runs this code, whatever it is told."""
+    (path / "python").write_text(f"#!{sys.executable}\n{code}\n", encoding="utf-8")
+    (path / "python").chmod(0o755)
+    return path / "python"
 
 
 def test_rows_survive_the_way_to_another_process() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -102,8 +103,8 @@ async def _adapt(config: Config, directory: RunDir, subject: Subject, progress: 
     from trailnotes.envs.workers.pool import EnvPool
     from trailnotes.runs.adaptation import AdaptationRun
 
-    with EnvPool(config.env) as pool:
-        run = AdaptationRun(config, directory, _cast(config, directory, subject), pool, subject, progress)
+    with EnvPool(config.env) as pool, contextlib.ExitStack() as opened:
+        run = AdaptationRun(config, directory, _cast(config, directory, subject, opened), pool, subject, progress)
         try:
             await method_of(config.algorithm.name).load()(run)
         except BudgetError as error:
@@ -115,15 +116,16 @@ async def _adapt(config: Config, directory: RunDir, subject: Subject, progress: 
         return run.figures
 
 
-def _cast(config: Config, directory: RunDir, subject: Subject) -> Policy | Cast:
+def _cast(config: Config, directory: RunDir, subject: Subject, opened: contextlib.ExitStack) -> Policy | Cast:
     """Who plays which role: the subject all, or with `algorithm.author = "start"` the model it was trained from one."""
     from trailnotes.runs.adaptation import Cast
-    from trailnotes.runs.players import Subject, load_policy
+    from trailnotes.runs.players import Subject, loaded
 
-    policy = load_policy(config, subject, directory.path)
+    policy = opened.enter_context(loaded(config, subject, directory.path))
     if config.algorithm.name != TIPS_ONLY or config.algorithm.author == "policy" or subject.trained is None:
         return policy
-    return Cast(policy, load_policy(config, Subject(subject.trained.model.path, "start")), policy)
+    start = opened.enter_context(loaded(config, Subject(subject.trained.model.path, "start")))
+    return Cast(policy, start, policy)
 
 
 def _write(figures: Sequence[Figure], out: Path) -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Callable, Sequence
 
+    from trailnotes.cluster.cluster import Cluster
     from trailnotes.config.schema import Config
     from trailnotes.runs.directory import RunDir
     from trailnotes.runs.training import TrainingRun
@@ -52,18 +53,20 @@ def train(
     Raises:
         ConfigError: a setting that cannot work, before anything is built or written.
         MissingExtraError: a package that the settings need is not installed; as early.
+        ClusterError: `cluster.address` does not lead to a Ray cluster that has what is asked of it; likewise.
         MemoryStoreError: `memory` cannot be read; likewise.
         RunError: the directory is in use, damaged, or belongs to another config; or it cannot be written.
         Interrupted: a `KeyboardInterrupt`: asked to stop before the end; what the last checkpoint holds is safe.
     """
+    from trailnotes.cluster.connection import joined
     from trailnotes.runs.directory import RunDir
     from trailnotes.runs.loop import run_to_end
 
     _refuse_early(config)
     tips = _tips_for(config, memory) if memory is not None else ()
-    with RunDir.open(run_dir, config, allow_change=allow_change) as directory:
+    with joined(config) as cluster, RunDir.open(run_dir, config, allow_change=allow_change) as directory:
         _record_rehearsal(config, directory)
-        return run_to_end(_train(config, directory, tips))
+        return run_to_end(_train(config, directory, tips, cluster))
 
 
 def _record_rehearsal(config: Config, directory: RunDir) -> None:
@@ -80,13 +83,13 @@ def _record_rehearsal(config: Config, directory: RunDir) -> None:
             record(config, path.parent, bar)
 
 
-async def _train(config: Config, directory: RunDir, tips: Sequence[Tip]) -> Path:
+async def _train(config: Config, directory: RunDir, tips: Sequence[Tip], cluster: Cluster | None) -> Path:
     from trailnotes.runs.opening import opened_run
     from trailnotes.runs.saving import save
     from trailnotes.runs.schedule import train_by
     from trailnotes.storage import checkpoint
 
-    with opened_run(config, directory, tips) as run:
+    with opened_run(config, directory, tips, cluster) as run:
         try:
             with asked_by_signals(partial(_ask_to_stop, run)) as received:
                 await train_by(method_of(config.algorithm.name).load(), run)

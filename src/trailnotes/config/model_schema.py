@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Literal, Self
 
 from pydantic import model_validator
@@ -144,4 +145,17 @@ class LearnerConfig(Section):
 class ClusterConfig(Section):
     """Several machines, by Ray."""
 
-    address: str = key("", "of a Ray cluster; auto = the one of this machine; '' = none, everything runs here")
+    address: str = key(
+        "", "of a Ray cluster: auto = the one that this machine is part of; HOST:PORT; ray://HOST:PORT; "
+        "'' = none, everything runs here"
+    )  # fmt: skip
+    env_cpus: float = key(1.0, "CPUs that Ray sets aside for each of env.num_workers", gt=0)
+    timeout: float = key(120.0, "seconds that Ray may take to place an actor, or to bring one back, before the run "
+                         "stops", gt=0)  # fmt: skip
+
+    @model_validator(mode="after")
+    def refuse_no_address(self) -> Self:
+        """Refuse what Ray would not take for an address, or take for the wish to start a cluster."""
+        if not re.fullmatch(r"|auto|(ray://)?[^/\s]+:\d+", self.address):
+            raise ValueError(f"cluster.address = {self.address!r} is none: name auto, HOST:PORT, or ray://HOST:PORT")
+        return self

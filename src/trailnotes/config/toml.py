@@ -27,7 +27,7 @@ from trailnotes.config.section import Section, allowed
 from trailnotes.errors import ConfigError
 from trailnotes.types import StrPath
 
-SURROUNDINGS = ("endpoint", "env.num_workers", "env.max_envs", "env.timeout", "learner", "run.threads")
+SURROUNDINGS = ("cluster", "endpoint", "env.num_workers", "env.max_envs", "env.timeout", "learner", "run.threads")
 """Settings of where and how fast a run plays, and what it may cost: not of what comes out."""
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -51,17 +52,20 @@ def build_rank(circle: Circle, config: Config, dump_dir: Path | None) -> Learner
     Every rank loads the whole model into its host's memory, and moves a block at a time to its device.
 
     Raises:
-        ConfigError: as `build_alone`.
+        ConfigError: as `build_alone`; or a rank does not see the directory of the run, in which all save.
         LearnerError: the ranks have loaded different weights.
     """
     on_host = config.model.model_copy(update={"device": "cpu"})
     torch.manual_seed(derive_seed(config.run.seed, "weights"))  # adapters start at random
     model = load_model(on_host)[0]
+    _refuse_adapted_head(config, model)
     joining = _joining(config.learner, model)
     whole = not config.model.lora.enabled
     dtype = getattr(torch, config.model.dtype) if whole and config.model.dtype != "float32" else None
     ranks = Sharded(circle.mesh, circle.talk, dtype, offload=config.learner.offload)
     _refuse_others(ranks, model)
+    if dump_dir is not None:
+        _refuse_apart(ranks, dump_dir.parent)
     learner = Learner(
         model,
         config.optim,
@@ -112,6 +116,16 @@ def _attend(learner: Learner, config: LearnerConfig) -> None:
                 raise ConfigError(f"learner.attention = {config.attention!r} does not work here: {line}") from error
 
 
+def _refuse_adapted_head(config: Config, model: Any) -> None:
+    """Refuse what would need the head with its adapters and without them while it is gathered once."""
+    head = model.get_output_embeddings() if config.model.lora.enabled and config.holds_rows else None
+    if head is not None and any(parameter.requires_grad for parameter in head.parameters()):
+        raise ConfigError(
+            "several processes cannot hold rows to the start model where the output embedding has adapters: leave it "
+            "out of model.lora.target_modules, or set learner.world_size = 1"
+        )
+
+
 def _refuse_others(ranks: Sharded, model: torch.nn.Module) -> None:
     """Refuse ranks whose models differ, by a few numbers of each weight."""
     mine = {
@@ -125,3 +139,20 @@ def _refuse_others(ranks: Sharded, model: torch.nn.Module) -> None:
                 f"rank {rank} of the learner loaded other weights than rank 0 ({name}): model.path must hold the same "
                 "model on every machine"
             )
+
+
+def _refuse_apart(ranks: Sharded, directory: Path) -> None:
+    """Refuse ranks that do not see the directory of the run: rank 0 leaves a file there, and all look for it."""
+    file = directory / f".seen-{ranks.gather(secrets.token_hex(8))[0]}"
+    if ranks.rank == 0:
+        directory.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    ranks.gather(None)  # it is there now
+    seen = ranks.gather(file.exists())
+    if ranks.rank == 0:
+        file.unlink()
+    if not all(seen):
+        raise ConfigError(
+            f"rank {seen.index(False)} of the learner does not see the run directory {directory}, and each rank saves "
+            "its part of the model there: put --run-dir on a file system that all machines share"
+        )

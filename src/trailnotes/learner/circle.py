@@ -1,12 +1,16 @@
-"""How the processes of one update find each other: by a file on one machine, or as torchrun tells them.
+"""How the processes of one update find each other: by a file on one machine, at an address, or as torchrun tells them.
 
 On one machine nothing listens beyond it: the processes meet over a file in a private directory, and gloo and nccl keep
-to the loopback interface. What they send each other is pickled; they are one program, started by one user.
+to the loopback interface. Between machines torch knows no password: whoever reaches what listens there may join. What
+they send each other is pickled; they are one program, started by one user, on a network that they trust.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
+import socket
+import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,17 +19,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import Store  # type: ignore[attr-defined]
+from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from trailnotes.errors import ConfigError
+from trailnotes.learner.followers import LOOPBACK
 
 if TYPE_CHECKING:
     from trailnotes.config.schema import Config
 
 Call = tuple[str, tuple[Any, ...], dict[str, Any]]  # a method's name, arguments, and those that have names
 LONG = timedelta(days=365)  # between two calls lies a rollout, however long
-LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+SIOCGIFADDR = 0x8915  # asks Linux for the address of an interface, see netdevice(7)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +69,15 @@ def meet(rank: int, world: int, device_type: str, seconds: float, store: Store |
     Args:
         rank: of this process among `world`.
         world: how many there are.
-        device_type: cpu: they exchange tensors by gloo; cuda: by nccl, each on the device of its place on its machine.
+        device_type: cpu: they exchange tensors by gloo; cuda: by nccl, each on the device of its place on its machine,
+            or, if they meet at an address, on the one that it has been given.
         seconds: that one may wait for another.
         store: where they meet; None: the address that torchrun put into the environment.
 
     Raises:
         RuntimeError: somebody did not come.
     """
-    if device_type == "cuda":
+    if device_type == "cuda" and not isinstance(store, TCPStore):
         torch.cuda.set_device(local_rank(rank))
     where: dict[str, Any] = {"init_method": "env://"} if store is None else {"store": store}
     backend = "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
@@ -84,16 +91,48 @@ def meet(rank: int, world: int, device_type: str, seconds: float, store: Store |
 
 
 @contextmanager
-def kept_to_loopback() -> Iterator[None]:
-    """While a circle of one machine is drawn; whoever named another interface keeps it."""
-    before = {name: os.environ.get(name) for name in LOOPBACK}
-    os.environ.update({name: value for name, value in LOOPBACK.items() if before[name] is None})
+def kept_to(interface: str = LOOPBACK) -> Iterator[None]:
+    """While a circle is drawn: by which interface of the network. Whoever named another in the environment keeps it."""
+    before = {name: os.environ.get(name) for name in INTERFACES}
+    os.environ.update({name: interface for name in INTERFACES if interface and before[name] is None})
     try:
         yield
     finally:
         for name, value in before.items():
             if value is None:
                 os.environ.pop(name, None)
+
+
+def interface_of(address: str) -> str:
+    """The interface that has this address (IPv4), or "" where none has: then gloo and nccl choose for themselves."""
+    for _, name in socket.if_nameindex():
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+            try:
+                answer = fcntl.ioctl(asking.fileno(), SIOCGIFADDR, struct.pack("256s", name.encode()))
+            except OSError:  # it has none
+                continue
+        if socket.inet_ntoa(answer[20:24]) == address:
+            return name
+    return ""
+
+
+def store_at(host: str, world: int, seconds: float) -> TCPStore:
+    """A store of rank 0, which the others reach at this address of its machine and at no other; torch gives the port.
+
+    Raises:
+        OSError: this machine has no such address.
+    """
+    with socket.create_server((host, 0)) as door:  # by itself the store would listen at all addresses
+        port = door.getsockname()[1]
+        return TCPStore(
+            host,
+            port,
+            world,
+            is_master=True,
+            timeout=timedelta(seconds=seconds),
+            wait_for_workers=False,
+            master_listen_fd=door.detach(),
+        )
 
 
 def started_by_torchrun(environ: Mapping[str, str] = os.environ) -> tuple[int, int] | None:

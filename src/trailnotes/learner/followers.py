@@ -1,60 +1,79 @@
-"""The processes that rank 0 starts beside itself, what became of them, and their end.
+"""The other ranks as rank 0 knows them: whether they live, what they said before they failed, and their end.
 
-Each has a pipe from rank 0, on which nothing is ever written: it ends when rank 0 does, however that comes, and the
-process with it. What a follower has to say before it fails stands in a file of the private directory they meet in.
+What a rank is besides (a process of this machine, see `processes`, or an actor of a cluster) is told by a `Follower`.
 """
 
 from __future__ import annotations
 
+import json
 import os
-import shutil
-import signal
-import subprocess
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from itertools import takewhile
 from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from torch.distributed import Store  # type: ignore[attr-defined]
 
 GRACE = 5.0  # seconds that a follower has to say why it fails, and to end when it is told to
 STUCK = 60.0  # seconds after a follower's death in which rank 0 should have noticed by itself
+LOOPBACK = "lo"  # the interface that nobody beyond this machine can reach
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a rank is of no more use."""
+
+    text: str  # one line
+    of_others: bool = False  # it lost a connection, or waited in vain: somebody else's trouble
+
+
+class Follower(Protocol):
+    """One rank above 0."""
+
+    @property
+    def where(self) -> str:
+        """What follows its number in messages, such as " on node 10.0.0.7"; "" for this machine."""
+        ...
+
+    def failure(self) -> Failure | None:
+        """What it said before it failed, or how it ended; None while it lives in silence."""
+        ...
+
+    def end(self, seconds: float) -> None:
+        """Wait so long for it to end by itself; kill it if it does not."""
+        ...
 
 
 class Followers:
-    """Ranks 1 to `world` - 1 as processes of this machine.
+    """Ranks 1 and up, which have been started.
 
     Args:
-        world: ranks, this process among them.
-        device_type: cpu or cuda.
+        ranks: by their numbers.
         seconds: that one may wait for another.
+        store: gives what all meet over, as rank 0 sees it.
+        interface: of the network, that rank 0 and the others talk through.
+        tidy: called once all have ended.
     """
 
-    def __init__(self, world: int, device_type: str, seconds: float) -> None:
-        self.directory = Path(tempfile.mkdtemp(prefix="trailnotes-learner-"))  # nobody else may read it
-        self.seconds = seconds
+    def __init__(
+        self,
+        ranks: Mapping[int, Follower],
+        seconds: float,
+        store: Callable[[], Store],
+        *,
+        interface: str = LOOPBACK,
+        tidy: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.ranks, self.seconds, self.store, self.interface = dict(ranks), seconds, store, interface
+        self._tidy = tidy
         self._busy = self._ended = False
-        self.processes: dict[int, subprocess.Popen[bytes]] = {}
-        for rank in range(1, world):
-            command = [sys.executable, "-m", "trailnotes.learner.rank", str(rank), str(world), str(self.directory)]
-            with self._said(rank, "log").open("wb") as log:
-                self.processes[rank] = subprocess.Popen(  # noqa: S603 - this very interpreter and package
-                    [*command, device_type, str(seconds)],
-                    stdin=subprocess.PIPE,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,  # a Ctrl-C is for rank 0, which lets the iteration end
-                )
         threading.Thread(target=self._watch, name="learner-watch", daemon=True).start()
-
-    @property
-    def store(self) -> str:
-        """The file that all meet over."""
-        return str(self.directory / "store")
-
-    def alive(self) -> bool:
-        """Whether none has ended."""
-        return all(process.poll() is None for process in self.processes.values())
 
     def what_failed(self, error: BaseException) -> str:
         """One line that says which rank stopped the others, and why. Waits until those that can have said it.
@@ -62,22 +81,19 @@ class Followers:
         Args:
             error: as rank 0 met it: its own, or that of a connection that somebody else's end closed.
         """
-        reason = " ".join(str(error).split()) or type(error).__name__
-        if not of_others(reason):
-            return f"rank 0 of the learner failed: {type(error).__name__}: {reason}"
+        own = failure_of(error)
+        if not own.of_others:
+            return f"rank 0 of the learner failed: {own.text}"
         until = time.monotonic() + GRACE
         while time.monotonic() < until and self._silent():
             time.sleep(0.05)
-        causes = {rank: cause for rank in self.processes if (cause := self._cause(rank)) and not of_others(cause)}
-        for rank, cause in causes.items():
-            return f"rank {rank} of the learner {cause}"
+        for rank, follower in self.ranks.items():
+            if (failure := follower.failure()) and not failure.of_others:
+                return self._named([rank], failure.text)
         if silent := self._silent():
-            ranks = ", ".join(map(str, silent))
-            return (
-                f"rank {ranks} of the learner hangs: nothing from it for learner.timeout = {self.seconds:g} s "
-                f"({_short(reason)})"
-            )
-        return f"the processes of the learner lost each other: {_short(reason)}"
+            hangs = f"hangs: nothing from it for learner.timeout = {self.seconds:g} s ({own.text})"
+            return self._named(silent, hangs)
+        return f"the processes of the learner lost each other: {own.text}"
 
     def busy(self, busy: bool) -> None:
         """Say whether rank 0 is waiting for the others."""
@@ -89,78 +105,66 @@ class Followers:
             return
         self._ended = True
         until = time.monotonic() + (0.0 if at_once else GRACE)
-        for process in self.processes.values():
-            try:
-                process.wait(max(0.0, until - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-            if process.stdin is not None:
-                process.stdin.close()
-            process.wait()
-        shutil.rmtree(self.directory, ignore_errors=True)
-
-    def _said(self, rank: int, kind: str) -> Path:
-        return self.directory / f"rank-{rank}.{kind}"
+        for follower in self.ranks.values():
+            follower.end(max(0.0, until - time.monotonic()))
+        self._tidy()
 
     def _silent(self) -> list[int]:
         """The ranks that live and have said nothing."""
-        living = (rank for rank, process in self.processes.items() if process.poll() is None)
-        return [rank for rank in living if not self._said(rank, "failed").exists()]
+        return [rank for rank, follower in self.ranks.items() if follower.failure() is None]
 
-    def _cause(self, rank: int) -> str:
-        """What a rank said, or how it ended; '' for one that lives in silence."""
-        if self._said(rank, "failed").exists():
-            return f"failed: {self._said(rank, 'failed').read_text(encoding='utf-8').strip()}"
-        code = self.processes[rank].poll()
-        if code is None:
-            return ""
-        if code < 0:
-            hint = " (the system kills so when memory is out)" if -code == signal.SIGKILL else ""
-            return f"was killed by {signal.Signals(-code).name}{hint}"
-        last = _last_line(self._said(rank, "log"))
-        return f"ended with exit status {code}" + (f": {last}" if last else "")
+    def _named(self, ranks: list[int], what: str) -> str:
+        names = ", ".join(f"{rank}{self.ranks[rank].where}" for rank in ranks)
+        return f"rank {names} of the learner {what}"
 
     def _watch(self) -> None:
         """End this process where it waits on a device for one that died: nccl alone would not tell it for long."""
         died: float | None = None
         while not self._ended:
             time.sleep(0.5)
-            died = (died or time.monotonic()) if self._busy and not self.alive() else None
+            lost = {rank: failure for rank, one in self.ranks.items() if self._busy and (failure := one.failure())}
+            died = (died or time.monotonic()) if lost else None
             if died and time.monotonic() - died > STUCK and not self._ended:
-                causes = [
-                    f"rank {rank} of the learner {cause}" for rank in self.processes if (cause := self._cause(rank))
-                ]
+                causes = [self._named([rank], failure.text) for rank, failure in lost.items()]
                 sys.stderr.write("trailnotes: " + "; ".join(causes) + "; resume from the last checkpoint\n")
                 sys.stderr.flush()
                 os._exit(1)
 
 
-def say_failed(directory: Path, rank: int, error: BaseException) -> None:
-    """A follower's last word: written aside and renamed, so that it is whole."""
-    reason = " ".join(str(error).split())
-    aside = directory / f"rank-{rank}.failing"
-    aside.write_text(f"{type(error).__name__}: {_short(reason)}\n", encoding="utf-8")
-    aside.rename(directory / f"rank-{rank}.failed")
+def failure_of(error: BaseException) -> Failure:
+    """What a rank has to say of an error that ends it."""
+    text = " ".join(str(error).split())
+    return Failure(f"{type(error).__name__}: {shortened(text)}" if text else type(error).__name__, from_exchange(error))
 
 
-SIGNS: Sequence[str] = (
-    "connection closed", "connection reset", "connection refused", "timed out", "timeout", "broken pipe", "gloo",
-    "nccl error", "socket",
-)  # fmt: skip
+def from_exchange(error: BaseException) -> bool:
+    """Whether an error came out of what the ranks exchange, and so of somebody else's trouble.
+
+    By the place that raised it, not by its words: gloo's are plain runtime errors. It is torch's distributed package,
+    whatever of torch that package may call in its turn.
+    """
+    import torch
+
+    if isinstance(error, torch.distributed.DistError):
+        return True
+    if type(error) is not RuntimeError:  # torch's own, such as for memory that is out, are kinds of it
+        return False
+    home = Path(torch.__file__).parent
+    files = [Path(frame.f_code.co_filename) for frame, _ in traceback.walk_tb(error.__traceback__)]
+    innermost = [*takewhile(lambda file: file.is_relative_to(home), reversed(files))]
+    return any(file.is_relative_to(home / "distributed") for file in innermost)
 
 
-def of_others(reason: str) -> bool:
-    """Whether an error's text tells of a connection, and so of somebody else's trouble."""
-    return any(sign in reason.casefold() for sign in SIGNS)
+def to_json(failure: Failure) -> str:
+    """For another process."""
+    return json.dumps(asdict(failure))
 
 
-def _short(text: str, most: int = 300) -> str:
+def from_json(text: str) -> Failure:
+    """What `to_json` wrote."""
+    return Failure(**json.loads(text))
+
+
+def shortened(text: str, most: int = 300) -> str:
+    """The beginning of a text, if it is long."""
     return text if len(text) <= most else text[: most - 3] + "..."
-
-
-def _last_line(log: Path) -> str:
-    try:
-        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    except OSError:
-        return ""
-    return _short(lines[-1]) if lines else ""

@@ -57,6 +57,14 @@ class UpdateMetrics:
             "high": high,
             "dual": dual,
         }
+        if not self._steps:  # the weights are those that sampled, if none were updated since then
+            sampled = batch.mask & ~off
+            distance = (logprobs - batch.behavior_logprobs).abs()
+            sums |= {
+                "fresh": sampled.sum(),
+                "fresh_distance": torch.where(sampled, distance, 0.0).sum(),
+                "fresh_ratio": torch.where(sampled, ratio, 0.0).sum(),
+            }
         for name, value in sums.items():
             self._add(name, value)
         self._ratio_max.append(torch.where(kept, ratio, -torch.inf).max())
@@ -116,8 +124,18 @@ class UpdateMetrics:
             "tokens_forward": sums["computed"],
             "optimiser_steps": float(len(self._steps["loss"])),
             **others,
+            **self._fresh(sums),
             **{f"kl_to_reference_{role}": value for role, value in _means(sums, "kl", "held").items()},
             **{f"nll_{role}": value for role, value in _means(sums, "nll", "imitated").items()},
+        }
+
+    def _fresh(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """How far the sampler's log-probabilities of on-policy rows are from the model's before its first step."""
+        if not sums["fresh"]:
+            return {}
+        return {
+            "difference": sums["fresh_distance"] / sums["fresh"],
+            "ratio": sums["fresh_ratio"] / sums["fresh"],
         }
 
     def _part(self) -> tuple[dict[str, float], float, float]:

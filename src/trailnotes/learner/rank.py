@@ -2,11 +2,13 @@
 
     python -m trailnotes.learner.rank RANK WORLD DIRECTORY DEVICE SECONDS
 
-is how rank 0 starts those of its machine; `follow` is what torchrun's ranks above 0 do instead of the command.
+is how rank 0 starts those of its machine; `follow` is what torchrun's ranks above 0 do instead of the command, and
+`serve` what any rank does once it has met the others.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import signal
@@ -25,26 +27,30 @@ if TYPE_CHECKING:
 ALIKE = (TrailnotesError, ValueError, OSError)
 """What every rank raises for the same reasons, or rank 0 alone when the others are done: the next call may come."""
 
+_PR_SET_PDEATHSIG = 1  # which signal comes when rank 0 dies: the one that wakes a stopped process, which then ends
+
 
 def main(arguments: list[str]) -> None:
     """Join the others and follow. Ends with 1 when something fails; the reason stands in the directory."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
     rank, world, directory = int(arguments[0]), int(arguments[1]), Path(arguments[2])
     watch = threading.Thread(target=_end_with_rank_0, args=(directory,), daemon=True)
     watch.start()  # before torch: that takes seconds
-    from trailnotes.learner.followers import say_failed
+    from trailnotes.learner.followers import failure_of
+    from trailnotes.learner.processes import STORE, say_failed
 
     try:
         from torch.distributed import FileStore  # type: ignore[attr-defined]
 
-        from trailnotes.learner.circle import kept_to_loopback, meet
+        from trailnotes.learner.circle import kept_to, meet
 
-        with kept_to_loopback():
-            store = FileStore(str(directory / "store"), world)
-            circle = meet(rank, world, arguments[3], float(arguments[4]), store)
-        _serve(circle)
+        with kept_to():
+            circle = meet(rank, world, arguments[3], float(arguments[4]), FileStore(str(directory / STORE), world))
+        serve(circle)
     except BaseException as error:  # noqa: BLE001 - the boundary: rank 0 must learn the reason, whatever it is
-        say_failed(directory, rank, error)
+        say_failed(directory, rank, failure_of(error))
         watch.join(1.0)  # where it is rank 0 that is gone, it tidies up
         os._exit(1)
 
@@ -63,20 +69,24 @@ def follow(config: Config) -> None:
     """
     from trailnotes.errors import LearnerError
     from trailnotes.learner.circle import device_type_of, meet, refuse_too_many, started_by_torchrun
+    from trailnotes.learner.followers import failure_of
 
     refuse_too_many(config)
     given = started_by_torchrun()
     if given is None:
         raise ValueError("nobody started this process as one of several")
     try:
-        _serve(meet(*given, device_type_of(config), config.learner.timeout))
+        serve(meet(*given, device_type_of(config), config.learner.timeout))
     except RuntimeError as error:
-        reason = " ".join(str(error).split())
-        raise LearnerError(f"rank {given[0]} of the learner failed: {type(error).__name__}: {reason}") from error
+        raise LearnerError(f"rank {given[0]} of the learner failed: {failure_of(error).text}") from error
 
 
-def _serve(circle: Circle) -> None:
-    """Do what is announced."""
+def serve(circle: Circle) -> None:
+    """Do what rank 0 announces, until it sends this rank home.
+
+    Raises:
+        RuntimeError: rank 0, or another, is gone.
+    """
     import torch
 
     from trailnotes.learner.building import build_rank

@@ -8,42 +8,50 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import FileStore  # type: ignore[attr-defined]
 
 from trailnotes.config.schema import Config
-from trailnotes.errors import LearnerError
+from trailnotes.errors import ConfigError, LearnerError
 from trailnotes.learner.building import build_alone, build_rank
 from trailnotes.learner.circle import (
     Circle,
     device_type_of,
-    kept_to_loopback,
+    kept_to,
     meet,
     refuse_too_many,
     started_by_torchrun,
 )
 from trailnotes.learner.followers import Followers
 from trailnotes.learner.learner import Learner
+from trailnotes.learner.processes import start_processes
 from trailnotes.learner.rank import ALIKE
 from trailnotes.learner.ranks import Alone
 from trailnotes.policies.hf.adapters import trained_parameters
 from trailnotes.types import Sample
 
+Start = Callable[[], Followers]
+"""Starts the other ranks of a run."""
 
-def make_learner(config: Config, model: Any, reference: Any, dump_dir: Path | None) -> Learner | ShardedLearner:
+
+def make_learner(
+    config: Config, model: Any, reference: Any, dump_dir: Path | None, start: Start | None = None
+) -> Learner | ShardedLearner:
     """What updates the model of a run: this process alone, or `learner.world_size` of them.
 
     Args:
         config: of the run.
         model: the one that acts here: trained itself, or given what is trained. None: it acts elsewhere.
         reference: the start model; several processes load their own.
-        dump_dir: where a batch is written whose loss or gradient is not finite.
+        dump_dir: where a batch is written whose loss or gradient is not finite; beside the checkpoints.
+        start: of several processes the others, which are on other machines, too; None: on this one, unless torchrun
+            has started them.
 
     Raises:
         ConfigError: more processes than devices, or settings that do not fit the model.
@@ -51,40 +59,47 @@ def make_learner(config: Config, model: Any, reference: Any, dump_dir: Path | No
     """
     if config.learner.world_size == 1:
         return build_alone(config, model, reference, dump_dir)
-    return ShardedLearner(config, model, dump_dir)
+    return ShardedLearner(config, model, dump_dir, start)
 
 
 class ShardedLearner:
     """A `Learner` whose model is split over `learner.world_size` processes, of which this is rank 0.
 
-    The others are started here, or by torchrun beside this process. A failure of any ends all: the next call, or the
-    one under way, raises `LearnerError` with the reason.
+    The others are started here, by torchrun beside this process, or wherever `start` has them. A failure of any ends
+    all: the next call, or the one under way, raises `LearnerError` with the reason.
 
     Args:
         config: of the run; each rank loads `config.model` for itself.
         model: the one that acts in this process, of the same start weights, or None.
         dump_dir: see `Learner`.
+        start: see `make_learner`.
 
     Raises:
         ConfigError: as `make_learner`; so `LearnerError`.
     """
 
-    def __init__(self, config: Config, model: Any = None, dump_dir: Path | None = None) -> None:
-        refuse_too_many(config)
+    def __init__(
+        self, config: Config, model: Any = None, dump_dir: Path | None = None, start: Start | None = None
+    ) -> None:
+        given = started_by_torchrun()
+        if given and start:
+            raise ConfigError("torchrun started the processes of the learner: leave cluster.address empty, or torchrun")
+        if given:
+            refuse_too_many(config)
         self.model = model
         self._names: dict[str, Any] = trained_parameters(model) if model is not None else {}
         own = model is not None and hasattr(model, "disable_adapter")
         self._start = {p: p.detach().clone() for p in model.parameters() if p.requires_grad} if own else {}
         world, kind = config.learner.world_size, device_type_of(config)
-        given = started_by_torchrun()
+        dumps = dump_dir and dump_dir.absolute()  # others may be at work elsewhere
         self._circle: Circle | None = None
-        self._followers = None if given else Followers(world, kind, config.learner.timeout)
+        self._followers = None if given else (start or partial(start_processes, config))()
         atexit.register(self.close)
         try:
             with self._answering():
                 self._circle = self._meet(world, kind, config.learner.timeout)
-                self._circle.announce(("build", (config, dump_dir), {}))
-                self._learner = build_rank(self._circle, config, dump_dir)
+                self._circle.announce(("build", (config, dumps), {}))
+                self._learner = build_rank(self._circle, config, dumps)
         except BaseException:
             self._drop()
             raise
@@ -92,8 +107,8 @@ class ShardedLearner:
     def _meet(self, world: int, kind: str, seconds: float) -> Circle:
         if self._followers is None:
             return meet(0, world, kind, seconds)
-        with kept_to_loopback():
-            return meet(0, world, kind, seconds, FileStore(self._followers.store, world))
+        with kept_to(self._followers.interface):
+            return meet(0, world, kind, seconds, self._followers.store())
 
     @property
     def steps(self) -> int:
@@ -123,15 +138,15 @@ class ShardedLearner:
 
     def export(self, path: Path, tokenizer: Any = None) -> None:
         """See `Learner.export`."""
-        self._all("export", path, tokenizer)
+        self._all("export", path.absolute(), tokenizer)
 
     def save(self, path: Path) -> None:
         """See `Learner.save`; all ranks must see `path`."""
-        self._all("save", path)
+        self._all("save", path.absolute())
 
     def load(self, path: Path) -> None:
         """See `Learner.load`."""
-        self._all("load", path)
+        self._all("load", path.absolute())
         self._hand_over()
 
     @contextlib.contextmanager

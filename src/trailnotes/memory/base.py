@@ -46,6 +46,15 @@ class PatientMemory(Memory, Protocol):
 
 
 @runtime_checkable
+class VersionedMemory(Memory, Protocol):
+    """A memory that others may write to while an iteration plays, whose prompts are to show one version of it."""
+
+    def pinned(self) -> Memory:
+        """A reader of the memory as it is now, whatever is written meanwhile, but for what it reports itself."""
+        ...
+
+
+@runtime_checkable
 class AttentiveMemory(Memory, Protocol):
     """A memory that hears how those fared who read its tips. `run_groups` calls `report` once its episodes ended."""
 

@@ -111,6 +111,11 @@ class ChatFormat:
             mask += [int(learned)] * len(segment.token_ids)
         return ids, mask
 
+    def spoken(self, messages: Sequence[Message], text: str) -> TokenIds:
+        """Ids of the assistant's next turn that says `text`, with its end; () for nothing."""
+        last = self.segments([*messages, Message("assistant", text)])
+        return next(segment.token_ids for segment in reversed(last) if segment.spoken) if text.strip() else ()
+
     def _without_foreign_ids(self, message: Message) -> Message:
         """The message without its ids where this tokenizer reads other text in them."""
         if message.token_ids is None:
@@ -346,6 +351,25 @@ def _pairs(roles: Roles) -> Iterator[Pair]:
 def _alternating(num: int) -> Roles:
     """`num` roles: user, assistant, user, ..."""
     return (TURN * num)[:num]
+
+
+def replies_of(
+    chat: ChatFormat, messages: Sequence[Message], replies: Sequence[str | TokenIds], context_length: int
+) -> tuple[TokenIds, list[TokenIds]]:
+    """The ids of a prompt, and those of each reply to it: a text with the end of its turn, or the ids as they are.
+
+    Raises:
+        PolicyError: prompt and longest reply exceed the context.
+        ValueError: a reply is empty.
+    """
+    prompt = chat.encode(messages)
+    rows = [chat.spoken(messages, reply) if isinstance(reply, str) else reply for reply in replies]
+    if not all(rows):
+        raise ValueError("an empty reply has no log-probability")
+    width = len(prompt) + max(map(len, rows), default=0)
+    if width > context_length:
+        raise PolicyError(f"a prompt and reply of {width} tokens exceed the context of {context_length}")
+    return prompt, rows
 
 
 def _check_roles(roles: Roles) -> None:

@@ -72,6 +72,9 @@ class ScriptedPolicy:
         ids = ids[: sampling.max_tokens]
         return Completion(prompt_ids, ids, (0.0,) * len(ids), self.decode(ids), "length")
 
+    def close(self) -> None:
+        """There is nothing to close."""
+
     def close_episode(self, episode: str) -> None:
         """Forget it."""
         self.open_episodes.discard(episode)

@@ -24,7 +24,7 @@ from trailnotes.runs.console import Bar
 from trailnotes.runs.loop import run_to_end
 from trailnotes.runs.needs import refuse_missing
 from trailnotes.runs.panels import PART, play_panel
-from trailnotes.runs.players import Subject, load_policy
+from trailnotes.runs.players import Subject, loaded
 from trailnotes.storage import checkpoint
 from trailnotes.storage.files import append_jsonl, encode_line, free_name, read_jsonl, set_aside
 from trailnotes.storage.records import trajectory_from_json, trajectory_to_json
@@ -73,7 +73,7 @@ def play_subject(
             f"{subject.model} has no memory to act with: give the run of a method with a memory, or drop --memory"
         )
     refuse_missing(config, subject.model, plays_only=True, memory=use_memory)
-    policy, tasks = load_policy(config, subject, directory), panel_of(config)
+    tasks = panel_of(config)
 
     async def play(memory: TipMemory | None) -> list[Trajectory]:
         with EnvPool(config.env) as pool:
@@ -83,7 +83,7 @@ def play_subject(
             )  # fmt: skip
 
     journal = Journal(directory, len(tasks) * config.eval.num_samples, progress)
-    with journal.opened(_played_with(config, subject, use_memory)):
+    with journal.opened(_played_with(config, subject, use_memory)), loaded(config, subject, directory) as policy:
         if not use_memory or subject.memory is None:
             return Played(run_to_end(play(None)))
         with closing(open_memory(None, config.memory, embedder=embedder_of(config))) as memory:

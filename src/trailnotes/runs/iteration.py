@@ -16,6 +16,7 @@ from trailnotes.credit.episodes import scores_of, valid_share
 from trailnotes.envs.tasks import batch_of
 from trailnotes.errors import RunError
 from trailnotes.learner.samples import anchor_rows, build_samples
+from trailnotes.memory.base import VersionedMemory
 from trailnotes.rollout import rollout_metrics, run_groups, tip_metrics, write_tips
 from trailnotes.rollout.archive import from_start
 from trailnotes.rollout.dynamic import further_tasks, replace_equal
@@ -31,12 +32,13 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import ArrayLike, NDArray
 
+    from trailnotes.config.model_schema import EngineConfig
     from trailnotes.config.schema import Config
     from trailnotes.credit import Scores
     from trailnotes.learner.learner import Learner
     from trailnotes.learner.sharded import ShardedLearner
     from trailnotes.memory import Embedder, Memory
-    from trailnotes.policies.hf import HFPolicy
+    from trailnotes.policies.base import TrainedPolicy
     from trailnotes.rollout import MemoryOf, WrittenTip
     from trailnotes.runs.training import TrainingRun
     from trailnotes.types import Mode, Sample, Task, Tip, Trajectory, TrajectoryGroup
@@ -67,10 +69,15 @@ class Iteration:
         self._tokens_written = 0
         self._version = 0  # of the weights that play
         self._learning = False
+        self._shown = run.shown
 
     def starts(self) -> None:
-        """It plays from here on, with the weights that the policy has now."""
+        """It plays from here on, with the weights and the tips that there are now."""
         self._version = self.run.policy.version
+        if isinstance(self.run.shown, VersionedMemory):
+            self._shown = self.run.shown.pinned()
+        self._metrics |= self.run.handed_over()
+        self.policy.report()  # what was played before is no part of it
 
     # -- what a method reads
 
@@ -80,7 +87,7 @@ class Iteration:
         return self.run.config
 
     @property
-    def policy(self) -> HFPolicy:
+    def policy(self) -> TrainedPolicy:
         """Plays."""
         return self.run.policy
 
@@ -92,7 +99,7 @@ class Iteration:
     @property
     def shown(self) -> Memory | None:
         """The memory as prompts show it; None for a method without one."""
-        return self.run.shown
+        return self._shown
 
     def embedder(self) -> Embedder:
         """One model for novelty and memory."""
@@ -208,6 +215,8 @@ class Iteration:
     @contextlib.asynccontextmanager
     async def learning(self) -> AsyncIterator[None]:
         """Inside the block iterations come one after the other: all that a run remembers changes here."""
+        self.add_metrics("engine", self.policy.report())
+        await self.policy.sleep()
         self.run.stop_playing()
         self.played.set()
         if self.before is not None:
@@ -281,7 +290,13 @@ class Iteration:
         with self._timed("update"):
             if self.run.rehearsal is not None:
                 samples = [*samples, *self.run.rehearsal.draw(self.rng("rehearsal"))]
-            return await self.run.learn(samples, self.seed("update"))
+            metrics = await self.run.learn(samples, self.seed("update"))
+        names = "difference", "ratio"
+        fresh = {name: metrics.pop(name) for name in names if name in metrics}
+        if self.run.version == self._version + 1:  # else the numbers of then are the learner's own, see `staleness`
+            self.add_metrics("engine", fresh)
+            _refuse_drift(fresh.get("difference", 0.0), self.config.engine)
+        return metrics
 
     async def end(self, groups: Sequence[TrajectoryGroup], metrics: Mapping[str, float]) -> None:
         """Count, log, validate and save; after this the iteration has happened."""
@@ -333,3 +348,13 @@ class Iteration:
             yield
         finally:
             self._timings[name] = self._timings.get(name, 0.0) + time.monotonic() - started
+
+
+def _refuse_drift(difference: float, engine: EngineConfig) -> None:
+    """Stop a run whose engine samples from something else than what is trained, before the update is saved."""
+    if engine.name == "vllm" and not difference <= engine.tolerance:
+        raise RunError(
+            f"engine and learner drifted apart: of the tokens that the engine sampled, they say {difference:.3g} nats "
+            f"apart on average, and engine.tolerance = {engine.tolerance:g}: the same command begins again at the last "
+            'checkpoint; if that does not help, set engine.name = "hf", or raise engine.tolerance (bfloat16 rounds)'
+        )

@@ -42,6 +42,8 @@ def _wanted(config: Config, model: str | None) -> dict[str, str]:
         wanted["openai"] = f"model.path = {path!r}"
     elif path != RANDOM:
         wanted["train"] = f"model.path = {path!r}"
+    if config.cluster.address:
+        wanted["ray"] = f"cluster.address = {config.cluster.address!r}"
     if config.run.tensorboard:
         wanted["tensorboard"] = "run.tensorboard"
     if config.memory.embedder != "hashing" and _embeds(config):

@@ -6,6 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from trailnotes.envs.workers.pool import EnvPool
+from trailnotes.memory import TipMemory
 from trailnotes.memory.owner import forget_start, settle
 from trailnotes.runs.authors import too_young
 from trailnotes.runs.console import Progress
@@ -19,27 +20,35 @@ from trailnotes.storage.files import free_name
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from trailnotes.cluster.cluster import Cluster
     from trailnotes.config.schema import Config
     from trailnotes.runs.directory import RunDir
     from trailnotes.types import Tip
 
 
 @contextlib.contextmanager
-def opened_run(config: Config, directory: RunDir, tips: Sequence[Tip] = ()) -> Iterator[TrainingRun]:
+def opened_run(
+    config: Config, directory: RunDir, tips: Sequence[Tip] = (), cluster: Cluster | None = None
+) -> Iterator[TrainingRun]:
     """A run where `directory` left it, with environments and a bar of its own. Needs the event loop that trains.
 
-    `tips` are those that a run begins with; one that has begun keeps its own.
+    `tips` are those that a run begins with; one that has begun keeps its own. `cluster` is what `cluster.joined` gave.
     """
     with (
-        EnvPool(config.env) as pool,
+        EnvPool(config.env, make_host=cluster.env_host if cluster else None) as pool,
         Progress(config, directory) as progress,
-        contextlib.closing(open_run(config, directory, pool, progress, tips)) as run,
+        contextlib.closing(open_run(config, directory, pool, progress, tips, cluster)) as run,
     ):
         yield run
 
 
 def open_run(
-    config: Config, directory: RunDir, pool: EnvPool, progress: Progress, tips: Sequence[Tip] = ()
+    config: Config,
+    directory: RunDir,
+    pool: EnvPool,
+    progress: Progress,
+    tips: Sequence[Tip] = (),
+    cluster: Cluster | None = None,
 ) -> TrainingRun:
     """A run at its last whole checkpoint, or at its start.
 
@@ -51,7 +60,7 @@ def open_run(
     start = directory.path / "memory.start.db"
     if not has_begun(directory.path):
         forget_start(directory.memory_path, start)
-    run = TrainingRun(config, directory, pool, progress)
+    run = TrainingRun(config, directory, pool, progress, cluster)
     with contextlib.ExitStack() as undone:
         undone.callback(run.close)
         if saved is not None:
@@ -62,7 +71,11 @@ def open_run(
         begins = saved is None
         if run.memory is not None:
             aside = free_name(directory.path / f"tips.after-{done:06d}.jsonl")
-            begins = settle(run.memory, saved / "memory.db" if saved else None, start, aside, tips)
+            held = saved / "memory.db" if saved else None
+            if isinstance(run.memory, TipMemory):
+                begins = settle(run.memory, held, start, aside, tips)
+            else:
+                begins = run.memory.settle(held, start, aside, tips)
             kept += [aside] if aside.exists() else []
         if saved is not None or kept:
             progress.note(f"resuming after iteration {done}" + "".join(f"; set aside {path.name}" for path in kept))

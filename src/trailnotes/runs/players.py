@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,8 +23,9 @@ from trailnotes.types import Message, StrPath
 if TYPE_CHECKING:
     from trailnotes.learner.learner import Learner
     from trailnotes.learner.sharded import ShardedLearner
-    from trailnotes.policies.base import Policy
+    from trailnotes.policies.base import OwnedPolicy, Policy, TrainedPolicy
     from trailnotes.policies.hf.policy import HFPolicy
+    from trailnotes.policies.vllm.replica import Connect
 
 RANDOM = "random"  # as `model.path`: draws from the actions that the turn lists
 
@@ -77,7 +78,14 @@ def _checkpointed(path: Path) -> Subject:
     return Subject(str(path / "model"), name, memory if has_memory else None, checkpoint.load_meta(path), trained)
 
 
-def load_policy(config: Config, subject: Subject, directory: Path | None = None) -> Policy:
+@contextmanager
+def loaded(config: Config, subject: Subject, directory: Path | None = None) -> Iterator[Policy]:
+    """The policy of `load_policy` inside the block; engines that are processes end with it."""
+    with closing(load_policy(config, subject, directory)) as policy:
+        yield policy
+
+
+def load_policy(config: Config, subject: Subject, directory: Path | None = None) -> OwnedPolicy:
     """The policy of `subject` under this config's device and limits; an endpoint's answers are kept in `directory`."""
     if subject.model == RANDOM:
         return random_player(config)
@@ -90,8 +98,25 @@ def load_policy(config: Config, subject: Subject, directory: Path | None = None)
     return model_policy(config.model_copy(update={"model": config.model.model_copy(update=whole)}))
 
 
-def model_policy(config: Config, loaded: Any = None) -> HFPolicy:
-    """The model at `model.path`, as it acts; `loaded` is its model where that is in memory already."""
+def model_policy(
+    config: Config, model: Any = None, *, trains: bool = False, connects: Sequence[Connect] = ()
+) -> TrainedPolicy:
+    """The model at `model.path`, as it acts by the engine that the config names.
+
+    Args:
+        config: of the run.
+        model: where it is in this process already, and acts here whatever the engine.
+        trains: a learner hands over its weights before anybody plays.
+        connects: how engines are reached that somebody else places; see `vllm_policy`.
+    """
+    if config.engine.name == "vllm" and model is None:
+        from trailnotes.policies import vllm
+
+        return vllm.vllm_policy(config, trains=trains, connects=connects)
+    return _embedded(config, model)
+
+
+def _embedded(config: Config, loaded: Any) -> HFPolicy:
     import torch
 
     from trailnotes.policies.hf.policy import HFPolicy, load_model, load_tokenizer

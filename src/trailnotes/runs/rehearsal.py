@@ -138,6 +138,7 @@ def recording_config(config: Config) -> Config:
         update={
             "run": config.run,
             "model": config.model.model_copy(update={"lora": LoraConfig()}),
+            "engine": config.engine,
             "endpoint": config.endpoint,
             "env": env,
             "rollout": config.rollout,
@@ -185,10 +186,13 @@ def _play(config: Config, out: Path, path: Path, progress: Bar | None) -> None:
     from trailnotes.runs.adaptation import AdaptationRun
     from trailnotes.runs.directory import RunDir
     from trailnotes.runs.loop import run_to_end
-    from trailnotes.runs.players import examined, load_policy
+    from trailnotes.runs.players import examined, loaded
 
-    with examined(config.model.path) as subject, RunDir.open(out, config, allow_change=FREE) as directory:
-        policy = load_policy(config, subject, out)
+    with (
+        examined(config.model.path) as subject,
+        RunDir.open(out, config, allow_change=FREE) as directory,
+        loaded(config, subject, out) as policy,
+    ):
 
         async def play() -> None:
             with EnvPool(config.env) as pool:

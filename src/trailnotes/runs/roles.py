@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -27,7 +27,7 @@ from trailnotes.runs.directory import RunDir, has_begun, run_config
 from trailnotes.runs.loop import run_to_end
 from trailnotes.runs.needs import refuse_missing
 from trailnotes.runs.panels import family_of, value_of, write_table
-from trailnotes.runs.players import Subject, examined, load_policy
+from trailnotes.runs.players import Subject, examined, loaded
 from trailnotes.runs.signals import kept_if_interrupted
 from trailnotes.storage.files import read_jsonl, write_bytes_atomic, write_text_atomic
 from trailnotes.storage.records import trajectory_from_json
@@ -115,9 +115,9 @@ def _refuse_other(path: Path, config: Config) -> None:
 
 async def _play(configs: Mapping[str, Config], models: Mapping[str, Subject], out: Path, make_bar: MakeBar) -> None:
     """All rows, one after the other; what has been played is read back."""
-    policies = {name: _load(name, configs["none"], subject) for name, subject in models.items()}
     method = method_of(TIPS_ONLY).load()
-    with EnvPool(configs["none"].env) as pool:
+    with ExitStack() as opened, EnvPool(configs["none"].env) as pool:
+        policies = {name: _load(name, configs["none"], subject, opened) for name, subject in models.items()}
         for index, (row, config) in enumerate(configs.items()):
             with RunDir.open(out / row, config, allow_change=FREE) as directory, make_bar(_title(row)) as bar:
                 _take_over(out, row, list(ROWS)[:index])
@@ -135,9 +135,9 @@ def _title(row: str) -> str:
     return {"none": "start model", "all": "trained model"}.get(row, f"trained {row}")
 
 
-def _load(name: str, config: Config, subject: Subject) -> Policy:
+def _load(name: str, config: Config, subject: Subject, opened: ExitStack) -> Policy:
     try:
-        return load_policy(config, subject)
+        return opened.enter_context(loaded(config, subject))
     except TrailnotesError as error:
         hint = ": name the model that the training began with by --start MODEL" if name == "start" else ""
         raise ConfigError(f"the {name} model cannot be loaded ({error}){hint}") from error

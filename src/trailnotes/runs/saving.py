@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from trailnotes.credit.novelty import Novelty
     from trailnotes.learner.learner import Learner
     from trailnotes.learner.sharded import ShardedLearner
-    from trailnotes.memory import TipMemory
-    from trailnotes.policies.hf import HFPolicy
+    from trailnotes.memory import Memory
+    from trailnotes.policies.base import TrainedPolicy
     from trailnotes.rollout.archive import Archive
     from trailnotes.runs.authors import Authors
     from trailnotes.runs.directory import RunDir
@@ -55,8 +55,7 @@ class Saved(Protocol):
 
     config: Config
     directory: RunDir
-    policy: HFPolicy
-    memory: TipMemory | None
+    policy: TrainedPolicy
     novelty: Novelty
     archive: Archive | None
     authors: Authors | None
@@ -65,6 +64,11 @@ class Saved(Protocol):
 
     def weights_changed(self, version: int) -> None:
         """The learner's weights are those of `version` now."""
+        ...
+
+    @property
+    def memory(self) -> Memory | None:
+        """What writes a snapshot of itself."""
         ...
 
     @property

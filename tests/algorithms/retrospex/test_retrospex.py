@@ -146,7 +146,7 @@ class Talker(ScriptedPolicy):
         self._script = lambda _: saying
         return await super().generate(messages, sampling, episode)
 
-    def score(self, messages: Sequence[Message], replies: Sequence[str | TokenIds]) -> list[float]:
+    async def score(self, messages: Sequence[Message], replies: Sequence[str | TokenIds]) -> list[float]:
         self.scored.append(tuple(replies))
         texts = [reply if isinstance(reply, str) else self.decode(reply) for reply in replies]
         return [math.log(0.5) * (1 + self.sayings.index(t)) if t in self.sayings else -9.0 for t in texts]

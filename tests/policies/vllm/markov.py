@@ -32,6 +32,8 @@ class Core:
         self.base = [[0.0] * self.size for _ in range(self.size)]
         self.table = self.base
         self.requests: dict[int, tuple[list[int], dict[str, Any], list[tuple[int, float]]]] = {}
+        self.cached: dict[int, int] = {}  # by request
+        self.seen: list[list[int]] = []  # what the cache holds
         self.about = {name: settings[name] for name in ("fingerprint", "lora_rank", "context", "vocabulary")}
         self.about["adapters"] = settings["lora_rank"]
 
@@ -51,11 +53,20 @@ class Core:
         if max(ids) >= self.size:
             raise ValueError(f"token {max(ids)} is out of vocabulary")
         self.requests[key] = list(ids), sampling, []
+        self.cached[key] = max((len(seen) for seen in self.seen if ids[: len(seen)] == seen), default=0)
+        self.seen.append(list(ids))
+
+    def sleep(self) -> None:
+        self.seen = []
+        (self.faults / "asleep").touch()
+
+    def wake(self) -> None:
+        (self.faults / "asleep").unlink(missing_ok=True)
 
     def abort(self, key: int) -> None:
         self.requests.pop(key, None)
 
-    def step(self) -> list[tuple[int, list[int], list[float], str | None]]:
+    def step(self) -> list[tuple[int, list[int], list[float], str | None, int]]:
         if self.has("die-once") or self.has("die-always"):
             os.write(2, b"Traceback:\n  somewhere\nRuntimeError: out of memory\n")
             os.kill(os.getpid(), 9)
@@ -75,7 +86,8 @@ class Core:
             if reason:
                 del self.requests[key]
             said = done[-1:] if sampling["stream"] else done if reason else []
-            news.append((key, [token for token, _ in said], [logprob for _, logprob in said], reason))
+            tokens, logprobs = [token for token, _ in said], [logprob for _, logprob in said]
+            news.append((key, tokens, logprobs, reason, self.cached[key]))
         return news
 
     def draw(self, ids: list[int], sampling: dict[str, Any], place: int) -> tuple[int, float]:
@@ -96,6 +108,7 @@ class Core:
 
     def load(self, path: Path, what: dict[str, Any]) -> dict[str, Any]:
         tensors = read(path)
+        self.seen = []
         if self.has("slow-load"):
             time.sleep(0.5)
         if self.has("die-in-load-once"):

@@ -60,9 +60,9 @@ def test_tokens_come_with_their_logprobs_of_the_newest_weights(policy_of, learne
     def score(completions: Any) -> Any:
         return learner.score(completions, 0.5)
 
-    assert asyncio.run(policy.verify(score)) < 1e-6
+    assert asyncio.run(policy.load({"table": learner.table}, 0, score(policy.probes))) < 1e-6
     for version in (1, 2):
-        assert asyncio.run(policy.load(learner.update(version), version, score)) < 1e-5
+        assert asyncio.run(policy.load(learner.update(version), version, score(policy.probes))) < 1e-5
         assert policy.version == version
         for completion in ask(policy, *seeded(4, temperature=0.5)):
             (wanted,) = score([completion])
@@ -87,7 +87,7 @@ def test_an_end_token_is_in_the_ids_and_not_in_the_text(policy_of, learner) -> N
     end = min(policy.endings.end_ids)
     weights = learner.update(1)
     weights["table"][:, end] = 50.0
-    asyncio.run(policy.load(weights, 1, learner.score))
+    asyncio.run(policy.load(weights, 1, learner.score(policy.probes)))
     (completion,) = ask(policy, Sampling(max_tokens=9))
     assert (completion.token_ids, completion.text, completion.finish_reason) == ((end,), "", "stop")
 
@@ -99,16 +99,16 @@ def test_adapters_reach_the_engine_by_either_of_peft_s_names(policy_of, learner)
         a, b = torch.randn(2, size), torch.randn(size, 2)
         learner.table = 3.0 * b @ a  # alpha / rank
         adapters = {f"base_model.model.table.lora_A.{suffix}": a, f"base_model.model.table.lora_B.{suffix}": b}
-        assert asyncio.run(policy.load(adapters, version, learner.score)) < 1e-4
+        assert asyncio.run(policy.load(adapters, version, learner.score(policy.probes))) < 1e-4
     with pytest.raises(PolicyError, match="hand over the adapters alone"):
-        asyncio.run(policy.load(learner.update(1), 3, learner.score))
+        asyncio.run(policy.load(learner.update(1), 3, learner.score(policy.probes)))
     with pytest.raises(PolicyError, match="1 of 2 tensors are adapters"):
-        asyncio.run(policy.load({"m.x.lora_A.weight": a, "table": b}, 3, learner.score))
+        asyncio.run(policy.load({"m.x.lora_A.weight": a, "table": b}, 3, learner.score(policy.probes)))
 
 
 def test_a_whole_model_takes_no_adapters(policy_of, learner) -> None:
     with pytest.raises(PolicyError, match=r"set model.lora.enabled = true"):
-        asyncio.run(policy_of().load({"m.x.lora_A.weight": torch.zeros(2, 3)}, 1, learner.score))
+        asyncio.run(policy_of().load({"m.x.lora_A.weight": torch.zeros(2, 3)}, 1))
 
 
 # -- weights that do not arrive
@@ -118,12 +118,12 @@ def test_an_engine_that_keeps_its_old_weights_is_found_out(policy_of, learner, f
     policy = policy_of(tolerance=0.01)
     (faults / "ignore-load").touch()
     with pytest.raises(PolicyError, match=r"engine 0 has other weights than the learner \(version 4\): .* nats off"):
-        asyncio.run(policy.load(learner.update(4), 4, learner.score))
+        asyncio.run(policy.load(learner.update(4), 4, learner.score(policy.probes)))
 
 
 def test_weights_that_an_engine_refuses(policy_of, learner) -> None:
     with pytest.raises(PolicyError, match="engine 0: there is no tensor named other"):
-        asyncio.run(policy_of().load({"other": torch.zeros(2, 2)}, 1, learner.score))
+        asyncio.run(policy_of().load({"other": torch.zeros(2, 2)}, 1))
 
 
 def test_weights_may_not_change_under_a_completion(policy_of, learner, faults: Path) -> None:
@@ -135,9 +135,9 @@ def test_weights_may_not_change_under_a_completion(policy_of, learner, faults: P
         asking = asyncio.create_task(policy.generate(HALL, Sampling(max_tokens=8), "e"))
         await asyncio.sleep(0)
         with pytest.raises(PolicyError, match="changed while 1 completions were under way"):
-            await policy.load(learner.update(1), 1, learner.score)
+            await policy.load(learner.update(1), 1, learner.score(policy.probes))
         await asking
-        loading = asyncio.create_task(policy.load(learner.update(1), 1, learner.score))
+        loading = asyncio.create_task(policy.load(learner.update(1), 1, learner.score(policy.probes)))
         await asyncio.sleep(0)
         with pytest.raises(PolicyError, match="await load before the next completion"):
             await policy.generate(HALL, Sampling(), "e")
@@ -159,7 +159,7 @@ def test_numbers_that_are_not_finite_are_an_error(policy_of, faults: Path) -> No
 
 def test_episodes_go_to_the_engine_that_has_the_fewest_and_stay(policy_of, learner) -> None:
     policy = policy_of(replicas=2)
-    asyncio.run(policy.load(learner.update(1), 1, learner.score))
+    asyncio.run(policy.load(learner.update(1), 1, learner.score(policy.probes)))
     seats: list[tuple[str, Any]] = []
 
     async def run() -> None:
@@ -189,7 +189,7 @@ def test_episodes_go_to_the_engine_that_has_the_fewest_and_stay(policy_of, learn
 @pytest.mark.parametrize("fault", ["die-once", "hang-once", "stop-once"])
 def test_an_engine_lost_in_mid_generation_is_replaced_and_asked_again(policy_of, learner, faults, fault) -> None:
     policy = policy_of(timeout=3.0)
-    asyncio.run(policy.load(learner.update(1), 1, learner.score))
+    asyncio.run(policy.load(learner.update(1), 1, learner.score(policy.probes)))
     before, pid = ask(policy, *seeded(3)), pid_of(policy)
     (faults / fault).touch()
     assert ask(policy, *seeded(3)) == before  # with the weights of the last load
@@ -200,7 +200,7 @@ def test_an_engine_lost_in_mid_generation_is_replaced_and_asked_again(policy_of,
 
 def test_nobody_asks_a_new_engine_before_it_has_the_weights(policy_of, learner, faults: Path) -> None:
     policy = policy_of()
-    asyncio.run(policy.load(learner.update(1), 1, learner.score))
+    asyncio.run(policy.load(learner.update(1), 1, learner.score(policy.probes)))
     before = ask(policy, *seeded(3))
     (faults / "slow-load").touch()
     os.kill(pid_of(policy), signal.SIGKILL)
@@ -223,7 +223,7 @@ def test_an_engine_lost_between_two_requests_or_in_a_load(policy_of, learner, fa
     os.kill(pid_of(policy), signal.SIGKILL)
     ask(policy, Sampling())
     (faults / "die-in-load-once").touch()
-    assert asyncio.run(policy.load(learner.update(1), 1, learner.score)) < 1e-5
+    assert asyncio.run(policy.load(learner.update(1), 1, learner.score(policy.probes))) < 1e-5
     assert policy.replicas[0].num_rebuilds == 2
 
 
@@ -243,7 +243,7 @@ def test_an_engine_that_dies_each_time_is_given_up_with_its_last_words(policy_of
 
 def test_an_engine_that_comes_back_with_other_weights_is_no_good(policy_of, learner, faults: Path) -> None:
     policy = policy_of()
-    asyncio.run(policy.load(learner.update(1), 1, learner.score))
+    asyncio.run(policy.load(learner.update(1), 1, learner.score(policy.probes)))
     (faults / "ignore-load").touch()
     os.kill(pid_of(policy), signal.SIGKILL)
     with pytest.raises(PolicyError, match="other weights than the learner"):

@@ -109,7 +109,7 @@ def test_weights_arrive_whole_and_again_after_a_kill(policy_of, saved, tied: boo
     before = ask(policy)
     old = learner.score(before)
     for version in (1, 2, 3):
-        assert asyncio.run(policy.load(learner.update(version), version, learner.score)) < CLOSE
+        assert asyncio.run(policy.load(learner.update(version), version, learner.score(policy.probes))) < CLOSE
     assert max(abs(a - b) for a, b in zip(old[0], learner.score(before)[0], strict=True)) > 0.5
     expected = ask(policy)
     assert learner.score(expected) == [pytest.approx(list(each.logprobs), abs=1e-4) for each in expected]
@@ -136,7 +136,7 @@ def test_adapters_arrive_saved_and_trained(policy_of, saved, tmp_path: Path) -> 
     policy = policy_of(config_of(tmp_path / "adapters", lora.model_dump()))
     assert asyncio.run(policy.verify(learner.score)) < CLOSE  # the saved ones
     for version in (2, 3, 4):
-        assert asyncio.run(policy.load(learner.update(version, "lora_"), version, learner.score)) < CLOSE
+        assert asyncio.run(policy.load(learner.update(version, "lora_"), version, learner.score(policy.probes))) < CLOSE
     (first, *_) = ask(policy)
     with learner.model.disable_adapter():
         assert max(abs(a - b) for a, b in zip(first.logprobs, learner.score([first])[0], strict=True)) > 0.5
@@ -167,7 +167,7 @@ def test_an_engine_behind_an_address(saved, policy_of, tmp_path: Path) -> None:
     wait_for(lambda: addresses or errors, 500.0)
     policy = policy_of(config_of(path, urls=[f"tcp://{addresses[0]}"]))
     learner = Learner(load_model(ModelConfig(path=str(path), device="cpu"))[0])
-    assert asyncio.run(policy.load(learner.update(1), 1, learner.score)) < CLOSE
+    assert asyncio.run(policy.load(learner.update(1), 1, learner.score(policy.probes))) < CLOSE
     with pytest.raises(ConfigError, match="cannot listen"):
         serving.listening("127.0.0.1", int(addresses[0].rpartition(":")[2]))
     pid = policy.replicas[0].about["pid"]

@@ -230,7 +230,7 @@ def test_a_served_engine(config_of, learner, faults: Path, tmp_path: Path, monke
 
             return asyncio.run(run())
 
-        assert asyncio.run(policy.load(learner.update(1), 1, learner.score)) < 1e-5  # the bytes came over the wire
+        assert asyncio.run(policy.load(learner.update(1), 1, learner.score(policy.probes))) < 1e-5
         before = ask()
         with pytest.raises(PolicyError, match="serves another run"):
             vllm_policy(config_of(urls=[f"tcp://{address}"]))

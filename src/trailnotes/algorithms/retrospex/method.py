@@ -110,7 +110,7 @@ class Rescorer:
             [parse_action(c.text, config.rollout.action_format).action for c in said], observation
         )
         speakers = [self._speaker(action, said) for action in actions]
-        chosen = self._choose(actions, speakers, observation)
+        chosen = await self._choose(actions, speakers, observation)
 
         completion = speakers[chosen] or Completion(said[0].prompt_ids, (), (), actions[chosen])
         others = sum(each.num_tokens for each in said) - completion.num_tokens
@@ -145,7 +145,9 @@ class Rescorer:
         kind = self.seating.config.rollout.action_format
         return next((each for each in said if parse_action(each.text, kind).action == action), None)
 
-    def _choose(self, actions: Sequence[str], speakers: Sequence[Completion | None], observation: Observation) -> int:
+    async def _choose(
+        self, actions: Sequence[str], speakers: Sequence[Completion | None], observation: Observation
+    ) -> int:
         """Index of the action to take; the decision goes to the journal."""
         seat, settings, step = self.seating, self.seating.config.retrospex, len(self.history)
         weight = policy_weight(settings.first_step + step, settings.decay, settings.floor)
@@ -153,7 +155,7 @@ class Rescorer:
         if len(actions) > 1:
             # An action that was said as it stands counts by the ids that were sampled, any other by its text.
             bare = [c.token_ids if c and c.text.strip() == a else a for a, c in zip(actions, speakers, strict=True)]
-            logprobs = seat.policy.score(self.conversation.acting, bare)  # type: ignore[attr-defined]
+            logprobs = await seat.policy.score(self.conversation.acting, bare)  # type: ignore[attr-defined]
             likelihoods = [math.exp(logprob) for logprob in logprobs]
             advantages = self.critic.advantages(self.instruction, observation.text, actions, settings.score_clip)
         chosen = best_candidate(likelihoods, advantages, weight)

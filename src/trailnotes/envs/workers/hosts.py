@@ -1,16 +1,19 @@
-"""Where environments live: many side by side in this process, or (`worker.Worker`) in another."""
+"""Where environments live: many side by side in this process, or (`remote.RemoteHost`) in another."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from trailnotes.envs import env_class, make_env
 from trailnotes.envs.base import Env, boundary
 from trailnotes.errors import EnvError, TrailnotesError
 from trailnotes.types import Observation, Task
+
+if TYPE_CHECKING:
+    import asyncio
 
 Operation = Literal["open", "reset", "step", "drop"]
 
@@ -21,6 +24,7 @@ class Host(ABC):
     def __init__(self) -> None:
         self.load = 0  # live leases
         self.failure = ""  # why this host is lost; '' while it lives
+        self.fatal: Exception | None = None  # why no other would do better: what the environment itself said
         self._free: list[int] = []
         self._num_slots = 0
 
@@ -35,6 +39,20 @@ class Host(ABC):
     @abstractmethod
     def close(self) -> None:
         """Close all instances. Twice is fine."""
+
+    # a host in this process needs none of these
+
+    def attach(self, loop: asyncio.AbstractEventLoop) -> None:  # noqa: B027
+        """Listen in this event loop, from now on."""
+
+    def detach(self) -> None:  # noqa: B027
+        """Stop listening."""
+
+    def drain(self) -> None:  # noqa: B027
+        """Take what has been answered so far."""
+
+    def watch(self) -> None:  # noqa: B027
+        """Be lost if somebody has waited for too long. To be called now and then."""
 
     async def borrow(self) -> int:
         """An idle instance, made now if there is none."""

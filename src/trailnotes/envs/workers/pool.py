@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self
@@ -60,15 +60,19 @@ class EnvPool:
     it fail with `EnvError`, and the next lease starts another. Use the pool as a context manager, or call `close`.
     """
 
-    def __init__(self, env: EnvConfig, *, heartbeat: float = 15.0) -> None:
+    def __init__(
+        self, env: EnvConfig, *, heartbeat: float = 15.0, make_host: Callable[[int], Host] | None = None
+    ) -> None:
         """Prepare a pool; nothing is started before the first lease.
 
         Args:
             env: name and options of the environment, number of workers, time limit of one call.
             heartbeat: seconds of silence after which a worker counts as hung, between calls too.
+            make_host: starts the worker of that index elsewhere than in a process of this machine.
         """
         self._config = env
         self._heartbeat = heartbeat
+        self._make_host = make_host or self._start_here
         self._hosts: list[Host | None] = [None] * max(1, env.num_workers)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -123,7 +127,7 @@ class EnvPool:
                 if not host.failure:
                     return Lease(host, -1, error)
                 host.load -= 1
-                if isinstance(host, Worker) and host.fatal:
+                if host.fatal:
                     raise host.fatal from error
                 failure = host.failure
             except BaseException:
@@ -134,24 +138,24 @@ class EnvPool:
     def _least_loaded(self) -> Host:
         """The host with the fewest leases, the first of equals; lost ones are replaced."""
         for index, host in enumerate(self._hosts):
-            if isinstance(host, Worker):
+            if host:
                 host.drain()
             if host is None or host.failure:
                 self._hosts[index] = self._new_host(index)
         return min((host for host in self._hosts if host), key=lambda host: host.load)
 
     def _new_host(self, index: int) -> Host:
-        config = self._config
-        if not config.num_workers:
-            return LocalHost(config.name, config.options)
-        label = f"worker {index} of {config.name}"
-        worker = Worker(label, config.name, config.options, timeout=config.timeout, heartbeat=self._heartbeat)
+        if not self._config.num_workers:
+            return LocalHost(self._config.name, self._config.options)
+        host = self._make_host(index)
         if self._loop:
-            worker.attach(self._loop)
-        return worker
+            host.attach(self._loop)
+        return host
 
-    def _workers(self) -> list[Worker]:
-        return [host for host in self._hosts if isinstance(host, Worker)]
+    def _start_here(self, index: int) -> Host:
+        config = self._config
+        label = f"worker {index} of {config.name}"
+        return Worker(label, config.name, config.options, timeout=config.timeout, heartbeat=self._heartbeat)
 
     def _listen(self) -> None:
         """Listen to the workers in the running event loop."""
@@ -161,20 +165,20 @@ class EnvPool:
         if self._loop and not self._loop.is_closed():
             raise RuntimeError("an EnvPool serves one event loop at a time")
         self._loop = loop
-        for worker in self._workers():
-            worker.attach(loop)
+        for host in filter(None, self._hosts):
+            host.attach(loop)
         if self._config.num_workers:
             self._watch()
 
     def _stop_listening(self) -> None:
         if self._timer:
             self._timer.cancel()
-        for worker in self._workers():
-            worker.detach()
+        for host in filter(None, self._hosts):
+            host.detach()
         self._loop = self._timer = None
 
     def _watch(self) -> None:
-        for worker in self._workers():
-            worker.watch()
+        for host in filter(None, self._hosts):
+            host.watch()
         if self._loop:
             self._timer = self._loop.call_later(min(1.0, self._heartbeat / 5, self._config.timeout / 5), self._watch)

@@ -10,17 +10,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from trailnotes.envs.workers.hosts import Host, Operation
-from trailnotes.envs.workers.wire import Frames, encode, pack, unpack_error, unpack_observation
-from trailnotes.errors import ConfigError, EnvError
-from trailnotes.types import Observation, Task
+from trailnotes.envs.workers.remote import Awaited, RemoteHost, greeting
+from trailnotes.envs.workers.wire import Frames
 
-START_LIMIT = 120.0  # seconds for a worker to start and import the environment; more if a call may take more
 STOP_LIMIT = 5.0  # seconds to close its environments and exit
 CHUNK = 1 << 18
 
@@ -29,16 +25,12 @@ _BOOTSTRAP = (
     "from trailnotes.envs.workers.main import main; main(int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]))"
 )
 
-Awaited = asyncio.Future[Observation | None]
 
-
-class Worker(Host):
+class Worker(RemoteHost):
     """One process in its own process group, so that Ctrl-C in the terminal does not reach it.
 
-    Requests are answered in order, one at a time, so the time limit of a call counts from when the call before it
-    was answered. Heartbeats come from a thread of the worker: one that is stopped, or whose environment holds
-    Python's lock for too long, is noticed without any call. A lost worker is killed with all its children; every
-    call on it, now or later, raises `EnvError` with the reason.
+    Heartbeats come from a thread of the worker: one that is stopped, or whose environment holds Python's lock for too
+    long, is noticed without any call. A lost worker is killed with all its children.
     """
 
     def __init__(self, label: str, name: str, options: Mapping[str, Any], *, timeout: float, heartbeat: float) -> None:
@@ -51,42 +43,18 @@ class Worker(Host):
             timeout: seconds that one call may take.
             heartbeat: seconds of silence after which it counts as hung.
         """
-        super().__init__()
-        try:
-            greeting = encode(["start", name, dict(options)])
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"env.options must hold JSON values to reach a worker: {error}") from error
-        self._label, self._timeout, self._silence = label, timeout, heartbeat
-        self._pending: deque[Awaited | None] = deque()  # None: nobody waits for this answer
+        greeted = greeting(name, options)  # before a process is started
+        super().__init__(label, timeout)
+        self._silence = heartbeat
         self._outbox, self._frames = bytearray(), Frames()
         self._last_words = b""
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self.started = False  # it imported the environment
-        self.fatal: Exception | None = None  # what the environment itself said against being started
         self._heard = False
-        self._last_heard = self._head_since = time.monotonic()
+        self._last_heard = time.monotonic()
         self._process, self._socket = _spawn(beat=heartbeat / 5)
         assert self._process.stderr is not None
         self._stderr = self._process.stderr.fileno()
         os.set_blocking(self._stderr, False)
-        self._send(greeting, None)
-
-    async def call(self, operation: Operation, slot: int, argument: Task | str | None = None) -> Observation | None:
-        """Run one operation there. Needs `attach`."""
-        if self.failure:
-            raise EnvError(self.failure)
-        try:
-            frame = encode([operation, slot, pack(argument)])
-        except (TypeError, ValueError) as error:
-            raise EnvError(f"a {type(argument).__name__} does not fit JSON: {error}") from error
-        answer: Awaited = asyncio.get_running_loop().create_future()
-        self._send(frame, answer)
-        return await answer
-
-    def drop(self, slot: int) -> None:
-        """Close an instance, after the call that it may still be in."""
-        if not self.failure:
-            self._send(encode(["drop", slot, None]), None)
+        self._request(greeted, None)
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
         """Listen in this event loop, from now on; what came while no loop listened counts as heard now."""
@@ -122,19 +90,18 @@ class Worker(Host):
             self._heard, self._last_heard = True, time.monotonic()
             for message in self._frames.feed(data):
                 if not self.failure:  # the message before may have been its last that counts
-                    self._take(message)
+                    self._take(message, self._pending.popleft())
 
     def watch(self) -> None:
         """Lose the worker if it is silent, or in one call, for too long. To be called now and then."""
         self.drain()  # before any judgement: it may be this process that was away
         if self.failure:
             return
-        now = time.monotonic()
-        start_limit = max(START_LIMIT, self._timeout)
-        if now - self._last_heard > (self._silence if self._heard else start_limit):
-            self._lose(f"gave no sign of life for {now - self._last_heard:.3g} s (stopped, or hung)")
-        elif self._pending and now - self._head_since > (self._timeout if self.started else start_limit):
-            self._lose(f"did not answer within env.timeout = {self._timeout:g} s")
+        silent = time.monotonic() - self._last_heard
+        if silent > (self._silence if self._heard else self._start_limit):
+            self._lose(f"gave no sign of life for {silent:.3g} s (stopped, or hung)")
+        elif why := self._overdue():
+            self._lose(why)
 
     def close(self) -> None:
         """Let the worker close its environments and exit; kill it if that takes too long."""
@@ -150,10 +117,7 @@ class Worker(Host):
                     break
         self._lose("was closed")
 
-    def _send(self, frame: bytes, answer: Awaited | None) -> None:
-        if not self._pending:
-            self._head_since = time.monotonic()
-        self._pending.append(answer)
+    def _send(self, frame: bytes, answer: Awaited | None) -> None:  # noqa: ARG002 (answers come in order)
         self._outbox += frame
         self._flush()
 
@@ -172,22 +136,6 @@ class Worker(Host):
         if self._loop:
             self._loop.remove_writer(self._socket)
 
-    def _take(self, message: list[Any]) -> None:
-        answer = self._pending.popleft()
-        self._head_since = time.monotonic()
-        status, *values = message
-        if not self.started:
-            self.started = status == "ok"
-            if not self.started:
-                self.fatal = unpack_error(*values)
-                self._lose(f"could not start: {self.fatal}")
-        if answer is None or answer.done():
-            return
-        if status == "ok":
-            answer.set_result(None if values[0] is None else unpack_observation(values[0]))
-        else:
-            answer.set_exception(unpack_error(*values))
-
     def _read_stderr(self) -> None:
         try:
             data = os.read(self._stderr, CHUNK)
@@ -197,24 +145,17 @@ class Worker(Host):
         if not data and self._loop:
             self._loop.remove_reader(self._stderr)
 
-    def _lose(self, why: str = "") -> None:
-        """End the process and all that waits for it. Without `why` it ended by itself: say how."""
-        if self.failure:
-            return
+    def _end(self, why: str) -> str:
         self.detach()
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)  # before it is reaped, while the number is surely its own
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(STOP_LIMIT)
         self._read_stderr()
-        self.failure = f"{self._label} {why or self._how_it_ended()}"
         self._socket.close()
         assert self._process.stderr is not None
         self._process.stderr.close()
-        while self._pending:
-            answer = self._pending.popleft()
-            if answer is not None and not answer.done():
-                answer.set_exception(EnvError(self.failure))
+        return why or self._how_it_ended()
 
     def _how_it_ended(self) -> str:
         code = self._process.returncode

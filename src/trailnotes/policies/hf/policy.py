@@ -19,7 +19,7 @@ try:
     from huggingface_hub import try_to_load_from_cache
     from torch import Tensor
 
-    from trailnotes.policies.chat import ChatFormat
+    from trailnotes.policies.chat import ChatFormat, replies_of
     from trailnotes.policies.hf.adapters import new_adapters, put_on, quiet, saved_at, trained_parameters
     from trailnotes.policies.hf.decoder import MAX_TOKENS, make_decoder
     from trailnotes.policies.hf.engine import Engine
@@ -38,6 +38,8 @@ class HFPolicy:
     The learner may change the weights of the same model between two calls; it must then call `weights_changed`.
     `template_options` go to the tokenizer's chat template.
     """
+
+    probes: Sequence[Completion] = ()
 
     def __init__(
         self,
@@ -89,7 +91,7 @@ class HFPolicy:
             )
         return await self.engine.generate(prompt_ids, sampling, episode)
 
-    def score(self, messages: Sequence[Message], replies: Sequence[str | TokenIds]) -> list[float]:
+    async def score(self, messages: Sequence[Message], replies: Sequence[str | TokenIds]) -> list[float]:
         """Mean log-probability of the tokens of each reply, at temperature 1: exp of it is a geometric mean.
 
         Args:
@@ -100,13 +102,8 @@ class HFPolicy:
         Raises:
             PolicyError: prompt and longest reply exceed the context.
         """
-        prompt = self.encode(messages)
-        rows = [self._spoken(messages, reply) if isinstance(reply, str) else reply for reply in replies]
-        if not all(rows):
-            raise ValueError("an empty reply has no log-probability")
+        prompt, rows = replies_of(self.format, messages, replies, self.context_length)
         width = len(prompt) + max(map(len, rows), default=0)
-        if width > self.context_length:
-            raise PolicyError(f"a prompt and reply of {width} tokens exceed the context of {self.context_length}")
         size = max(1, MAX_TOKENS // width)
         parts = (self._network.reply_logprobs(prompt, rows[i : i + size]) for i in range(0, len(rows), size))
         return [math.fsum(row) / len(row) for part in parts for row in part]
@@ -115,14 +112,22 @@ class HFPolicy:
     def _network(self) -> Network:
         return Network(self.model)
 
-    def _spoken(self, messages: Sequence[Message], text: str) -> TokenIds:
-        """Ids of the assistant's turn that says `text`; () for nothing."""
-        last = self.format.segments([*messages, Message("assistant", text)])
-        return next(segment.token_ids for segment in reversed(last) if segment.spoken) if text.strip() else ()
-
     def close_episode(self, episode: str) -> None:
         """Free the episode's cache."""
         self.engine.close(episode)
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+    async def sleep(self) -> None:
+        """It shares its device with nobody."""
+
+    async def wake(self) -> None:
+        """It never sleeps."""
+
+    def report(self) -> dict[str, float]:
+        """There is nothing to say."""
+        return {}
 
     def weights_changed(self) -> None:
         """Count a new version, and forget all that was computed with the old one.
@@ -133,12 +138,16 @@ class HFPolicy:
         self.forget()
         self.version += 1
 
-    async def load(self, weights: Mapping[str, Tensor], version: int) -> None:
+    async def load(self, weights: Mapping[str, Tensor], version: int, said: Sequence[Sequence[float]] = ()) -> float:  # noqa: ARG002
         """Take over weights of a learner whose model is another one.
 
         Args:
             weights: by the names of the model's files: all of a whole model, of adapters theirs alone.
             version: of the weights.
+            said: nothing, since there are no probes: what is copied within a process arrives.
+
+        Returns:
+            0.
 
         Raises:
             PolicyError: as `weights_changed`; or they are another model's.
@@ -151,6 +160,7 @@ class HFPolicy:
             for name, tensor in weights.items():
                 own[name].copy_(tensor)
         self.version = version
+        return 0.0
 
     def forget(self) -> None:
         """Forget all that was computed with the weights as they were.

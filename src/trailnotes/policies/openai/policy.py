@@ -67,6 +67,9 @@ class OpenAIPolicy:
         """Announce an episode; its requests are counted from here on."""
         self._asked[episode] = Counter()
 
+    def close(self) -> None:
+        """There is nothing to close."""
+
     def close_episode(self, episode: str) -> None:
         """Forget its requests, not their answers."""
         self._asked.pop(episode, None)

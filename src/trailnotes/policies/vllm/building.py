@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,15 @@ from safetensors.torch import load_file
 from trailnotes.config.model_schema import EngineConfig
 from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError, PolicyError
-from trailnotes.policies.hf.policy import context_length_of, device_of, load_tokenizer, whole_model_of
+from trailnotes.policies.hf.network import Network
+from trailnotes.policies.hf.policy import context_length_of, device_of, load_model, load_tokenizer, whole_model_of
 from trailnotes.policies.vllm.link import Link
 from trailnotes.policies.vllm.policy import VLLMPolicy
 from trailnotes.policies.vllm.process import CORE, Process, engine_python, environment, workplace
-from trailnotes.policies.vllm.remote import address_of, reach
+from trailnotes.policies.vllm.remote import Expected, address_of, reach
 from trailnotes.policies.vllm.replica import Connect
 from trailnotes.policies.vllm.worker import wire
+from trailnotes.types import Completion
 
 logger = logging.getLogger(__name__)
 
@@ -33,14 +35,17 @@ ON_CPU = 0.25  # of the host's memory, for the KV cache
 BLOCK = 32  # tokens of the KV cache that are taken at a time
 
 
-def vllm_policy(config: Config, *, core: Path = CORE) -> VLLMPolicy:
+def vllm_policy(
+    config: Config, *, trains: bool = False, core: Path = CORE, connects: Sequence[Connect] = ()
+) -> VLLMPolicy:
     """The model at `model.path` in engines of vLLM, which have started when this returns.
-
-    Saved adapters at `model.path` are taken over before it returns, and held to no learner yet: `verify` does that.
 
     Args:
         config: its sections `model`, `engine` and `rollout`.
+        trains: a learner will hand over its weights before anybody plays. Where not, what engines cannot read of
+            `model.path` by themselves is handed over here: adapters, and everything to engines on other machines.
         core: the file with the engine's class `Core`.
+        connects: how each engine is started or reached; () as the config says, see `connections`.
 
     Raises:
         ConfigError: `model`, `engine.python` or `engine.urls` cannot be used.
@@ -53,7 +58,7 @@ def vllm_policy(config: Config, *, core: Path = CORE) -> VLLMPolicy:
             "the last bits of a log-probability, and with them a token now and then"
         )
     folder = workplace(size_of(config))
-    connects = connections(config, folder, core)
+    connects = connects or connections(config, folder, core)
     tokenizer = load_tokenizer(config.model)
     settings = settings_of(config, folder)
     if len(tokenizer) > settings["vocabulary"]:
@@ -73,23 +78,42 @@ def vllm_policy(config: Config, *, core: Path = CORE) -> VLLMPolicy:
         dtype=getattr(torch, config.model.dtype),
         temperature=config.rollout.temperature,
         tolerance=config.engine.tolerance,
+        sleeps=settings["sleeps"] and trains,
         adapters=_adapter_settings(config, saved),
     )
-    if saved:
-        policy.begin_with(_saved_adapters(config.model.path))
+    try:
+        if (config.engine.urls or connects) and not trains:
+            policy.begin_with(*_weights_of(config, policy.probes))
+        elif saved and not trains:
+            policy.begin_with(_saved_adapters(config.model.path))
+    except BaseException:
+        policy.close()
+        raise
     return policy
+
+
+def _weights_of(config: Config, probes: Sequence[Completion]) -> tuple[dict[str, torch.Tensor], list[list[float]]]:
+    """The model at `model.path`, of a base with adapters these alone; and what the whole says of each probe."""
+    model, _ = load_model(config.model.model_copy(update={"device": "cpu"}))
+    adapters = hasattr(model, "peft_config")
+    weights = {name: p for name, p in model.named_parameters() if not adapters or ".lora_" in name}
+    network = Network(model)
+    return weights, [network.reply_logprobs(each.prompt_ids, [each.token_ids])[0] for each in probes]
 
 
 def connections(config: Config, folder: Path, core: Path = CORE) -> list[Connect]:
     """How to start, or to reach, each of the engines that a config names. Raises as `vllm_policy` does."""
     engine = config.engine
     if engine.urls:
-        fingerprint = fingerprint_of(whole_model_of(config.model)[0])
-        lora = _lora_rank(config)
-        return [partial(reach, *address_of(url), engine, (fingerprint, lora)) for url in engine.urls]
+        return [partial(reach, partial(address_of, url), engine, expected_of(config)) for url in engine.urls]
     python = engine_python(engine.python)
     settings = settings_of(config, folder)
     return [partial(start, config, python, settings, core, index) for index in range(engine.replicas)]
+
+
+def expected_of(config: Config) -> Expected:
+    """What an engine that somebody else has started must have."""
+    return fingerprint_of(whole_model_of(config.model)[0]), _lora_rank(config)
 
 
 def start(config: Config, python: str, settings: Mapping[str, Any], core: Path, index: int, _again: bool) -> Link:
@@ -146,6 +170,7 @@ def settings_of(config: Config, folder: Path) -> dict[str, Any]:
         "device_memory": config.engine.device_memory or (SHARED if shared else ALONE) / _sharers(config.engine),
         "cache_bytes": cache_bytes(text, config, context),
         "lora_rank": _lora_rank(config),
+        "sleeps": shared and not config.rollout.ahead,
         "spool": str(folder),
     }
 

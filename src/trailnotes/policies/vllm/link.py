@@ -35,6 +35,7 @@ class News:
     token_ids: Sequence[int] = ()
     logprobs: Sequence[float] = ()
     reason: str | None = None
+    cached: int = 0  # tokens of the prompt whose keys were in the engine's cache
     error: Exception | None = None
 
 
@@ -128,7 +129,7 @@ class Link:
 
     def close(self) -> None:
         """Let an engine that is a process of ours end, and hang up on another. Twice is fine."""
-        if self.is_local:
+        if self.is_local and self._ready.done():  # one that starts does not listen yet
             self._send(["end"])
             with suppress(TimeoutError):
                 self._lost.result(STOP_LIMIT)
@@ -199,8 +200,8 @@ class Link:
                 self._steps, self._working = steps, working
             case ["tokens", list(parts)]:
                 self._moved = time.monotonic()
-                for number, ids, logprobs, reason in parts:
-                    self._tell(number, News(ids, logprobs, reason), last=bool(reason))
+                for number, ids, logprobs, reason, cached in parts:
+                    self._tell(number, News(ids, logprobs, reason, cached), last=bool(reason))
             case ["done", int(number), value]:
                 self._calls.pop(number, Future()).set_result(value)
             case ["failed", int(number), str(text)]:

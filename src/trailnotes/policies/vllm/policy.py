@@ -6,24 +6,27 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from math import fsum
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
 from trailnotes.errors import PolicyError
-from trailnotes.policies.chat import ChatFormat
+from trailnotes.policies.chat import ChatFormat, replies_of
 from trailnotes.policies.hf.engine import Endings
 from trailnotes.policies.vllm.replica import Connect, Record, Replica
 from trailnotes.policies.vllm.weights import Parcel, is_adapters, write_adapters, write_whole
 from trailnotes.types import Completion, Message, Sampling, TokenIds
 
-NUM_PROBES = 3
+T = TypeVar("T")
 PROBE_TOKENS = 16  # of each probe: enough that a wrong layer shows, and a moment's work
-
-Score = Callable[[Sequence[Completion]], Sequence[Sequence[float]]]
-"""The learner's log-probabilities, in nats at the sampling temperature, of the sampled tokens of each completion."""
+PROBES = (  # what might be said in an episode
+    ("You are in a hall. A door leads north.", "I go north through the door, and look around."),
+    ("You see a key. Your task is to open the chest.", "First I take the key, then I open the chest with it."),
+    ("It is dark here. What do you do next?", "Let me think. I need a lamp, and the lamp is in the kitchen."),
+)
 
 
 class VLLMPolicy:
@@ -43,6 +46,7 @@ class VLLMPolicy:
         dtype: of the engines' weights.
         temperature: that a training samples at; the engines are held to the learner there.
         tolerance: nats, see `engine.tolerance`.
+        sleeps: whether the engines leave their device to the learner while it learns.
         adapters: settings of adapters that their tensors do not show (``lora_alpha``); None where all is trained.
 
     Raises:
@@ -62,6 +66,7 @@ class VLLMPolicy:
         dtype: torch.dtype = torch.float32,
         temperature: float = 1.0,
         tolerance: float = 0.05,
+        sleeps: bool = False,
         adapters: Mapping[str, Any] | None = None,
     ) -> None:
         self.tokenizer, self.name, self.version = tokenizer, name, 0
@@ -69,7 +74,10 @@ class VLLMPolicy:
         self.format = ChatFormat(tokenizer, template_options)
         self.append_only = self.format.append_only
         self.endings = Endings(self.format.decode, self.format.end_ids | end_ids, self.format.opening)
+        self.probes: Sequence[Completion] = [self._probe(*each) for each in PROBES]
         self.replicas = [Replica(connect, self.endings, tolerance) for connect in connects]
+        self._sleeps = sleeps
+        self._reported = (0, 0, 0)
         self._folder, self._dtype, self._temperature, self._adapters = folder, dtype, temperature, adapters
         self._seats: dict[str, Replica | None] = {}  # of the open episodes; taken at the first request
         self._asking: set[str] = set()
@@ -127,19 +135,28 @@ class VLLMPolicy:
         if replica := self._seats.pop(episode, None):
             replica.num_episodes -= 1
 
-    def begin_with(self, adapters: Mapping[str, Tensor]) -> None:
-        """Take over the adapters that a run begins with, before any episode. Raises `PolicyError` as `load` does."""
-        self._parcel = parcel = self._pack(adapters, self.version)
-        with ThreadPoolExecutor(len(self.replicas)) as pool:
-            list(pool.map(lambda replica: replica.load(parcel), self.replicas))
+    async def score(self, messages: Sequence[Message], replies: Sequence[str | TokenIds]) -> list[float]:
+        """Mean log-probability of the tokens of each reply, at temperature 1; see `HFPolicy.score`.
 
-    async def load(self, weights: Mapping[str, Tensor], version: int, score: Score) -> float:
-        """Hand the trained weights to every engine, and hold what they then say against the learner.
+        Raises:
+            PolicyError: prompt and longest reply exceed the context, or an engine cannot be kept alive.
+        """
+        prompt, rows = replies_of(self.format, messages, replies, self.context_length)
+        replica = min(self.replicas, key=lambda each: each.num_episodes)
+        asked = [((*prompt, *row), len(prompt)) for row in rows]
+        return [fsum(found) / len(found) for found in await asyncio.to_thread(replica.score, asked, 1.0)]
+
+    def begin_with(self, weights: Mapping[str, Tensor], said: Sequence[Sequence[float]] = ()) -> None:
+        """Take over weights that nobody will train. As `load`, but `said` at temperature 1, and it blocks."""
+        self._hand_over(weights, self.version, self._record(said, 1.0))
+
+    async def load(self, weights: Mapping[str, Tensor], version: int, said: Sequence[Sequence[float]] = ()) -> float:
+        """Hand weights to every engine, and hold what they then say of the probes against what the learner says.
 
         Args:
             weights: a whole model's, by the names of its state dict, or adapters alone, in peft's names.
             version: that the policy then has.
-            score: the learner.
+            said: the learner's log-probabilities of the tokens of each of `probes`; () compares nothing.
 
         Returns:
             The largest of the engines' mean differences from the learner, in nats.
@@ -152,24 +169,30 @@ class VLLMPolicy:
             raise PolicyError(f"the weights changed while {len(self._asking)} completions were under way")
         self._loading = True
         try:
-            before, self._parcel = self._parcel, await asyncio.to_thread(self._pack, weights, version)
-            await _of_all(asyncio.to_thread(replica.load, self._parcel) for replica in self.replicas)
-            if before:
-                before.path.unlink(missing_ok=True)
-            self.version = version
-            return await self._verify(score)
+            return await asyncio.to_thread(self._hand_over, weights, version, self._record(said, self._temperature))
         finally:
             self._loading = False
 
-    async def verify(self, score: Score) -> float:
-        """Hold the engines against the learner as they are; for the weights that they began with. As `load` does."""
-        if self._asking or self._loading:
-            raise PolicyError(f"{len(self._asking)} completions are under way: verify the engines between iterations")
-        self._loading = True
-        try:
-            return await self._verify(score)
-        finally:
-            self._loading = False
+    async def sleep(self) -> None:
+        """Leave the device to the learner, if they share it."""
+        await self._turn("sleep")
+
+    async def wake(self) -> None:
+        """Take the device again."""
+        await self._turn("wake")
+
+    async def _turn(self, name: Literal["sleep", "wake"]) -> None:
+        if self._sleeps:
+            await asyncio.to_thread(self._of_all, lambda replica: replica.turn(name))
+
+    def report(self) -> dict[str, float]:
+        """Since the last call: engines that were started anew, and the share of prompt tokens found in their caches."""
+        found = tuple(
+            sum(getattr(each, name) for each in self.replicas) for name in ("num_rebuilds", "num_read", "num_cached")
+        )
+        rebuilds, read, cached = (now - then for now, then in zip(found, self._reported, strict=True))
+        self._reported = found
+        return {"rebuilds": float(rebuilds), "cached": cached / read if read else 0.0}
 
     def close(self) -> None:
         """End the engines that were started here, and hang up on the others. Twice is fine."""
@@ -182,9 +205,8 @@ class VLLMPolicy:
     def _start(self) -> None:
         """All engines at once, since each takes its time."""
         try:
-            with ThreadPoolExecutor(len(self.replicas)) as pool:
-                for step in (Replica.begin, Replica.wait_until_ready):
-                    list(pool.map(step, self.replicas))
+            self._of_all(Replica.begin)
+            self._of_all(Replica.wait_until_ready)
         except BaseException:
             self.close()
             raise
@@ -208,24 +230,30 @@ class VLLMPolicy:
             raise PolicyError("these engines were started for a whole model: set model.lora.enabled = true")
         return Parcel(path, version, write_adapters(weights, path, self._dtype, self._adapters))
 
-    async def _verify(self, score: Score) -> float:
-        """One engine speaks, the learner says how likely that was, and all engines must say the same."""
-        prompts = [self.encode([Message("user", " ".join(["x"] * (i + 1)))]) for i in range(NUM_PROBES)]
-        room = min(PROBE_TOKENS, self.context_length - max(map(len, prompts)))
-        samplings = [Sampling(self._temperature, max_tokens=room, seed=i) for i in range(NUM_PROBES)]
-        asked = zip(prompts, samplings, strict=True)
-        probes = await _of_all(self.replicas[0].complete(prompt, sampling) for prompt, sampling in asked)
-        numbers = [list(map(float, row)) for row in score(probes)]
-        rows = [(probe.prompt_ids + probe.token_ids, len(probe.prompt_ids)) for probe in probes]
-        record = Record(rows, numbers, self._temperature)
-        found = await _of_all(asyncio.to_thread(replica.check, record) for replica in self.replicas)
-        return float(max(found))
+    def _hand_over(self, weights: Mapping[str, Tensor], version: int, record: Record | None) -> float:
+        before, self._parcel = self._parcel, self._pack(weights, version)
+        parcel = self._parcel
+        found = self._of_all(lambda replica: replica.load(parcel, record))
+        if before:
+            before.path.unlink(missing_ok=True)
+        self.version = version
+        return max(found)
 
+    def _record(self, said: Sequence[Sequence[float]], temperature: float) -> Record | None:
+        rows = [(probe.prompt_ids + probe.token_ids, len(probe.prompt_ids)) for probe in self.probes]
+        return Record(rows, said, temperature) if said else None
 
-async def _of_all(tasks: Any) -> Any:
-    """The results of all; the first error once all have ended, so that nothing is under way after it."""
-    results = await asyncio.gather(*tasks, return_exceptions=True)
-    for result in results:
-        if isinstance(result, BaseException):
-            raise result
-    return results
+    def _probe(self, asked: str, said: str) -> Completion:
+        messages = [Message("user", asked)]
+        prompt, room = self.encode(messages), self.context_length
+        ids = self.format.spoken(messages, said)[: min(PROBE_TOKENS, max(1, room - len(prompt)))]
+        return Completion(prompt, ids, (0.0,) * len(ids), said)
+
+    def _of_all(self, ask: Callable[[Replica], T]) -> list[T]:
+        """What each engine answers, all asked at once; the first error once all have answered."""
+        with ThreadPoolExecutor(len(self.replicas)) as pool:
+            try:
+                return list(pool.map(ask, self.replicas))
+            except KeyboardInterrupt:  # or the threads would be waited for
+                self.close()
+                raise

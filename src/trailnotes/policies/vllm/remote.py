@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from urllib.parse import urlsplit
 
@@ -18,6 +19,7 @@ MIN_TOKEN = 16  # characters
 PORT = 7465  # of `trailnotes engine serve`
 PAUSE = 1.0  # seconds between two tries to reach an engine that is being started anew
 
+Where = Callable[[], tuple[str, int]]
 Expected = tuple[str, int]  # fingerprint of the model, rank of its adapters
 
 
@@ -55,25 +57,25 @@ def is_loopback(host: str) -> bool:
     return host in {"localhost", "::1"} or host.startswith("127.")
 
 
-def reach(host: str, port: int, engine: EngineConfig, expected: Expected, again: bool) -> Link:
+def reach(where: Where, engine: EngineConfig, expected: Expected, again: bool, *, token: str | None = None) -> Link:
     """The link to a running engine, which may still have to load its model.
 
     Args:
-        host: its machine.
-        port: where it listens.
+        where: tells its machine, and the port that it listens at; asked before each try.
         engine: settings.
         expected: the model that it must have.
         again: it was reached before, and whoever serves it may be starting it anew.
+        token: that both sides know; None: the one of the environment.
 
     Raises:
         PolicyError: nobody answers there, something else does, or it does not know the token.
         ConfigError: there is no token.
     """
-    label, token = f"engine {host}:{port}", token_of(host)
     deadline = time.monotonic() + (engine.start_timeout if again else 0.0)
     while True:
+        host, port = where()
         try:
-            connection = _introduced(host, port, token)
+            connection = _introduced(host, port, token_of(host) if token is None else token)
         except wire.WireError as error:
             if isinstance(error, wire.BusyError) and time.monotonic() < deadline:  # perhaps still with us
                 time.sleep(PAUSE)
@@ -90,7 +92,7 @@ def reach(host: str, port: int, engine: EngineConfig, expected: Expected, again:
         break
     link = Link(
         connection,
-        label,
+        f"engine {host}:{port}",
         start_timeout=engine.start_timeout,
         timeout=engine.timeout,
         buried=lambda why: why or "hung up",

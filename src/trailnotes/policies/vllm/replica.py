@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from trailnotes.errors import PolicyError
 from trailnotes.policies.hf.engine import Endings
@@ -55,10 +55,13 @@ class Replica:
     def __init__(self, connect: Connect, endings: Endings, tolerance: float) -> None:
         self.num_episodes = 0  # that stay with it
         self.num_rebuilds = 0  # ever
+        self.num_read = self.num_cached = 0  # tokens of prompts, and those of them that were in the cache; ever
         self._connect, self._endings, self._tolerance = connect, endings, tolerance
         self._parcel: Parcel | None = None
         self._record: Record | None = None
         self._link: Link | None = None
+        self._coming: Link | None = None  # what is to take its place
+        self._closed = False
         self._in_a_row = 0
         self._guard = threading.Lock()
 
@@ -96,39 +99,47 @@ class Replica:
             self._in_a_row = 0
             return completion
 
-    def load(self, parcel: Parcel) -> None:
-        """Take over weights, whatever it takes. Raises `PolicyError` as `complete` does. Blocks."""
-        self._parcel, self._record = parcel, None
-        before = self._link
-        link = self._alive()
-        while link is before:  # one that was built meanwhile has them already
-            try:
-                self._send(link, parcel)
-            except EngineLostError:
-                link = self._alive()
-                continue
-            self._in_a_row = 0
-            return
+    def load(self, parcel: Parcel, record: Record | None) -> float:
+        """Take over weights, whatever it takes, and hold the engine, and every later one, to what the learner says.
 
-    def check(self, record: Record) -> float:
-        """How far the engine's numbers are from the learner's, in nats; every later engine here is held to them, too.
+        Returns:
+            How far the engine's numbers are from the learner's, in nats; 0 without a record.
 
         Raises:
-            PolicyError: further than the tolerance.
+            PolicyError: further than the tolerance; or as `complete` does. Blocks.
         """
+        self._parcel, self._record = parcel, record
+        before = self._link
         while True:
             link = self._alive()
             try:
-                distance = self._compare(link, record)
+                if link is before:  # one that was built meanwhile has them already
+                    self._send(link, parcel)
+                distance = self._compare(link, record) if record else 0.0
             except EngineLostError:
                 continue
-            self._record = record
+            self._in_a_row = 0
             return distance
 
+    def score(self, rows: Sequence[tuple[TokenIds, int]], temperature: float) -> list[list[float]]:
+        """Log-probabilities in nats of the tokens of each row from a place on. Raises as `complete` does. Blocks."""
+        while True:
+            link = self._alive()
+            with suppress(EngineLostError):
+                return _scored(link, rows, temperature)
+
+    def turn(self, name: Literal["sleep", "wake"]) -> None:
+        """Put the engine to sleep, or wake it. One that is lost is replaced when it is needed, and awake. Blocks."""
+        if self._link and not self._link.failure:
+            with suppress(EngineLostError):
+                self._link.call(name, None)
+
     def close(self) -> None:
-        """End the engine."""
-        if self._link:
-            self._link.close()
+        """End the engine, and whatever waits for it."""
+        self._closed = True
+        for link in (self._link, self._coming):
+            if link:
+                link.close()
 
     async def _ask(self, link: Link, prompt_ids: TokenIds, sampling: Sampling) -> Completion:
         loop = asyncio.get_running_loop()
@@ -141,17 +152,21 @@ class Replica:
         number = link.generate(prompt_ids, _request(sampling, self._endings), listen)
         ids: list[int] = []
         logprobs: list[float] = []
+        cached = 0
         try:
             while True:
                 item = await news.get()
                 if item.error:
                     raise item.error
+                cached = max(cached, item.cached)
                 for token, logprob in zip(item.token_ids, item.logprobs, strict=True):
                     if not math.isfinite(logprob):
                         raise PolicyError("the engine's log-probabilities are not finite: its weights broke")
                     ids.append(token)
                     logprobs.append(logprob)
                     if end := self._endings.end(ids, sampling):
+                        self.num_read += len(prompt_ids)
+                        self.num_cached += cached
                         return Completion(prompt_ids, tuple(ids), tuple(logprobs), *end)
                 if item.reason:
                     raise PolicyError(f"{link.label} ended a completion after {len(ids)} tokens ({item.reason})")
@@ -164,15 +179,19 @@ class Replica:
             link = self._link
             while link is None or link.failure:
                 failure = link.failure if link else "it was never started"
+                if self._closed:
+                    raise PolicyError(f"{failure}: the engines were closed")
                 if self._in_a_row >= REBUILDS:
                     raise PolicyError(f"{failure} (it was started anew {REBUILDS} times in a row, in vain)")
                 logger.warning("%s: it is started anew", failure)
                 self._in_a_row += 1
                 self.num_rebuilds += 1
-                link = self._connect(True)
+                self._coming = link = self._connect(True)
+                if self._closed:  # meanwhile
+                    link.close()
                 with suppress(EngineLostError):
                     self._bring_up(link)
-                self._link = link  # only now: until it has the weights, nobody may ask it
+                self._link, self._coming = link, None  # only now: until it has the weights, nobody may ask it
             return link
 
     def _bring_up(self, link: Link) -> None:
@@ -193,8 +212,7 @@ class Replica:
             link.call("load", parcel.label, parcel.path)
 
     def _compare(self, link: Link, record: Record) -> float:
-        rows = [[list(ids), start] for ids, start in record.rows]
-        distance = record.distance(link.call("score", {"rows": rows, "temperature": record.temperature}))
+        distance = record.distance(_scored(link, record.rows, record.temperature))
         if not distance <= self._tolerance:
             version = self._parcel.version if self._parcel else "at its start"
             raise PolicyError(
@@ -203,6 +221,12 @@ class Replica:
                 f'engine.tolerance = {self._tolerance:g}; start it anew, or set engine.name = "hf"'
             )
         return distance
+
+
+def _scored(link: Link, rows: Sequence[tuple[TokenIds, int]], temperature: float) -> list[list[float]]:
+    asked = {"rows": [[list(ids), start] for ids, start in rows], "temperature": temperature}
+    found: list[list[float]] = link.call("score", asked)
+    return found
 
 
 def _request(sampling: Sampling, endings: Endings) -> dict[str, Any]:

@@ -23,14 +23,18 @@ logger = logging.getLogger(__name__)
 LONG = 600.0  # seconds of service after which an engine that dies has not died at once
 
 
-def serve(config: Config, host: str, port: int, *, say: Callable[[str], None], core: Path = CORE) -> None:
+def serve(
+    config: Config, host: str, port: int, *, say: Callable[[str], None], token: str | None = None, core: Path = CORE
+) -> None:
     """Run one engine for whoever knows the token, until this process is interrupted.
 
     Args:
-        config: of the run that will use it: `model`, `engine` and `rollout` are read.
+        config: of the run that will use it: `model`, `engine` and `rollout` are read. The engine gets the first of
+            `engine.devices`.
         host: where to listen; beyond loopback only with a token.
         port: 0 takes a free one.
         say: told the address, once, when the engine is ready.
+        token: that whoever uses it must know; None: the one of the environment.
         core: the file with the engine's class `Core`.
 
     Raises:
@@ -38,16 +42,18 @@ def serve(config: Config, host: str, port: int, *, say: Callable[[str], None], c
         MissingExtraError: vLLM is nowhere to be found.
         PolicyError: vLLM cannot run the model, or the engine dies again and again.
     """
-    token = token_of(host)
+    token = token_of(host) if token is None else token
+    devices = next(iter(config.engine.devices), "")
     python = engine_python(config.engine.python)
     with listening(host, port) as door:
         folder = workplace(size_of(config))
         try:
-            settings = {**settings_of(config, folder), "token": token, "listen": door.fileno()}
+            settings = settings_of(config, folder) | {"token": token, "listen": door.fileno()}
+            settings["tensor_parallel"] = devices.count(",") + 1
             address = f"{host}:{door.getsockname()[1]}"
             deaths = 0
             while True:
-                process = spawn(config, python, folder / "engine.log", core, inherit=door.fileno())
+                process = spawn(config, python, folder / "engine.log", core, devices=devices, inherit=door.fileno())
                 link = greeted(process, "the engine", config.engine, settings)
                 began = time.monotonic()
                 failure = _served(link, None if deaths else partial(say, address))

@@ -15,7 +15,7 @@ from typing import Any
 TESTED = ("0.32.",)  # beginnings of the versions that this file was run with; it reaches into internals
 NUM_ADAPTERS = 2  # the new ones are loaded before the old ones go
 
-News = list[tuple[int, list[int], list[float], str | None]]
+News = list[tuple[int, list[int], list[float], str | None, int]]
 
 
 class Core:
@@ -24,7 +24,7 @@ class Core:
     Args:
         settings: ``model`` (directory or name), ``dtype``, ``context`` (tokens), ``max_concurrent``, ``seed``,
             ``tensor_parallel``, ``device_memory`` (share of a GPU), ``cache_bytes`` (of the KV cache, on a CPU),
-            ``lora_rank`` (0 = none), ``spool`` (a directory).
+            ``lora_rank`` (0 = none), ``spool`` (a directory), ``sleeps`` (whether it is to be put to sleep).
 
     Raises:
         ValueError: vLLM is not installed, not of a version that fits, or cannot run the model; one line.
@@ -44,6 +44,7 @@ class Core:
 
         self.engine = LLMEngine.from_vllm_config(config, disable_log_stats=True)
         self.adapters: Any = None  # the request that names those in use
+        self._late: News = []  # of completions that went on while tokens were scored
         self.salt = "start"  # of the prefix cache: no key of other weights is ever found
         self._num_loads = 0
         self.about = {
@@ -59,6 +60,9 @@ class Core:
     @property
     def busy(self) -> bool:
         """Whether there is something to compute."""
+        return bool(self._late) or self._computes()
+
+    def _computes(self) -> bool:
         return bool(self.engine.has_unfinished_requests())
 
     def add(self, key: int, ids: list[int], sampling: dict[str, Any]) -> None:
@@ -73,15 +77,12 @@ class Core:
         self.engine.abort_request([str(key)])
 
     def step(self) -> News:
-        """One forward pass: for each completion with news its new ids, their log-probabilities, and how it ended."""
-        news: News = []
-        for output in self.engine.step():
-            (completion,) = output.outputs
-            ids = list(completion.token_ids)
-            found = (completion.logprobs or [])[-len(ids) :] if ids else []
-            logprobs = [at[token].logprob for token, at in zip(ids, found, strict=True)]
-            news.append((int(output.request_id), ids, logprobs, completion.finish_reason if output.finished else None))
-        return news
+        """One forward pass: for each completion with news its new ids, their log-probabilities, and how it ended.
+
+        Last come the tokens of its prompt whose keys were in the cache.
+        """
+        late, self._late = self._late, []
+        return late + [_news(output) for output in (self.engine.step() if self._computes() else ())]
 
     def load(self, path: Path, what: dict[str, Any]) -> dict[str, Any]:
         """Take over the weights of a safetensors file: all, by the model's names, or adapters, by peft's."""
@@ -103,6 +104,8 @@ class Core:
     def score(self, rows: list[list[Any]], temperature: float) -> list[list[float]]:
         """Log-probability of the tokens of each row from a place on, each as the sampler would report it.
 
+        Completions that are under way go on meanwhile.
+
         Args:
             rows: ``[ids, start]`` each; the tokens from ``start`` on are scored.
             temperature: the distribution's.
@@ -114,12 +117,27 @@ class Core:
                     logprob_token_ids=[ids[place]], logprobs=1,
                 )  # fmt: skip
         found: dict[str, Any] = {}
-        while self.busy:
-            found |= {output.request_id: output.outputs[0].logprobs[0] for output in self.engine.step()}
+        wanted = sum(len(ids) - start for ids, start in rows)
+        while len(found) < wanted:
+            for output in self.engine.step():
+                if "/" in output.request_id:
+                    found[output.request_id] = output.outputs[0].logprobs[0]
+                else:
+                    self._late.append(_news(output))
         return [
             [found[f"{number}/{place}"][ids[place]].logprob for place in range(start, len(ids))]
             for number, (ids, start) in enumerate(rows)
         ]
+
+    def sleep(self) -> None:
+        """Leave the device to others: the weights go to the host's memory, and the cache is given up."""
+        self.engine.reset_prefix_cache()
+        self.engine.sleep(level=1)
+
+    def wake(self) -> None:
+        """Be as before; nothing happens to one that is awake."""
+        if self.engine.is_sleeping():
+            self.engine.wake_up()
 
     def close(self) -> None:
         """Let vLLM end what it started."""
@@ -140,6 +158,15 @@ class Core:
         self.adapters = new
         if old is not None:
             self.engine.remove_lora(old.lora_int_id)
+
+
+def _news(output: Any) -> tuple[int, list[int], list[float], str | None, int]:
+    (completion,) = output.outputs
+    ids = list(completion.token_ids)
+    found = (completion.logprobs or [])[-len(ids) :] if ids else []
+    logprobs = [at[token].logprob for token, at in zip(ids, found, strict=True)]
+    reason = completion.finish_reason if output.finished else None
+    return int(output.request_id), ids, logprobs, reason, output.num_cached_tokens or 0
 
 
 def reload(worker: Any, folder: str) -> None:
@@ -190,7 +217,7 @@ def _arguments(settings: dict[str, Any], on_cpu: bool) -> Any:
         options = {"enforce_eager": True, "block_size": 32, "kv_cache_memory_bytes": settings["cache_bytes"]}
         options["distributed_executor_backend"] = "uni"
     else:
-        options = {"gpu_memory_utilization": settings["device_memory"]}
+        options = {"gpu_memory_utilization": settings["device_memory"], "enable_sleep_mode": settings["sleeps"]}
     if settings["lora_rank"]:
         ranks = [rank for rank in (1, 8, 16, 32, 64, 128, 256, 320, 512) if rank >= settings["lora_rank"]]
         if not ranks:

@@ -153,9 +153,9 @@ class Server:
             self._requests[key] = link, number
 
     def _answer(self, link: Link, message: list[Any], payload: Path | None) -> None:
-        """Load weights or score tokens. What the core refuses is answered; what breaks it ends this process."""
+        """Do what is no completion. What the core refuses is answered; what breaks it ends this process."""
         name, number, argument = message
-        if self._requests:
+        if self._requests and name != "score":
             link.send("failed", number, f"{len(self._requests)} completions are under way")
             return
         if name == "load" and payload is None and link is not self.links[0]:  # only our parent may name a file of ours
@@ -164,8 +164,10 @@ class Server:
         try:
             if name == "load":
                 value = self.core.load(payload or Path(argument["path"]), argument)
-            else:
+            elif name == "score":
                 value = self.core.score(argument["rows"], argument["temperature"])
+            else:
+                value = self.core.sleep() if name == "sleep" else self.core.wake()
         except ValueError as error:
             link.send("failed", number, " ".join(str(error).split()))
         else:
@@ -174,12 +176,12 @@ class Server:
             if payload:
                 payload.unlink(missing_ok=True)
 
-    def _deliver(self, news: list[tuple[int, list[int], list[float], str | None]]) -> None:
+    def _deliver(self, news: list[tuple[int, list[int], list[float], str | None, int]]) -> None:
         parts: dict[Link, list[Any]] = {}
-        for key, ids, logprobs, reason in news:
+        for key, ids, logprobs, reason, cached in news:
             if key in self._requests:
                 link, number = self._requests[key]
-                parts.setdefault(link, []).append([number, ids, logprobs, reason])
+                parts.setdefault(link, []).append([number, ids, logprobs, reason, cached])
                 if reason:
                     del self._requests[key]
         for link, part in parts.items():

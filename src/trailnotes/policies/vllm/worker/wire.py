@@ -7,10 +7,11 @@ Nothing is ever unpickled. Messages are lists; the first item says which:
 to the engine                                          from the engine
 ====================================================  ==========================================================
 ``start, settings``: once, before anything else        ``ready, about`` or ``refused, text``
-``generate, number, ids, sampling``                    ``tokens, [[number, ids, logprobs, reason or null], ...]``
+``generate, number, ids, sampling``                    ``tokens, [[number, ids, logprobs, reason, cached], ...]``
 ``abort, number``: no answer
 ``load, number, what`` with a safetensors file,        ``done, number, value`` or ``failed, number, text``
 ``score, number, {rows, temperature}``
+``sleep, number, null`` and ``wake, number, null``
 ``end``                                                ``alive, steps, working``: every now and then
 ====================================================  ==========================================================
 

@@ -1,0 +1,152 @@
+"""From the settings to a `Cluster`: is anybody there, is it Ray, and does it have what is asked of it."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import platform
+import signal
+import socket
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import trailnotes
+from trailnotes.cluster.cluster import Cluster
+from trailnotes.errors import ClusterError, MissingExtraError, how_to_install, missing_package
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from trailnotes.config.schema import Config
+
+CONNECT_LIMIT = 5.0  # seconds for an address to answer
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"  # of a client, RFC 9113 section 3.4
+SETTINGS = 4  # type of the first frame of either side
+EMPTY_SETTINGS = bytes((0, 0, 0, SETTINGS, 0, 0, 0, 0, 0))
+
+
+@contextlib.contextmanager
+def joined(config: Config) -> Iterator[Cluster | None]:
+    """The Ray cluster at `cluster.address` for as long as the block lasts; None where there is no address.
+
+    A program that is connected to Ray already stays so, and its cluster is the one.
+
+    Raises:
+        MissingExtraError: Ray is not installed.
+        ClusterError: nobody is there, somebody else is, a machine has other versions, or too little is left.
+    """
+    if not config.cluster.address:
+        yield None
+        return
+    if package := missing_package("ray"):
+        raise MissingExtraError(f"cluster.address needs the package {package}: {how_to_install('ray')}")
+    import ray
+
+    is_ours = not ray.is_initialized()
+    if is_ours:
+        _connect(config.cluster.address)
+    try:
+        cluster = Cluster(config)
+        _refuse_other_code(cluster)
+        cluster.refuse_lacking()
+        yield cluster
+    finally:
+        if is_ours:
+            ray.shutdown()
+
+
+def _connect(address: str) -> None:
+    """Connect to Ray, which takes longer than a minute to find out that nobody is there: so that is asked first."""
+    import ray
+
+    if address != "auto":
+        _refuse_silent(address)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level="WARNING")
+    except (ConnectionError, RuntimeError, ValueError, SystemExit) as error:  # it ends itself where its server is mute
+        raise ClusterError(f"cluster.address = {address!r}: {_reason(error)}") from error
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)  # how a run is stopped is not Ray's to say
+
+
+def _reason(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    if isinstance(error, SystemExit):
+        return "it did not answer as Ray does: name the address that `ray start --head` printed"
+    if isinstance(error, ConnectionError):
+        return "no Ray cluster runs on this machine: start one (ray start --head), or name its address HOST:PORT"
+    return f"{text[:300]}: install the same versions on all machines"
+
+
+def _refuse_silent(address: str) -> None:
+    """Refuse an address where nobody answers as gRPC does, which is what Ray speaks."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), CONNECT_LIMIT) as connection:
+            if os.environ.get("RAY_USE_TLS", "0") == "1":
+                return
+            connection.sendall(PREFACE + EMPTY_SETTINGS)
+            answer = connection.recv(9)
+    except OSError as error:
+        raise ClusterError(
+            f"cluster.address = {address!r}: nobody answers ({error.strerror or error}): start Ray there "
+            "(ray start --head), or name the address that it printed"
+        ) from error
+    if len(answer) < 4 or answer[3] != SETTINGS:
+        raise ClusterError(
+            f"cluster.address = {address!r}: something else than Ray answers: name the address that "
+            "`ray start --head` printed"
+        )
+
+
+def code() -> dict[str, str]:
+    """What must be the same on all machines, by name."""
+    import ray
+
+    digest = hashlib.sha256()
+    root = Path(trailnotes.__file__).parent
+    for path in sorted(root.rglob("*.py")):
+        digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return {
+        "Python": platform.python_version(),
+        "Ray": ray.__version__,
+        "Trailnotes": f"{trailnotes.__version__} ({digest.hexdigest()[:8]})",
+    }
+
+
+def _refuse_other_code(cluster: Cluster) -> None:
+    """Have each machine say what it runs."""
+    import ray
+
+    ours, remote = code(), ray.remote(num_cpus=0, max_retries=0)(code)
+    asked = {node: remote.options(scheduling_strategy=cluster.on(node)).remote() for node in cluster.nodes}
+    for node, answer in asked.items():
+        theirs = _answer(cluster, node, answer)
+        for name, version in ours.items():
+            if theirs[name] != version:
+                raise ClusterError(
+                    f"{cluster.nodes[node]} has {name} {theirs[name]}, this process {version}: install the same there"
+                )
+
+
+def _answer(cluster: Cluster, node: str, answer: Any) -> dict[str, str]:
+    import ray
+
+    limit = cluster.config.cluster.timeout
+    try:
+        found: dict[str, str] = ray.get(answer, timeout=limit)
+    except ray.exceptions.GetTimeoutError as error:
+        raise ClusterError(
+            f"{cluster.nodes[node]} starts no process within cluster.timeout = {limit:g} s: see its Ray logs"
+        ) from error
+    except ray.exceptions.RayError as error:
+        last = next((line.strip() for line in reversed(str(error).splitlines()) if line.strip()), "")
+        raise ClusterError(
+            f"{cluster.nodes[node]} cannot run Trailnotes ({last[:200]}): install the same version there, with the "
+            "extra ray"
+        ) from error
+    return found

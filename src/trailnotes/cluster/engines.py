@@ -1,0 +1,139 @@
+"""Engines as actors: each serves one, on the node that Ray has placed it on, to the process of the run alone.
+
+Where an engine is lost with its actor, Ray starts another, perhaps on another node; the `Replica` that used it asks
+where it is now, and goes on as with any engine that was lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import threading
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trailnotes.cluster.waiting import Patience, result_of
+from trailnotes.errors import ClusterError, PolicyError, TrailnotesError
+
+if TYPE_CHECKING:
+    from trailnotes.config.schema import Config
+    from trailnotes.policies.vllm.replica import Connect
+
+LOCALHOST = "127.0.0.1"
+
+
+class Engine:
+    """The actor.
+
+    Args:
+        config: of the run.
+        token: that only this run knows.
+        home: address of the machine that the process of the run is on.
+        directory: where that was started; see `Rank`.
+        core: the file with the engine's class `Core`.
+    """
+
+    def __init__(self, config: Config, token: str, home: str, directory: str, core: Path) -> None:
+        with contextlib.suppress(OSError):
+            os.chdir(directory)
+        self._known = threading.Event()
+        self._address: tuple[str, int] | None = None
+        self._failure = ""
+        threading.Thread(target=self._serve, args=(config, token, home, core), daemon=True).start()
+
+    def address(self) -> tuple[tuple[str, int] | None, str]:
+        """Host and port of the engine, which is ready; or none, and why not."""
+        self._known.wait()
+        return self._address, self._failure
+
+    def _serve(self, config: Config, token: str, home: str, core: Path) -> None:
+        import ray
+
+        from trailnotes.policies.vllm.serving import serve
+
+        here = ray.util.get_node_ip_address()
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")  # those that Ray has set aside, if any
+        own = config.engine.model_copy(update={"urls": (), "replicas": 1, "devices": (visible,) if visible else ()})
+
+        def ready(address: str) -> None:
+            host, _, port = address.rpartition(":")
+            self._address = host, int(port)
+            self._known.set()
+
+        try:
+            config = config.model_copy(update={"engine": own})
+            serve(config, LOCALHOST if here == home else here, 0, say=ready, token=token, core=core)
+        except (TrailnotesError, OSError) as error:
+            self._failure = str(error)
+        except BaseException as error:  # noqa: BLE001 - the boundary: the process of the run must learn the reason
+            self._failure = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        self._address = None
+        self._known.set()
+
+
+def places_engines(config: Config) -> bool:
+    """Whether the engines of a run are the cluster's to place: ours lives in the process of the run."""
+    return config.engine.name == "vllm" and not config.engine.urls
+
+
+def resources_of_engine(config: Config) -> dict[str, float]:
+    """What Ray sets aside for one engine: as many GPUs as `engine.devices` names for one, or else a single one."""
+    from trailnotes.policies.hf.policy import device_of
+
+    cpus = {"CPU": float(config.run.threads or 1)}
+    if device_of(config.model.device).type == "cpu":
+        return cpus
+    return cpus | {"GPU": float(max((len(devices.split(",")) for devices in config.engine.devices), default=1))}
+
+
+def place_engines(config: Config, core: Path | None = None) -> list[Connect]:
+    """How to reach each of `engine.replicas` engines, which start now, spread over the nodes of the cluster.
+
+    Args:
+        config: of the run.
+        core: the file with the engine's class `Core`; None: vLLM's.
+
+    Raises:
+        ConfigError: `model.path` cannot be read here.
+    """
+    import ray
+
+    from trailnotes.policies.vllm.building import expected_of
+    from trailnotes.policies.vllm.process import CORE
+    from trailnotes.policies.vllm.remote import reach
+
+    token = secrets.token_hex(32)
+    expected, each = expected_of(config), resources_of_engine(config)
+    kind = ray.remote(Engine).options(
+        num_cpus=each["CPU"],
+        num_gpus=each.get("GPU", 0),
+        max_restarts=-1,
+        max_task_retries=-1,
+        scheduling_strategy="SPREAD",
+    )
+    home, directory = ray.util.get_node_ip_address(), str(Path.cwd())
+    actors = [kind.remote(config, token, home, directory, core or CORE) for _ in range(config.engine.replicas)]
+    return [
+        partial(reach, partial(where, actor, number, config), config.engine, expected, token=token)
+        for number, actor in enumerate(actors)
+    ]
+
+
+def where(actor: Any, number: int, config: Config) -> tuple[str, int]:
+    """Host and port of an engine, as soon as it is ready.
+
+    Raises:
+        PolicyError: it is not in time, or cannot be.
+    """
+    who = f"engine {number} of the cluster"
+    patience = Patience(lambda: who, config.engine.start_timeout, "engine.start_timeout")
+    try:
+        address, failure = result_of(actor.address.remote(), patience)
+    except ClusterError as error:
+        raise PolicyError(f"{error}; if the cluster has no room for it, lower engine.replicas or add nodes") from error
+    if address is None:
+        raise PolicyError(f"{who}: {failure}")
+    host, port = address
+    return str(host), int(port)

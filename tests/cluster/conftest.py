@@ -1,0 +1,28 @@
+"""The cluster that the tests of a file share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from nodes import QUIET, TwoNodes
+
+
+@pytest.fixture(scope="module")
+def cluster_of_module() -> Iterator[TwoNodes]:
+    """One cluster for all tests of a file: to start it takes seconds."""
+    pytest.importorskip("ray")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in QUIET.items():
+            patch.setenv(name, value)
+        nodes = TwoNodes()
+        yield nodes
+        nodes.close()
+
+
+@pytest.fixture
+def two_nodes(cluster_of_module: TwoNodes) -> TwoNodes:
+    """That cluster, whole again if the test before broke it."""
+    cluster_of_module.mend()
+    return cluster_of_module

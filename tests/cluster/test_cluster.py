@@ -1,0 +1,205 @@
+"""Runs whose environments and memory are actors on two nodes: they train what a process alone trains."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodes import TwoNodes, refused
+from small import small_config
+from tinyrun import SAME, differences, episodes, metrics, tiny_config
+from trailnotes.cluster import connection
+from trailnotes.cluster.cluster import Cluster
+from trailnotes.cluster.connection import joined
+from trailnotes.cluster.memory import Answer, MemoryService, ServedMemory
+from trailnotes.commands.train import train
+from trailnotes.config.schema import Config
+from trailnotes.errors import MemoryStoreError
+from trailnotes.memory import open_memory
+from trailnotes.types import Tip
+
+PAID = {"name": "paying:Paid", "options": {"families": ["keys/granite"], "max_steps": 2}}
+
+
+def alone(start_model: Path, **sections: dict[str, Any]) -> Config:
+    """Three iterations in this process."""
+    return tiny_config(start_model, env=PAID, **sections)
+
+
+def spread(nodes: TwoNodes, start_model: Path, env: Any = PAID, **sections: dict[str, Any]) -> Config:
+    """The same on the cluster, with an environment worker on each node, and room for both on either."""
+    cluster = {"address": nodes.address, "env_cpus": 2}
+    return tiny_config(start_model, env=env | {"num_workers": 2}, cluster=cluster, **sections)
+
+
+@pytest.fixture(scope="module")
+def untroubled(start_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run that no cluster had a part in."""
+    path = tmp_path_factory.mktemp("alone") / "run"
+    train(alone(start_model), path)
+    return path
+
+
+def tasks(path: Path) -> list[str]:
+    """The tasks that were trained on, each once for each iteration."""
+    ended = [episode for episode in episodes(path) if episode["outcome"] != "error"]
+    return list(dict.fromkeys(f"{episode['iteration']} {episode['task']['id']}" for episode in ended))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster(cluster_of_module: TwoNodes) -> Iterator[Cluster]:
+    """This process has joined it, for all tests of the file: what `train` joins is what is there."""
+    config = small_config(cluster={"address": cluster_of_module.address})
+    with joined(config) as cluster:
+        assert cluster is not None
+        yield cluster
+
+
+def test_a_cluster_is_looked_over(cluster: Cluster, two_nodes: TwoNodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    def asking(num_workers: int, env_cpus: float = 1.0) -> Config:
+        settings = {"address": two_nodes.address, "env_cpus": env_cpus}
+        return small_config(cluster=settings, env={"num_workers": num_workers})
+
+    assert {cluster.home, two_nodes.other} == {*cluster.nodes}
+    with joined(asking(8)) as same:
+        assert same is not None
+    with refused("env.num_workers = 9 want 9 CPU of the cluster, which has 8"), joined(asking(9)):
+        raise AssertionError("joined")
+    with refused("no node of the cluster has 5 CPU, which each of env.num_workers wants"), joined(asking(1, 5)):
+        raise AssertionError("joined")
+    monkeypatch.setattr(connection.trailnotes, "__version__", "0.0.0")
+    with refused(r"node .* has Trailnotes .*, this process 0.0.0 .*: install the same there"), joined(asking(1)):
+        raise AssertionError("joined")
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_a_cluster_trains_what_one_process_trains(
+    two_nodes: TwoNodes, start_model: Path, tmp_path: Path, ahead: int
+) -> None:
+    settings: dict[str, Any] = {"rollout": {"num_tasks": 5, "ahead": ahead}}
+    train(alone(start_model, **settings), tmp_path / "alone")
+    train(spread(two_nodes, start_model, **settings), tmp_path / "cluster")
+    assert differences(tmp_path / "alone", tmp_path / "cluster") == SAME
+
+
+def test_a_killed_environment_worker_costs_an_episode(
+    untroubled: Path, two_nodes: TwoNodes, start_model: Path, tmp_path: Path
+) -> None:
+    grave = tmp_path / "grave"
+    grave.mkdir()
+    env = {"name": "paying:Mortal", "options": PAID["options"] | {"grave": str(grave), "deaths": 2}}
+    train(spread(two_nodes, start_model, env), tmp_path / "run")
+    failed = [episode for episode in episodes(tmp_path / "run") if episode["outcome"] == "error"]
+    assert len(failed) >= 2
+    assert all("was lost: its worker process has died" in episode["error"] for episode in failed)
+    assert tasks(tmp_path / "run") == tasks(untroubled)
+    assert [line["iteration"] for line in metrics(tmp_path / "run")] == [0, 1, 2]
+
+
+def at_find(monkeypatch: pytest.MonkeyPatch, number: int, then: Callable[[ServedMemory], None]) -> None:
+    """Have something happen when the memory is searched for the `number`-th time from now."""
+    find = ServedMemory.find
+    calls: list[int] = []
+
+    async def troubled(self: ServedMemory, *arguments: Any) -> list[Tip]:
+        calls.append(1)
+        if len(calls) == number:
+            then(self)
+        return await find(self, *arguments)
+
+    monkeypatch.setattr(ServedMemory, "find", troubled)
+
+
+def test_a_killed_memory_service_has_forgotten_nothing(
+    untroubled: Path, two_nodes: TwoNodes, start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_find(monkeypatch, 30, lambda memory: os.kill(memory.pid(), signal.SIGKILL))
+    train(spread(two_nodes, start_model), tmp_path)
+    assert differences(untroubled, tmp_path) == SAME
+
+
+class Dying(MemoryService):
+    """Dies once, after it has stored, and before it answers."""
+
+    def add(self, tips: Any, once: str) -> Answer:
+        answer = super().add(tips, once)
+        grave = Path(self._memory.store.path or "").with_name("grave")
+        if not grave.exists():
+            grave.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return answer
+
+
+def test_a_write_that_ray_repeats_is_stored_once(cluster: Cluster, tmp_path: Path) -> None:
+    tips = [Tip("task", f"tip {number}", "key", 0.0) for number in range(3)]
+    with ServedMemory(cluster, tmp_path / "memory.db", Dying) as served:
+        before = served.pid()
+        assert served.add([tips[0]]) == 0  # it was stored by the one that died, and is not again
+        assert served.pid() != before
+        assert served.add(tips) == 2 + 1  # the first counts as support
+        assert served.stats()["support"] == 4
+    with open_memory(tmp_path / "memory.db", cluster.config.memory) as memory:
+        assert [(tip.text, tip.support) for tip in memory.store.tips()] == [("tip 0", 2), ("tip 1", 1), ("tip 2", 1)]
+
+
+def test_a_reader_keeps_its_version(cluster: Cluster, tmp_path: Path) -> None:
+    def texts(memory: ServedMemory) -> list[str]:
+        return [tip.text for tip in memory.search("task", "key", 9)]
+
+    with ServedMemory(cluster, tmp_path / "memory.db") as served:
+        served.add([Tip("task", "old", "key", 0.0)])
+        reader = served.pinned()
+        assert (reader.version, texts(reader), texts(served)) == (1, ["old"], ["old"])
+        served.add([Tip("task", "new", "key", 0.0)])
+        assert (texts(reader), texts(served)) == (["old"], ["new", "old"])
+        assert (reader.version, served.version) == (1, 2)
+        for _ in range(3):
+            served.pinned()  # of the same version: no reader loses its own
+        assert texts(reader) == ["old"]
+
+
+def test_a_version_that_a_restart_lost_is_given_up_aloud(
+    cluster: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with ServedMemory(cluster, tmp_path / "memory.db") as served:
+        served.add([Tip("task", "old", "key", 0.0)])
+        reader = served.pinned()
+        os.kill(served.pid(), signal.SIGKILL)
+        assert [tip.text for tip in reader.search("task", "key", 9)] == ["old"]
+        assert not caplog.records  # nothing was written meanwhile
+        served.add([Tip("task", "new", "key", 0.0)])
+        os.kill(served.pid(), signal.SIGKILL)
+        assert len(reader.search("task", "key", 9)) == 2
+        assert [record.getMessage() for record in caplog.records] == [
+            "the memory service began anew: what is shown from here on is its version 2, not 1"
+        ]
+
+
+def test_what_the_service_refuses_is_one_line(cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "memory.db").write_bytes(b"no database" * 100)
+    with pytest.raises(MemoryStoreError, match=r"memory\.db: damaged") as caught:
+        ServedMemory(cluster, tmp_path / "memory.db")
+    assert "\n" not in str(caught.value)
+    with ServedMemory(cluster, tmp_path / "other.db") as served:
+        with pytest.raises(MemoryStoreError, match="there is no memory snapshot at"):
+            served.restore(tmp_path / "none.db")
+        assert served.stats()["tips"] == 0
+
+
+def test_who_does_not_answer_is_named(
+    cluster: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ServedMemory(cluster, tmp_path / "memory.db") as served:
+        settings = cluster.config.cluster.model_copy(update={"timeout": 1.0})
+        os.kill(served.pid(), signal.SIGSTOP)
+        monkeypatch.setattr(served, "_config", cluster.config.model_copy(update={"cluster": settings}))
+        monkeypatch.setattr("trailnotes.cluster.memory.STOP_LIMIT", 0.1)
+        with refused(r"the memory service on node .* did not answer within cluster.timeout = 1 s \(asked at .*\)"):
+            served.stats()
+        (record,) = caplog.records
+        assert "after cluster.timeout = 1 s the run stops" in record.getMessage()

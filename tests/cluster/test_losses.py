@@ -1,0 +1,117 @@
+"""What a run on a cluster may lose: a node, the process that trains, an answer."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_cluster import alone, at_find, spread, tasks
+
+from nodes import TwoNodes, refused
+from tinyrun import SAME, differences, episodes, metrics, run_command
+from trailnotes.cluster.envs import ActorHost
+from trailnotes.cluster.memory import ServedMemory
+from trailnotes.commands.train import train
+from trailnotes.config.toml import to_toml
+from trailnotes.errors import TrailnotesError
+from trailnotes.storage import checkpoint
+
+pytestmark = pytest.mark.ray
+
+
+@pytest.fixture(scope="module")
+def untroubled(start_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run that no cluster had a part in."""
+    path = tmp_path_factory.mktemp("alone") / "run"
+    train(alone(start_model), path)
+    return path
+
+
+def test_a_lost_node_costs_episodes(
+    untroubled: Path, two_nodes: TwoNodes, start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost: list[threading.Thread] = []
+
+    def lose(_: ServedMemory) -> None:
+        lost.append(threading.Thread(target=two_nodes.lose_other))
+        lost[0].start()
+
+    at_find(monkeypatch, 30, lose)
+    train(spread(two_nodes, start_model), tmp_path)
+    lost[0].join()
+    assert any(episode["outcome"] == "error" for episode in episodes(tmp_path))
+    assert tasks(tmp_path) == tasks(untroubled)
+
+
+@pytest.mark.parametrize("moment", [9, 20, 33])
+def test_a_killed_driver_resumes(
+    untroubled: Path, two_nodes: TwoNodes, start_model: Path, tmp_path: Path, moment: int
+) -> None:
+    (tmp_path / "config.toml").write_text(to_toml(spread(two_nodes, start_model)))
+    words = ["train", str(tmp_path / "config.toml"), "--run-dir", str(tmp_path / "run")]
+    assert run_command(words, tmp_path / "run", moment) == -signal.SIGKILL
+    assert run_command(words, tmp_path / "run") == 0
+    assert differences(untroubled, tmp_path / "run") == SAME
+
+
+def test_a_memory_that_stands_still_stops_the_run_where_it_was(
+    untroubled: Path, two_nodes: TwoNodes, start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(memory: ServedMemory) -> None:
+        os.kill(memory.pid(), signal.SIGSTOP)
+        settings = memory._config.cluster.model_copy(update={"timeout": 5.0})
+        monkeypatch.setattr(ServedMemory, "_config", memory._config.model_copy(update={"cluster": settings}))
+        del memory._config
+
+    with monkeypatch.context() as patch:
+        at_find(patch, 30, stop)
+        with refused("the memory service on node .* did not answer within cluster.timeout = 5 s"):
+            train(spread(two_nodes, start_model), tmp_path)
+    saved = checkpoint.latest(tmp_path / "checkpoints")
+    assert saved is not None
+    assert len(metrics(tmp_path)) == checkpoint.load_meta(saved)["iteration"]
+    train(spread(two_nodes, start_model), tmp_path)
+    assert differences(untroubled, tmp_path) == SAME
+
+
+def test_an_environment_that_stands_still_costs_an_episode(
+    untroubled: Path, two_nodes: TwoNodes, start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = ActorHost.call
+    calls: list[int] = []
+
+    async def stopped(self: ActorHost, *arguments: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 40:
+            self._timeout = 2.0  # of this worker alone
+            os.kill(await self.pid(), signal.SIGSTOP)
+        return await call(self, *arguments)
+
+    monkeypatch.setattr(ActorHost, "call", stopped)
+    train(spread(two_nodes, start_model), tmp_path)
+    failed = [episode["error"] for episode in episodes(tmp_path) if episode["outcome"] == "error"]
+    assert failed
+    assert all("did not answer within env.timeout = 2 s" in error for error in failed)
+    assert tasks(tmp_path) == tasks(untroubled)
+
+
+def test_a_worker_that_finds_no_room_stops_the_run(two_nodes: TwoNodes, start_model: Path, tmp_path: Path) -> None:
+    import ray
+
+    config = spread(two_nodes, start_model)
+    short = config.cluster.model_copy(update={"timeout": 10.0})
+    config = config.model_copy(update={"cluster": short, "env": config.env.model_copy(update={"timeout": 1.0})})
+    ray.init(address=two_nodes.address, log_to_driver=False, logging_level="WARNING")
+    try:
+        holders = [ray.remote(num_cpus=4)(dict).remote() for _ in range(2)]  # all that there is
+        ray.get([holder.__len__.remote() for holder in holders])
+        said = r"env worker \d of paying:Paid \(not placed yet\) did not answer within cluster.timeout = 10 s"
+        with pytest.raises(TrailnotesError, match=said) as caught:
+            train(config, tmp_path)
+        assert "has the cluster 2 CPUs left for it" in str(caught.value)
+    finally:
+        ray.shutdown()

@@ -1,0 +1,109 @@
+"""Learner ranks on a cluster of two nodes: they learn what one process does, and whatever stops one is told."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from idle import occupied
+from sharded_cases import UPDATES, Case, config_of, difference, rows_of, wait_until_gone
+from trailnotes.cluster.cluster import Cluster
+from trailnotes.cluster.connection import joined
+from trailnotes.cluster.ranks import ActorOfRank
+from trailnotes.cluster.seat import take_gpu
+from trailnotes.config.schema import Config
+from trailnotes.errors import ClusterError, LearnerError
+from trailnotes.learner.sharded import ShardedLearner, make_learner
+from trailnotes.policies.hf.policy import load_model
+
+ray: Any = pytest.importorskip("ray")
+
+if TYPE_CHECKING:
+    from nodes import TwoNodes
+
+MIXED = rows_of(Case(others=True))  # with tips and without, held, imitated
+
+
+@pytest.fixture
+def cluster_at(two_nodes: TwoNodes, start_model: Path) -> Iterator[Callable[..., tuple[Config, Cluster]]]:
+    """Joins the cluster by settings for two ranks."""
+    with ExitStack() as stack:
+
+        def join(**options: Any) -> tuple[Config, Cluster]:
+            config = config_of(start_model, **options)
+            config = config.model_copy(
+                update={"cluster": config.cluster.model_copy(update={"address": two_nodes.address})}
+            )
+            cluster = stack.enter_context(joined(config))
+            assert cluster is not None
+            stack.callback(ray.kill, occupied(cluster.home))
+            return config, cluster
+
+        yield join
+
+
+def rank_1(learner: ShardedLearner) -> ActorOfRank:
+    assert learner._followers is not None
+    found = learner._followers.ranks[1]
+    assert isinstance(found, ActorOfRank)
+    return found
+
+
+def test_two_nodes_learn_what_one_process_does(cluster_at: Any, two_nodes: TwoNodes, tmp_path: Path) -> None:
+    config, cluster = cluster_at(sections={"loss": {"kl": 0.1}})
+    learner = ShardedLearner(config, None, tmp_path / "dumps", cluster.start_ranks)
+    assert rank_1(learner).node == two_nodes.other
+    models = [load_model(config.model)[0] for _ in range(2)]
+    alone = make_learner(config_of(Path(config.model.path), 1, sections={"loss": {"kl": 0.1}}), *models, None)
+    for rows in (rows_of(Case()), MIXED):
+        for seed in range(UPDATES):
+            mine, theirs = learner.update(rows, seed=seed), alone.update(rows, seed=seed)
+            assert mine["loss"] == pytest.approx(theirs["loss"], abs=1e-5)
+    assert difference(learner, alone) <= 1e-5
+    (tmp_path / "saved").mkdir()
+    learner.save(tmp_path / "saved")
+    kept = learner.weights()
+    learner.close()
+    wait_until_gone(rank_1(learner).pid)
+
+    learner = ShardedLearner(config, None, tmp_path / "dumps", cluster.start_ranks)
+    learner.load(tmp_path / "saved")
+    assert all(torch.equal(tensor, kept[name]) for name, tensor in learner.weights().items())
+    pid = rank_1(learner).pid
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(
+        LearnerError, match=r"^rank 1 on node \S+ \(.{6}\) of the learner died: its worker process has died$"
+    ):
+        learner.update(MIXED)
+    with pytest.raises(LearnerError, match="have ended"):
+        learner.update(MIXED)
+
+
+@pytest.mark.ray
+def test_the_gpu_of_the_run_is_given_to_nobody_else(
+    cluster_at: Any, two_nodes: TwoNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, _ = cluster_at()
+    two_nodes._cluster.add_node(num_cpus=1, num_gpus=2, object_store_memory=100 << 20)
+    (node,) = (found["NodeID"] for found in ray.nodes() if found["Resources"].get("GPU"))
+    chosen: list[int] = []
+    monkeypatch.setattr("trailnotes.policies.hf.policy.device_of", lambda name: torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    seats = [take_gpu(config, node), take_gpu(config, node)]
+    assert sorted(chosen) == [0, 1]
+    assert ray.available_resources().get("GPU", 0) == 0
+    ray.kill(seats.pop(chosen.index(1)))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
+    take_gpu(config, node)
+    assert chosen[2] == 1  # the second that it sees
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    with pytest.raises(ClusterError, match="CUDA_VISIBLE_DEVICES is 7: unset it"):
+        take_gpu(config, node)

@@ -1,0 +1,65 @@
+"""A Ray cluster of two nodes on this machine: the one of the driver, and another that tests may lose."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trailnotes.errors import ClusterError
+
+SMALL = {"num_cpus": 4, "include_dashboard": False, "object_store_memory": 100 << 20}
+QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",  # Ray must not phone home
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # or it warns of what it will change
+    "OMP_NUM_THREADS": "1",
+    "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *(path for path in sys.path if path)]),
+}
+
+
+class TwoNodes:
+    """A cluster of Ray's own test tool; its second node is born again where a test has killed it."""
+
+    def __init__(self) -> None:
+        from ray.cluster_utils import Cluster
+
+        self._cluster = Cluster(initialize_head=True, head_node_args=SMALL)
+        self._other: Any = None
+        self.mend()
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT for `cluster.address`."""
+        return str(self._cluster.address)
+
+    @property
+    def other(self) -> str:
+        """Id of the node that the driver is not on."""
+        return str(self._other.node_id)
+
+    def lose_other(self) -> None:
+        """Kill all processes of the second node at once."""
+        self._cluster.remove_node(self._other, allow_graceful=False)
+        self._other = None
+
+    def mend(self) -> None:
+        """Have two nodes again."""
+        if self._other is None:
+            self._other = self._cluster.add_node(num_cpus=4, object_store_memory=100 << 20)
+
+    def close(self) -> None:
+        """End all processes."""
+        self._cluster.shutdown()
+
+
+@contextmanager
+def refused(why: str) -> Iterator[None]:
+    """One line of a `ClusterError`."""
+    with pytest.raises(ClusterError, match=why) as caught:
+        yield
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,139 @@
+"""Whole runs whose model plays in processes of its own, against runs of the embedded engine.
+
+The processes are those of vLLM's engines, with a core that draws as the embedded engine does (`causal.py`).
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tinyrun import distance, episodes, metrics, tiny_config
+from trailnotes.commands.train import train
+from trailnotes.config.toml import to_toml
+from trailnotes.errors import PolicyError, RunError
+from trailnotes.policies import vllm
+
+CORE = Path(__file__).parents[1] / "causal.py"
+ENGINE = {"name": "vllm", "python": sys.executable}
+LORA = {"lora": {"enabled": True, "rank": 4}}
+
+
+@pytest.fixture(autouse=True)
+def faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder for faults of the engines, which have the core of these tests."""
+    path = tmp_path / "faults"
+    path.mkdir()
+    monkeypatch.setenv("FAKE_ENGINE", str(path))
+    monkeypatch.setattr(vllm, "vllm_policy", partial(vllm.vllm_policy, core=CORE))
+    return path
+
+
+def settings_of(start: Path, model: dict[str, Any], **sections: dict[str, Any]) -> dict[str, Any]:
+    """Such that rounding cannot change a token."""
+    own = {"model": {"path": str(start), **model}, "optim": {"lr": 1e-4, "epochs": 2}, "run": {"deterministic": False}}
+    return own | {name: own.get(name, {}) | section for name, section in sections.items()}
+
+
+def said(path: Path) -> list[list[str]]:
+    """The actions of every episode."""
+    return [[step["action"] for step in episode["steps"]] for episode in episodes(path)]
+
+
+@pytest.mark.parametrize(
+    ("model", "sections"),
+    [
+        ({}, {"algorithm": {"name": "grpo"}}),
+        (LORA, {"rollout": {"num_tasks": 5, "ahead": 1}}),
+        (LORA, {"algorithm": {"author": "start"}, "learner": {"world_size": 2}}),
+    ],
+    ids=["grpo-full", "empo2-lora-ahead", "empo2-lora-start-author-two"],
+)
+def test_engines_in_processes_train_what_the_embedded_one_trains(
+    start_model: Path, tmp_path: Path, model: dict[str, Any], sections: dict[str, Any]
+) -> None:
+    settings = settings_of(start_model, model, **sections)
+    train(tiny_config(start_model, **settings), tmp_path / "one")
+    train(tiny_config(start_model, **settings, engine=ENGINE), tmp_path / "two")
+    assert said(tmp_path / "two") == said(tmp_path / "one")
+    assert 0 < distance(tmp_path / "one", tmp_path / "two") < 1e-5
+    for one, two in zip(metrics(tmp_path / "one"), metrics(tmp_path / "two"), strict=True):
+        assert two["update/loss"] == pytest.approx(one["update/loss"], abs=1e-5)
+        assert two["engine/sync"] < 1e-5
+        if not two.get("stale/versions"):
+            assert two["engine/difference"] < 1e-5
+            assert two["engine/ratio"] == pytest.approx(1, abs=1e-5)
+        assert two["engine/rebuilds"] == 0
+
+
+# -- what goes wrong
+
+
+def test_an_engine_killed_in_mid_iteration_leaves_no_trace(start_model: Path, tmp_path: Path, faults: Path) -> None:
+    settings = settings_of(start_model, {}, algorithm={"author": "start"})
+    train(tiny_config(start_model, **settings), tmp_path / "one")
+    for step in (2, 9):
+        (faults / f"die-{step}").touch()
+    train(tiny_config(start_model, **settings, engine=ENGINE), tmp_path / "two")
+    assert said(tmp_path / "two") == said(tmp_path / "one")
+    assert 0 < distance(tmp_path / "one", tmp_path / "two") < 1e-5
+    lines = metrics(tmp_path / "two")
+    assert sum(line["engine/rebuilds"] for line in lines) == 2
+    assert all(0.4 < line["engine/cached"] <= 0.5 for line in lines)  # half of each prompt, by that core
+
+
+def test_an_engine_that_drifts_away_stops_the_run_and_nothing_of_it_is_saved(
+    start_model: Path, tmp_path: Path, faults: Path
+) -> None:
+    (faults / "shift-2").touch()  # from the second load on, what it says of sampled tokens is .2 nats off
+    config = tiny_config(start_model, **settings_of(start_model, {}), engine=ENGINE)
+    with pytest.raises(RunError, match=r"they say 0.2 nats apart on average, and engine.tolerance = 0.05"):
+        train(config, tmp_path / "run")
+    assert [path.name for path in (tmp_path / "run/checkpoints").glob("step-*")] == ["step-000001"]
+    assert [line["iteration"] for line in metrics(tmp_path / "run")] == [0]
+
+
+def test_weights_that_do_not_arrive_stop_the_run_before_an_episode(
+    start_model: Path, tmp_path: Path, faults: Path
+) -> None:
+    (faults / "ignore-load").touch()
+    settings = settings_of(start_model, {}, optim={"lr": 0.05})
+    config = tiny_config(start_model, **settings, engine=ENGINE)
+    with pytest.raises(PolicyError, match=r"engine 0 has other weights than the learner \(version 1\)"):
+        train(config, tmp_path / "run")
+    assert {episode["iteration"] for episode in episodes(tmp_path / "run")} == {0}
+
+
+CHILD = """
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from trailnotes.commands.train import train
+from trailnotes.config.toml import load_config
+from trailnotes.policies import vllm
+vllm.vllm_policy = partial(vllm.vllm_policy, core=Path(sys.argv[1]))
+train(load_config(Path(sys.argv[2])), sys.argv[3])
+"""
+
+
+def test_a_killed_run_takes_its_engine_with_it_and_resumes(start_model: Path, tmp_path: Path) -> None:
+    config = tiny_config(start_model, **settings_of(start_model, LORA), engine=ENGINE)
+    train(config, tmp_path / "one")
+    (tmp_path / "config.toml").write_text(to_toml(config))
+    command = [sys.executable, "-c", CHILD, str(CORE), str(tmp_path / "config.toml"), str(tmp_path / "two")]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as run:
+        wait_for(lambda: (tmp_path / "two/metrics.jsonl").exists() and metrics(tmp_path / "two"), 300)
+        engines = children_of(run.pid)
+        run.kill()
+    assert engines
+    wait_for(lambda: not any(map(alive, engines)))
+    train(config, tmp_path / "two")
+    assert said(tmp_path / "two") == said(tmp_path / "one")
+    assert 0 <= distance(tmp_path / "one", tmp_path / "two") < 1e-5
+    assert [line["iteration"] for line in metrics(tmp_path / "two")] == [0, 1, 2]
