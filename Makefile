@@ -40,7 +40,7 @@ bench: $(INSTALLED)
 vllm: $(VLLM_INSTALLED)
 
 test-vllm: $(INSTALLED) $(VLLM_INSTALLED)
-	TRAILNOTES_TEST_VLLM=$(VLLM_PYTHON) $(BIN)/python -m pytest -m vllm tests/policies $(PYTEST)
+	TRAILNOTES_TEST_VLLM=$(VLLM_PYTHON) $(BIN)/python -m pytest -m vllm tests/policies tests/runs $(PYTEST)
 
 # The build for CPUs brings a torchvision that does not import beside its torch, and nothing of ours needs it.
 $(VLLM_INSTALLED):

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from children import alive, children_of, wait_for
 from tinyrun import distance, episodes, metrics, tiny_config
 from trailnotes.commands.train import train
 from trailnotes.config.toml import to_toml

@@ -192,10 +192,10 @@ def test_an_address_where_nobody_is_or_something_else(config_of) -> None:
         thread = threading.Thread(target=answer)
         thread.start()
         with pytest.raises(PolicyError, match=r"is no engine of Trailnotes \(it says 'HTTP/1.1 400 Bad Request'\)"):
-            vllm_policy(config_of(urls=[url]))
+            vllm_policy(config_of(urls=[url]), trains=True)
         thread.join()
     with pytest.raises(PolicyError, match=r"does not answer \(Connection refused\): start an engine there with"):
-        vllm_policy(config_of(urls=[url]))
+        vllm_policy(config_of(urls=[url]), trains=True)
 
 
 # -- engines that are served
@@ -218,7 +218,7 @@ def served(config: Any, folder: Path) -> Iterator[tuple[str, int]]:
 def test_a_served_engine(config_of, learner, faults: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(remote.TOKEN, SECRET)
     with served(config_of(timeout=3.0), tmp_path) as (address, server):
-        policy = vllm_policy(config_of(urls=[f"tcp://{address}"], timeout=60.0))
+        policy = vllm_policy(config_of(urls=[f"tcp://{address}"], timeout=60.0), trains=True)
 
         def ask() -> Any:
             async def run() -> Any:
@@ -233,11 +233,11 @@ def test_a_served_engine(config_of, learner, faults: Path, tmp_path: Path, monke
         assert asyncio.run(policy.load(learner.update(1), 1, learner.score(policy.probes))) < 1e-5
         before = ask()
         with pytest.raises(PolicyError, match="serves another run"):
-            vllm_policy(config_of(urls=[f"tcp://{address}"]))
+            vllm_policy(config_of(urls=[f"tcp://{address}"]), trains=True)
         with monkeypatch.context() as patch:
             patch.setenv(remote.TOKEN, "another secret of length")
             with pytest.raises(PolicyError, match=f"knows another token: set {remote.TOKEN} to the same on both"):
-                vllm_policy(config_of(urls=[f"tcp://{address}"]))
+                vllm_policy(config_of(urls=[f"tcp://{address}"]), trains=True)
         for fault in ("die-once", "hang-once"):
             (faults / fault).touch()
             assert ask() == before  # started anew over there, and given the weights again
@@ -246,8 +246,8 @@ def test_a_served_engine(config_of, learner, faults: Path, tmp_path: Path, monke
         policy.close()
         assert alive(worker)
         with pytest.raises(PolicyError, match="was started for adapters of rank 0"):
-            vllm_policy(config_of(urls=[f"tcp://{address}"], model={"lora": {"enabled": True}}))
-        again = vllm_policy(config_of(urls=[f"tcp://{address}"]))
+            vllm_policy(config_of(urls=[f"tcp://{address}"], model={"lora": {"enabled": True}}), trains=True)
+        again = vllm_policy(config_of(urls=[f"tcp://{address}"]), trains=True)
         with pytest.raises(PolicyError, match="weights come with the message"):  # no file of that machine is read
             again.replicas[0]._link.call("load", {"version": 1, "adapters": None, "path": "/etc/hostname"})
         again.close()
