@@ -101,7 +101,8 @@ class Footprint:
             texts.append(f"all together {_gib(self.peak)} GiB")
         texts.append(f"it {'fits' if self.fits else 'does not fit'} {self.device}")
         if self.host:
-            texts += ["memory of the host, in GiB", *_aligned([[name, _gib(size)] for name, size in self.host.items()])]
+            texts.append(f"memory of the host, in GiB (this one has {_gib(_memory())})")
+            texts += _aligned([[name, _gib(size)] for name, size in self.host.items()])
         return "\n".join(texts) + "\n"
 
 
@@ -197,8 +198,11 @@ def _room(config: Config) -> tuple[str, float]:
         return f"{about.name} ({_gib(about.total_memory)} GiB)", float(about.total_memory)
     if not _on_cpu(config):
         return f"a GPU of {COMMON_GPU / 1e9:.0f} GB ({_gib(COMMON_GPU)} GiB); none is here", COMMON_GPU
-    memory = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    return f"this machine's memory ({_gib(memory)} GiB)", memory
+    return f"this machine's memory ({_gib(_memory())} GiB)", _memory()
+
+
+def _memory() -> float:
+    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
 # -- learning

@@ -1,8 +1,8 @@
-"""What mends a run that does not fit its devices: each setting is tried in the estimate before it is named."""
+"""What mends a run that does not fit its devices: each change of the settings is tried in the estimate first."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -18,12 +18,11 @@ MANY = 8  # devices that ranks may be told to use, and engines besides, where it
 SMALLER = "set model.path to a smaller model"
 
 
-class Remedy(NamedTuple):
-    """A change of the settings."""
+class Change(NamedTuple):
+    """Settings with a change, and the change in words."""
 
-    kind: str  # those of one kind change the same, by more and more
-    words: str
     config: Config
+    words: str
 
 
 def refuse_too_large(config: Config, found: Footprint) -> None:
@@ -38,121 +37,152 @@ def refuse_too_large(config: Config, found: Footprint) -> None:
 
 def advice(config: Config) -> str:
     """Each single change after which the run fits; or, where none does it alone, several that do it together."""
-    shape = shape_of(config.model)
-    if shape is None:
-        return SMALLER
-    alone: dict[str, str] = {}
-    for remedy in remedies(config):
-        if remedy.kind not in alone and _fits(remedy, shape):
-            alone[remedy.kind] = remedy.words
-    if alone:
-        return ", or ".join(alone.values())
-    several = together(config, shape)
-    return ", and ".join(remedy.words for remedy in several) if several else SMALLER
+    fits = _Trial(config)
+    alone = [next(filter(fits, changes(config)), None) for changes in KINDS]
+    if any(alone):
+        return ", or ".join(change.words for change in alone if change)
+    return ", and ".join(change.words for change in together(config)) or SMALLER
 
 
-def _fits(remedy: Remedy, shape: Shape) -> bool:
-    return estimate(remedy.config, _shape_for(remedy.config, shape)).fits
+def together(config: Config) -> list[Change]:
+    """Changes after which it fits, none of which could be left out or be smaller; [] where all do not suffice.
+
+    They build on each other: the last one's settings have them all.
+    """
+    fits = _Trial(config)
+    taken: dict[int, int] = dict.fromkeys(range(len(KINDS)), -1)  # of each kind the strongest
+    if not fits(_all(config, taken)[-1]):
+        return []
+    for kind in reversed(taken):  # what changes most is left out first
+        for index in (None, *range(len(KINDS[kind](config)))):
+            fewer = {name: at for name, at in (taken | {kind: index}).items() if at is not None}
+            if fits(_all(config, fewer)[-1]):
+                taken = fewer
+                break
+    return _all(config, taken)[1:]
 
 
-def _shape_for(config: Config, shape: Shape) -> Shape:
-    """The same model, with adapters where it did not have any and now has."""
-    if config.model.lora.enabled and not shape.adapters:
-        return shape_of(config.model) or shape
-    return shape
+def _all(config: Config, taken: Mapping[int, int]) -> list[Change]:
+    """The settings as they are, and after each change: kind -> which of its changes."""
+    steps = [Change(config, "")]
+    for kind in sorted(taken):
+        found = KINDS[kind](steps[-1].config)
+        if found:
+            steps.append(found[max(-1, min(taken[kind], len(found) - 1))])
+    return steps
 
 
-def together(config: Config, shape: Shape) -> list[Remedy]:
-    """Changes to make one after the other until it fits, the most helpful first; [] where all of them do not do it."""
-    taken: list[Remedy] = []
-    now = estimate(config, shape)
-    while not now.fits:
-        tried = [(estimate(r.config, _shape_for(r.config, shape)), r) for r in remedies(config)]
-        fitting = [pair for pair in tried if pair[0].fits]
-        best = fitting[0] if fitting else min(tried, key=lambda pair: pair[0].peak, default=None)
-        if best is None or best[0].peak >= now.peak:
-            return []
-        now, remedy = best
-        config, shape = remedy.config, _shape_for(remedy.config, shape)
-        taken.append(remedy)
-    return taken
+class _Trial:
+    """Whether a run fits with a change."""
+
+    def __init__(self, config: Config) -> None:
+        self._shapes: dict[bool, Shape | None] = {config.model.lora.enabled: shape_of(config.model)}
+
+    def __call__(self, change: Change) -> bool:
+        model = change.config.model
+        if model.lora.enabled not in self._shapes:
+            self._shapes[model.lora.enabled] = shape_of(model)
+        shape = self._shapes[model.lora.enabled]
+        return shape is not None and estimate(change.config, shape).fits
 
 
-def remedies(config: Config) -> Iterator[Remedy]:
-    """Changes to try, from those that change no result to those that do."""
-    model, learner, optim = config.model, config.learner, config.optim
-    if not model.gradient_checkpointing:
-        yield _set(config, "model", gradient_checkpointing=True)
-    tokens = optim.microbatch_tokens
-    while tokens > config.rollout.max_context_tokens:
-        tokens = max(tokens // 2, config.rollout.max_context_tokens)
-        yield _set(config, "optim", microbatch_tokens=tokens)
-    chunk = optim.logprob_chunk
-    while chunk > 128:
-        chunk = max(chunk // 2, 128)
-        yield _set(config, "optim", logprob_chunk=chunk)
-    alive = conversations(config)
-    while alive > 1:
-        alive //= 2
-        yield _set(config, "env", max_envs=alive)
-    if config.rollout.ahead:
-        yield _set(config, "rollout", ahead=0)
-    if config.model.device in ("auto", "cuda"):  # else it is one device, or the one memory of a host
-        yield from _more_devices(config)
-        yield from _engines_apart(config)
-    if learner.world_size > 1 and not learner.offload:
-        yield _set(config, "learner", offload=True)
-    if model.dtype == "float32":
-        yield _set(config, "model", dtype="bfloat16")
-    if not model.lora.enabled:
-        yield _variant(config, "lora") if config.preset in BASES else _adapters(config)
+# -- kinds of changes, each from the smallest to the largest
 
 
-def _more_devices(config: Config) -> Iterator[Remedy]:
-    """The update by more processes, where there may be a device for each."""
+def _recompute(config: Config) -> list[Change]:
+    return [] if config.model.gradient_checkpointing else [_set(config, "model", "gradient_checkpointing", True)]
+
+
+def _halves(config: Config, section: str, name: str, now: int, least: int) -> list[Change]:
+    """Half of a number, a quarter, and so on until `least`."""
+    found = []
+    while now > least:
+        now = max(now // 2, least)
+        found.append(_set(config, section, name, now))
+    return found
+
+
+def _microbatch(config: Config) -> list[Change]:
+    least = config.rollout.max_context_tokens  # a long row goes alone, however small the budget is
+    return _halves(config, "optim", "microbatch_tokens", config.optim.microbatch_tokens, least)
+
+
+def _chunk(config: Config) -> list[Change]:
+    return _halves(config, "optim", "logprob_chunk", config.optim.logprob_chunk, 128)
+
+
+def _conversations(config: Config) -> list[Change]:
+    return _halves(config, "env", "max_envs", conversations(config), 1)
+
+
+def _turns(config: Config) -> list[Change]:
+    return [_set(config, "rollout", "ahead", 0)] if config.rollout.ahead else []
+
+
+def _world(config: Config) -> list[Change]:
+    """More processes for the update, where there may be a device for each."""
+    if config.model.device not in ("auto", "cuda"):
+        return []  # one device, or the memory of one host
     most = torch.cuda.device_count() or MANY
-    for world in (2, 4, 8, 16, 32, 64):
-        if config.learner.world_size < world <= most:
-            if world == MANY and config.preset in BASES:
-                yield _variant(config, "8gpu")
-            else:
-                yield _set(config, "learner", world_size=world)
+    if config.preset in BASES and config.learner.world_size < 8 <= most:
+        return [_variant(config, "8gpu")]
+    worlds = [world for world in (2, 4, 8, 16, 32, 64) if config.learner.world_size < world <= most]
+    return [_set(config, "learner", "world_size", world) for world in worlds]
 
 
-def _engines_apart(config: Config) -> Iterator[Remedy]:
+def _offload(config: Config) -> list[Change]:
+    learner = config.learner
+    return [_set(config, "learner", "offload", True)] if learner.world_size > 1 and not learner.offload else []
+
+
+def _engine(config: Config) -> list[Change]:
     """An engine on devices that no rank has, spread over as many as its weights need."""
-    if config.engine.devices or config.engine.urls or config.engine.replicas > 1:
-        return
-    world = config.learner.world_size
-    most = torch.cuda.device_count() or 2 * MANY
+    engine, world = config.engine, config.learner.world_size
+    if engine.devices or engine.urls or engine.replicas > 1 or config.model.device not in ("auto", "cuda"):
+        return []
+    found = []
     for spread in (1, 2, 4, 8):
-        if world + spread <= most:
+        if world + spread <= (torch.cuda.device_count() or 2 * MANY):
             places = ",".join(str(world + place) for place in range(spread))
             changed = _with(config, {"engine": {"name": "vllm", "devices": (places,)}})
-            yield Remedy("engine", f'set engine.name = "vllm" and engine.devices = ["{places}"]', changed)
+            found.append(Change(changed, f'set engine.name = "vllm" and engine.devices = ["{places}"]'))
+    return found
 
 
-def _set(config: Config, section: str, **values: Any) -> Remedy:
-    (name, value), *_ = values.items()
+def _dtype(config: Config) -> list[Change]:
+    return [_set(config, "model", "dtype", "bfloat16")] if config.model.dtype == "float32" else []
+
+
+def _adapters(config: Config) -> list[Change]:
+    if config.model.lora.enabled:
+        return []
+    if config.preset in BASES:
+        return [_variant(config, "lora")]
+    changed = _with(config, {"model": {"lora": {"enabled": True}}})
+    return [Change(changed, "train adapters by model.lora.enabled = true")]
+
+
+# From those that change no result, over those that need more devices, to those that change what is learned.
+KINDS: tuple[Callable[[Config], list[Change]], ...] = (
+    _recompute, _microbatch, _chunk, _conversations, _turns, _world, _engine, _dtype, _offload, _adapters,
+)  # fmt: skip
+
+
+def _set(config: Config, section: str, name: str, value: bool | int | str) -> Change:
     told = str(value).lower() if isinstance(value, bool) else f'"{value}"' if isinstance(value, str) else str(value)
-    return Remedy(f"{section}.{name}", f"set {section}.{name} = {told}", _with(config, {section: values}))
+    return Change(_with(config, {section: {name: value}}), f"set {section}.{name} = {told}")
 
 
-def _adapters(config: Config) -> Remedy:
-    words = "train adapters by model.lora.enabled = true"
-    return Remedy("lora", words, _with(config, {"model": {"lora": {"enabled": True}}}))
-
-
-def _variant(config: Config, name: str) -> Remedy:
+def _variant(config: Config, name: str) -> Change:
     preset = f"{config.preset}-{name}"
     how = "train adapters by" if name == "lora" else "share the update out by"
-    return Remedy(name, f"{how} --preset {preset}", _with(config, {**VARIANTS[name], "preset": preset}))
+    return Change(_with(config, {**VARIANTS[name], "preset": preset}), f"{how} --preset {preset}")
 
 
-def _with(config: Config, values: Mapping[str, Any]) -> Config:
+def _with(section: Any, values: Mapping[str, Any]) -> Any:
     """The same settings with others here and there; nothing is checked again."""
     changed = {
-        name: _with(getattr(config, name), value) if isinstance(value, Mapping) else value
+        name: _with(getattr(section, name), value) if isinstance(value, Mapping) else value
         for name, value in values.items()
     }
-    return config.model_copy(update=changed)
+    return section.model_copy(update=changed)
