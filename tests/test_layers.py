@@ -188,15 +188,15 @@ HOUSE = {
         episode
     """,
     "runs": """
-        __init__ evaluation footprint forecast opening roles schedule
-        iteration
+        __init__ evaluation forecast opening remedies roles schedule
+        footprint iteration
         training
         rehearsal
         adaptation watching
         console panels saving
         authors needs spent staleness
         players
-        directory loop signals
+        directory loop shapes signals
     """,
     "storage": """
         __init__ checkpoint demonstrations

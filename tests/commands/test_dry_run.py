@@ -156,7 +156,7 @@ def test_they_keep_tips_alive_at_no_second_model_in_memory() -> None:
     assert config.holds
     refuse_rehearsal(config)
     _, without = seven("--algorithm.anchor_tips", "0", "--loss.kl", "0")
-    assert found.held == without.held, "the start model is the base with its adapters set back"
+    assert found.devices[0].held == without.devices[0].held, "the start model is the base with its adapters set back"
     assert found.fits
 
 

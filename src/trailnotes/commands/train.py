@@ -174,10 +174,11 @@ def dry_run(
     from trailnotes.envs.tasks import refuse_examined
     from trailnotes.policies.hf.policy import is_here
     from trailnotes.runs.console import clock
-    from trailnotes.runs.footprint import footprint, refuse_too_large
+    from trailnotes.runs.footprint import footprint
     from trailnotes.runs.forecast import first_and_before, iterations, num_rehearsed, small
     from trailnotes.runs.needs import refuse_missing
     from trailnotes.runs.rehearsal import PLACE, refuse_all_spent, refuse_rehearsal, spent_recording
+    from trailnotes.runs.remedies import refuse_too_large
 
     config.refuse_training()
     refuse_examined(config)

@@ -1,12 +1,13 @@
 """Published settings, as far as they were published; keys that a preset does not hold keep their defaults.
 
 A preset is applied under the keys of the file that names it, or from the command line in place of the file's own. It
-chooses no environment and no model. Those that end in ``-lora`` train adapters instead of all weights. Values are from
-arXiv 2602.23008 and, where the paper is silent, from its release (commit 0b40cb72). Two settings have no value here:
-WebShop's discount of 0.95, since returns are undiscounted, and the mask threshold, which was never published (the
-default is the release's). In one place they depart from the paper: it shows 10 tips in every turn and keeps them, which
-fills 4,500 tokens long before the 30th turn. Here a tip is shown once, and only where the turns that are left still
-fit; `memory.repeat_shown = true` with `memory.leave_room = false` is the paper's way.
+chooses no environment and no model. Those that end in ``-lora`` train adapters instead of all weights, those in
+``-8gpu`` share the update out over eight devices. Values are from arXiv 2602.23008 and, where the paper is silent, from
+its release (commit 0b40cb72). Two settings have no value here: WebShop's discount of 0.95, since returns are
+undiscounted, and the mask threshold, which was never published (the default is the release's). In one place they depart
+from the paper: it shows 10 tips in every turn and keeps them, which fills 4,500 tokens long before the 30th turn. Here
+a tip is shown once, and only where the turns that are left still fit; `memory.repeat_shown = true` with
+`memory.leave_room = false` is the paper's way.
 """
 
 from __future__ import annotations
@@ -66,11 +67,17 @@ _WEBSHOP: dict[str, dict[str, Any]] = {
     "eval": {"metric": "success"},
 }
 
-# The paper trains all weights on eight GPUs, which one device of 80 GB cannot hold at 7B. The rate is no published one:
-# adapters usually want about ten times that of all weights.
-_LORA: dict[str, dict[str, Any]] = {
-    "model": {"dtype": "bfloat16", "gradient_checkpointing": True, "lora": {"enabled": True}},
-    "optim": {"lr": 1e-5},
+# The paper trains all weights on eight GPUs, which one device of 80 GB cannot hold at 7B. The rate of the adapters is
+# no published one: they usually want about ten times that of all weights.
+VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
+    "lora": {
+        "model": {"dtype": "bfloat16", "gradient_checkpointing": True, "lora": {"enabled": True}},
+        "optim": {"lr": 1e-5},
+    },
+    "8gpu": {
+        "model": {"dtype": "bfloat16", "gradient_checkpointing": True},
+        "learner": {"world_size": 8},
+    },
 }
 
 
@@ -85,5 +92,9 @@ _PUBLISHED = {
 
 PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     **_PUBLISHED,
-    **{f"{name}-lora": _over(values, _LORA) for name, values in _PUBLISHED.items()},
+    **{
+        f"{name}-{variant}": _over(values, over)
+        for variant, over in VARIANTS.items()
+        for name, values in _PUBLISHED.items()
+    },
 }

@@ -200,9 +200,13 @@ class EvalConfig(Section):
 class Config(Section):
     """Everything that a run depends on."""
 
-    preset: Literal["", "paper-scienceworld", "paper-webshop", "paper-scienceworld-lora", "paper-webshop-lora"] = key(
-        "", "published settings under the keys given here; -lora trains adapters instead of all weights"
-    )
+    preset: Literal[
+        "", "paper-scienceworld", "paper-webshop", "paper-scienceworld-lora", "paper-webshop-lora",
+        "paper-scienceworld-8gpu", "paper-webshop-8gpu",
+    ] = key(
+        "", "published settings under the keys given here; -lora trains adapters instead of all weights, -8gpu all "
+        "weights on eight devices"
+    )  # fmt: skip
     run: RunConfig = key(RunConfig, "the run as a whole")
     model: ModelConfig = key(ModelConfig, "the language model")
     endpoint: EndpointConfig = key(EndpointConfig, "an OpenAI-compatible server that acts")

@@ -1,84 +1,109 @@
-"""What a training run will take of its device's memory, from the shape of its model: nothing is loaded or downloaded.
+"""What a training run will take of the memory of each device, by part, from the shape of its model.
 
-While it acts, a run holds weights, optimiser and the cache of all conversations; while it learns, the same with the
-activations of one micro-batch in the cache's place. What is saved for a backward pass was counted in a layer of Qwen2
-(`SAVED`); other layers differ, and so do kernels: an estimate, to be trusted within a quarter.
+A device holds some parts all the time, and others in phases: while episodes are played, and while it is learned from
+them, of which the largest moment counts. What is saved for a backward pass was counted in a layer of Qwen2 (`SAVED`),
+and the whole is held against measured peaks in `benchmarks/footprint.py`; models of other layers differ, and so do
+kernels. Attention that writes out its scores (`eager`) takes more.
 """
 
 from __future__ import annotations
 
-import math
 import os
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
 
 import torch
-import transformers
 
-from trailnotes.config.model_schema import ModelConfig
 from trailnotes.config.schema import Config
-from trailnotes.errors import ConfigError, PolicyError
-from trailnotes.policies.hf.adapters import new_adapters
+from trailnotes.policies.hf.decoder import MAX_TOKENS
 from trailnotes.policies.hf.network import SlotCache
-from trailnotes.policies.hf.policy import architecture_of, device_of
+from trailnotes.policies.hf.policy import device_of
+from trailnotes.policies.vllm.building import ALONE, SHARED, cache_bytes
+from trailnotes.runs.shapes import Shape, shape_of
+
+Parts = Mapping[str, float]
 
 GIB = 1 << 30
 COMMON_GPU = 80e9  # bytes, where no GPU is here
 OVERHEAD = 0.1  # of the peak: kernels, fragments, an embedder
 FLOAT32 = 4
-# Bytes that one layer saves for each token, for each unit of hidden and of intermediate width: (size of a number,
-# whether adapters are trained) -> both. Adapters are float32, and keep a copy of their input where that is not.
-SAVED = {(4, False): (40, 16), (2, False): (24, 8), (4, True): (32, 16), (2, True): (40, 10)}
-# Bytes of one logit at the peak of `TokenScorer.divergence`: both distributions, what lies between them, and a mask.
-# Measured: 29.1 and 29.0 with weights in float32 and bfloat16; episodes take 8.
-HELD_LOGIT = 7 * FLOAT32 + 1
-# Of Qwen2.5, by size in billions: layers, hidden, intermediate, heads, heads of keys and values, vocabulary.
-SHAPES = {
-    0.5: (24, 896, 4864, 14, 2, 151936),
-    1.5: (28, 1536, 8960, 12, 2, 151936),
-    3: (36, 2048, 11008, 16, 2, 151936),
-    7: (28, 3584, 18944, 28, 4, 152064),
-    14: (48, 5120, 13824, 40, 8, 152064),
-    32: (64, 5120, 27648, 40, 8, 152064),
-    72: (80, 8192, 29568, 64, 8, 152064),
-}
-TIED = 3  # billions up to which the output embedding is the input's
-_SIZE = re.compile(r"(?<![a-z\d.])(\d+(?:\.\d+)?)([bm])(?![a-z])", re.IGNORECASE)
+# Bytes that a layer saves for each token: (size of a number, whether adapters are trained) -> for each unit of the
+# hidden width, of the queries, the keys, the intermediate width. Adapters are float32, and keep a copy of their input
+# where that is not.
+SAVED = {(4, False): (24, 8, 8, 16), (2, False): (16, 4, 4, 8), (4, True): (16, 8, 8, 16), (2, True): (28, 8, 4, 10)}
+LOGIT = 2 * FLOAT32  # bytes of one logit, forwards and backwards
+# The same in `Learner._terms`: both distributions, what lies between them, their gradients, and a mask.
+HELD_LOGIT = 8 * FLOAT32 + 1
+GATHERED = 3  # layers whose weights are whole at a time: that in work, the next, and the buffer it arrives in
+ENGINE = 0.7e9  # bytes of an engine's process on a CPU, without weights and cache
+ASLEEP = 2e9  # bytes that a sleeping engine keeps of a GPU: its context and compiled graphs (not measured)
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Bytes of one device, or of one process where all share the host's memory, by what they are for."""
+
+    name: str
+    count: int  # devices like this one
+    held: Parts  # all the time
+    phases: Mapping[str, Parts] = field(default_factory=dict)  # besides, one after the other
+    overhead: float = OVERHEAD
+
+    @property
+    def counted(self) -> float:
+        """What the parts add up to at the largest moment."""
+        return sum(self.held.values()) + max((sum(parts.values()) for parts in self.phases.values()), default=0.0)
+
+    @property
+    def peak(self) -> float:
+        """The same with what kernels and fragments take."""
+        return self.counted * (1 + self.overhead)
+
+    def rows(self) -> dict[str, float]:
+        """The parts, each with its phase."""
+        phases = {f"{phase}: {part}": size for phase, parts in self.phases.items() for part, size in parts.items()}
+        return {**self.held, **phases}
 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Bytes, by what they are for, and what they must fit into."""
+    """What all devices need, and what they have."""
 
     model: str  # and where its shape is from
-    held: Mapping[str, float]  # all the time
-    acting: Mapping[str, float]  # besides, while episodes are played
-    learning: Mapping[str, float]  # besides, while the learner updates
-    device: str
-    room: float
+    devices: tuple[Device, ...]
+    device: str  # what each of them is
+    room: float  # of each, or of all together
+    together: bool = False  # all are processes in the memory of one host
+    host: Parts = field(default_factory=dict)  # of the host's memory, where that is another
 
     @property
     def peak(self) -> float:
-        """At most at a time, with what kernels and fragments take."""
-        return (sum(self.held.values()) + max(sum(p.values()) for p in (self.acting, self.learning))) * (1 + OVERHEAD)
+        """Of the fullest device, or of all together."""
+        peaks = [device.peak * (device.count if self.together else 1) for device in self.devices]
+        return sum(peaks) if self.together else max(peaks)
 
     @property
     def fits(self) -> bool:
-        """Whether the device has the room."""
+        """Whether every device has the room."""
         return self.peak <= self.room
 
     def report(self) -> str:
-        """A table for people."""
-        rows = {**self.held}
-        rows |= {f"acting: {name}": size for name, size in self.acting.items()}
-        rows |= {f"learning: {name}": size for name, size in self.learning.items()}
-        rows[f"peak, with {OVERHEAD:.0%} for kernels and fragments"] = self.peak
-        width = max(map(len, rows))
-        lines = [f"  {name:<{width}} {_gib(size):>7}" for name, size in rows.items()]
-        verdict = f"it {'fits' if self.fits else 'does not fit'} {self.device}"
-        return "\n".join([f"device memory, estimated for {self.model}, in GiB", *lines, verdict]) + "\n"
+        """A table for people: a line for each part, a column for each kind of device."""
+        columns = [device.rows() for device in self.devices]
+        names = list(dict.fromkeys(name for rows in columns for name in rows))
+        lines = [[name, *(_gib(rows[name]) if name in rows else "" for rows in columns)] for name in names]
+        told = f"peak, with {OVERHEAD:.0%} for kernels and fragments"
+        lines.append([told, *(_gib(device.peak) for device in self.devices)])
+        head = [["", *(device.name for device in self.devices)]] if sum(d.count for d in self.devices) > 1 else []
+        texts = [f"device memory, estimated for {self.model}, in GiB", *_aligned(head + lines)]
+        if self.together and head:
+            texts.append(f"all together {_gib(self.peak)} GiB")
+        texts.append(f"it {'fits' if self.fits else 'does not fit'} {self.device}")
+        if self.host:
+            texts.append(f"memory of the host, in GiB (this one has {_gib(_memory())})")
+            texts += _aligned([[name, _gib(size)] for name, size in self.host.items()])
+        return "\n".join(texts) + "\n"
 
 
 def footprint(config: Config) -> Footprint | None:
@@ -87,160 +112,270 @@ def footprint(config: Config) -> Footprint | None:
     Raises:
         ConfigError: `model.device` or `model.lora` cannot be used.
     """
-    found = _shape(config.model)
-    if found is None:
-        return None
-    shape, source, stated = found
-    counted, trained = _parameters(shape, config.model)
-    scale = stated / counted if stated else 1.0
-    whole, trained = counted * scale, trained * scale
-    number = FLOAT32 if config.model.dtype == "float32" else 2
-    learning = _learning(shape, config, number)
-    if not config.model.lora.enabled and number != FLOAT32:
-        learning = {f"{config.model.dtype} gradients": whole * number} | learning
-    device, room = _room(config.model.device)
-    size = f"{whole / 1e9:.2f} billion" if whole >= 1e9 else f"{whole / 1e6:.1f} million"
+    shape = shape_of(config.model)
+    return None if shape is None else estimate(config, shape)
+
+
+def estimate(config: Config, shape: Shape) -> Footprint:
+    """The estimate for a training run of a model of this shape."""
+    size = f"{shape.whole / 1e9:.2f} billion" if shape.whole >= 1e9 else f"{shape.whole / 1e6:.1f} million"
+    (device, room), on_cpu = _room(config), _on_cpu(config)
     return Footprint(
-        model=f"{config.model.path} ({size} parameters; {source})",
-        held=_held(config, number, whole, trained),
-        acting=_acting(config, _cache(shape, config, number) * scale),
-        learning=learning,
+        model=f"{config.model.path} ({size} parameters; {shape.source})",
+        devices=tuple(_devices(config, shape, room)),
         device=device,
         room=room,
+        together=on_cpu,
+        host={} if on_cpu else _host(config, shape),
     )
 
 
-def refuse_too_large(config: Config, found: Footprint) -> None:
-    """Refuse a run that does not fit its device.
-
-    Raises:
-        ConfigError: the text has the setting to begin with.
-    """
-    if found.fits:
-        return
-    transient = max((found.acting, found.learning), key=lambda part: sum(part.values()))
-    if not config.model.lora.enabled:
-        preset = f"--preset {config.preset}-lora" if config.preset else "model.lora.enabled = true"
-        advice = f"train adapters by {preset}"
-    elif sum(found.held.values()) > found.room / 2:
-        advice = "set model.path to a smaller model"
-    elif transient is found.acting:
-        advice = f"lower env.max_envs, now {config.env.max_envs or 'as many as there are episodes'}"
-    elif not config.model.gradient_checkpointing:
-        advice = "set model.gradient_checkpointing = true"
-    else:
-        advice = f"lower optim.microbatch_tokens, now {config.optim.microbatch_tokens}"
-    raise ConfigError(f"about {_gib(found.peak)} GiB do not fit {found.device}: {advice}")
+def number_of(config: Config) -> int:
+    """Bytes of a number of `model.dtype`."""
+    return FLOAT32 if config.model.dtype == "float32" else 2
 
 
-def _shape(config: ModelConfig) -> tuple[Any, str, float] | None:
-    """The architecture, where it is from, and the number of parameters if another one is stated, else 0."""
-    try:
-        return architecture_of(config, download=False), "by its config.json", 0.0
-    except PolicyError:
-        size = _SIZE.search(config.path.rpartition("/")[2])
-    if size is None:
-        return None
-    wanted = float(size[1]) / (1 if size[2].lower() == "b" else 1000)
-    near = min(SHAPES, key=lambda known: abs(math.log(known / wanted)))
-    layers, hidden, intermediate, heads, kv_heads, vocabulary = SHAPES[near]
-    shape = transformers.Qwen2Config(
-        vocab_size=vocabulary,
-        hidden_size=hidden,
-        intermediate_size=intermediate,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        tie_word_embeddings=near <= TIED,
-        max_position_embeddings=1 << 15,
-    )
-    if near == wanted and "qwen2" in config.path.lower():
-        return shape, "its shape is known by its name", 0.0
-    return shape, f"guessed from its name, by the shape of Qwen2.5-{near:g}B", wanted * 1e9
+# -- who is where
 
 
-def _parameters(shape: Any, config: ModelConfig) -> tuple[float, float]:
-    """Of the model and of its adapters (0 without), counted on tensors that have a shape and no memory."""
-    with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(shape)
-        whole = sum(parameter.numel() for parameter in model.parameters())
-        if not config.lora.enabled:
-            return whole, 0
-        adapted = new_adapters(model, config.lora, base="")
-    return whole, sum(parameter.numel() for parameter in adapted.parameters() if parameter.requires_grad)
+def _devices(config: Config, shape: Shape, room: float) -> list[Device]:
+    """Ranks of the learner, with what else is on their devices; then the engines that have devices of their own."""
+    world, own = config.learner.world_size, [names.split(",") for names in config.engine.devices]
+    on_cpu = _on_cpu(config)
+    starts_engines = config.engine.name == "vllm" and not config.engine.urls
+    shares = starts_engines and not (own or on_cpu or config.cluster.address)
+    first = device_of(config.model.device).index or 0
+    ranks = []
+    for rank in range(world):
+        held, acting, learning = dict(held_parts(config, shape)), {}, dict(learning_parts(config, shape))
+        if rank == 0:
+            acting = _acting(config, shape)
+            held |= _model_that_acts(config, shape)
+        if rank == 0 and shares:
+            engine = _engine(config, shape, room)
+            acting |= {part: size * config.engine.replicas for part, size in engine.items()}
+            learning |= {} if config.rollout.ahead else {"engine, asleep": ASLEEP * config.engine.replicas}
+        for names in own if starts_engines and not on_cpu else ():
+            if str(first + rank) in names:
+                held |= _engine(config, shape, room, len(names))
+        phases: dict[str, Parts] = {"acting": acting, "learning": learning}
+        if config.rollout.ahead:
+            phases = {"acting and learning": {**acting, **learning}}
+        if on_cpu and world > 1:
+            phases["starting"] = {"the whole model, before it is split": _loaded(config, shape)}
+        ranks.append(Device("rank", 1, held, {name: parts for name, parts in phases.items() if parts}))
+    taken = {str(first + rank) for rank in range(world)}
+    apart = [len(names) for names in own for name in names if name not in taken]
+    if starts_engines and not (apart or shares or own):
+        apart = [1] * config.engine.replicas
+    overhead = OVERHEAD if on_cpu else 0.0  # a share of a GPU holds all that the engine takes
+    engines = [Device("engine", 1, _engine(config, shape, room, n), {}, overhead) for n in apart]
+    return _alike(ranks) + _alike(engines)
 
 
-def _held(config: Config, number: int, whole: float, trained: float) -> dict[str, float]:
-    """Weights, what the optimiser keeps (gradients too, between its steps), and the reference."""
-    parts = {f"weights, {config.model.dtype}": whole * number}
+def _alike(devices: Sequence[Device]) -> list[Device]:
+    """Neighbours that hold the same, as one, by their places."""
+    found: list[Device] = []
+    start = 0
+    for _, same in groupby(devices, key=lambda device: device.rows()):
+        first, *others = same
+        name = f"{first.name} {start}" if not others else f"{first.name}s {start} to {start + len(others)}"
+        found.append(replace(first, name=name, count=1 + len(others)))
+        start += 1 + len(others)
+    return found
+
+
+def _on_cpu(config: Config) -> bool:
+    """Whether the device is the host's memory; "auto" plans for a GPU, even where there is none."""
+    return config.model.device != "auto" and device_of(config.model.device).type != "cuda"
+
+
+def _room(config: Config) -> tuple[str, float]:
+    """The device in words, and its bytes."""
+    device = device_of(config.model.device)
+    if device.type == "cuda":
+        about = torch.cuda.get_device_properties(device)
+        return f"{about.name} ({_gib(about.total_memory)} GiB)", float(about.total_memory)
+    if not _on_cpu(config):
+        return f"a GPU of {COMMON_GPU / 1e9:.0f} GB ({_gib(COMMON_GPU)} GiB); none is here", COMMON_GPU
+    return f"this machine's memory ({_gib(_memory())} GiB)", _memory()
+
+
+def _memory() -> float:
+    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+
+
+# -- learning
+
+
+def held_parts(config: Config, shape: Shape) -> Parts:
+    """What one rank of the learner holds all the time, on its device."""
+    world, number, dtype = config.learner.world_size, number_of(config), config.model.dtype
+    each = "" if world == 1 else f", 1/{world}"
+    if world > 1 and config.learner.offload and not _on_cpu(config):
+        return {}
     if config.model.lora.enabled:
-        parts["adapters, their gradients and two moments, float32"] = trained * 4 * FLOAT32
-        parts["reference: the adapters of the start"] = trained * FLOAT32
-        return parts
-    copies = 3 if number == FLOAT32 else 4  # weights of lower precision have a float32 copy besides
-    named = "float32 gradients" if number == FLOAT32 else "float32 copy and gradients"
-    parts[f"optimiser: {named}, two moments"] = whole * copies * FLOAT32
-    if config.holds:
-        parts["reference: the weights of the start"] = whole * number
+        trained = shape.adapters / world
+        return {
+            f"weights, {dtype}{each}": shape.whole * number / world,
+            f"adapters, float32{each}": trained * FLOAT32,
+            f"gradients, float32{each}": trained * FLOAT32,
+            f"moments, float32{each}": trained * 2 * FLOAT32,
+            f"reference: the adapters of the start{each}": trained * FLOAT32,
+        }
+    trained = shape.whole / world
+    # Several ranks compute in copies of the masters, which exist for a pass only.
+    weights = {f"weights, {dtype}": trained * number} if world == 1 or number == FLOAT32 else {}
+    masters = {f"masters, float32{each}": trained * FLOAT32} if number < FLOAT32 else {}
+    reference = {f"reference: the weights of the start{each}": trained * number} if config.holds else {}
+    return {
+        **{name + each: size for name, size in weights.items()},
+        **masters,
+        f"gradients, float32{each}": trained * FLOAT32,
+        f"moments, float32{each}": trained * 2 * FLOAT32,
+        **reference,
+    }
+
+
+def learning_parts(config: Config, shape: Shape) -> Parts:
+    """What one rank of the learner takes besides at the largest moment of an update."""
+    return max(_moments(config, shape), key=lambda parts: sum(parts.values()))
+
+
+def _moments(config: Config, shape: Shape) -> list[Parts]:
+    """Of a backward pass: at the logits, in a layer, and at its end, where no activations are left."""
+    number, whole = number_of(config), not config.model.lora.enabled
+    gathered, layer_gradients, last = _gathered(config, shape)
+    tokens = max(config.optim.microbatch_tokens, config.rollout.max_context_tokens)  # a long row goes alone
+    saved = {f"activations of {tokens:,} tokens": _activations(config, shape, tokens)}
+    chunk = min(config.optim.logprob_chunk, tokens)
+    logits = chunk * shape.vocabulary * float(HELD_LOGIT if config.holds_rows else LOGIT)
+    head = {"gradient of the output embedding": shape.head * number} if whole else {}
+    backwards = tokens * number * 2.0 * (shape.hidden + shape.intermediate)
+    return [
+        {**saved, **gathered, f"logits of {chunk:,} tokens": logits, **head},
+        {**saved, **gathered, "backward pass of a layer": backwards, **layer_gradients, **head},
+        {**gathered, **last},
+    ]
+
+
+def _gathered(config: Config, shape: Shape) -> tuple[Parts, Parts, Parts]:
+    """What is whole of a sharded model during a pass; gradients of a layer; and gradients at the end of the pass."""
+    number, whole, world = number_of(config), not config.model.lora.enabled, config.learner.world_size
+    if world == 1:
+        if number == FLOAT32 or not whole:
+            return {}, {}, {"gradients of the embeddings": 2 * shape.head * number * whole}
+        return {}, {}, {f"gradients, {config.model.dtype}": shape.whole * number + shape.head * FLOAT32}
+    gathered = {"weights gathered for a pass": (shape.around + GATHERED * shape.block) * number}
+    if config.holds and whole:
+        gathered["the reference's gathered"] = shape.around * number
+    if not whole:
+        return gathered, {}, {}
+    one = {"gradients of two layers, to be summed": shape.block * (number + 2 * FLOAT32)}
+    return gathered, one, {"gradients of the embeddings, to be summed": shape.around * (number + FLOAT32)}
+
+
+def _activations(config: Config, shape: Shape, tokens: int) -> float:
+    """Saved for the backward pass: of all layers, or the input of each and all of one."""
+    number = number_of(config)
+    widths = (shape.hidden, shape.queries, shape.keys, shape.intermediate)
+    saved = SAVED[number, config.model.lora.enabled]
+    layer = float(tokens * sum(size * width for size, width in zip(saved, widths, strict=True)))
+    if config.learner.packed in ("always", "shared") and not config.learner.attention.startswith(("flash", "flex")):
+        layer += float(tokens) ** 2 * number  # a mask that says which row is whose
+    if not config.model.gradient_checkpointing:
+        return shape.layers * layer
+    return shape.layers * tokens * shape.hidden * float(number) + layer
+
+
+# -- acting
+
+
+def _model_that_acts(config: Config, shape: Shape) -> Parts:
+    """Where it is not the one that learns; and that of the author of the tips."""
+    number, world = number_of(config), config.learner.world_size
+    parts: dict[str, float] = {}
+    if config.engine.name == "hf" and (world > 1 or config.rollout.ahead):
+        parts["weights of the model that acts"] = shape.whole * number + 2 * shape.adapters * FLOAT32
+    if world > 1 and _has_author(config):
+        parts["weights of the author of the tips"] = shape.whole * number
     return parts
 
 
-def _acting(config: Config, cache: float) -> dict[str, float]:
+def _has_author(config: Config) -> bool:
+    """Whether another model writes the tips."""
+    return config.algorithm.author == "start" and config.holds and not config.model.lora.enabled
+
+
+def _acting(config: Config, shape: Shape) -> dict[str, float]:
     """The caches: of the policy and, where another model writes the tips, of that one."""
-    own = config.algorithm.author == "start" and config.holds and not config.model.lora.enabled
-    return {_cache_of(config): cache} | ({"the same of the author of the tips": cache} if own else {})
+    cache, parts = _cache(config, shape), {}
+    if config.engine.name == "hf":
+        size = MAX_TOKENS * number_of(config) * 3.0 * (shape.hidden + shape.intermediate)
+        told = f"{conversations(config)} conversations of {config.rollout.max_context_tokens:,} tokens"
+        parts = {f"cache of {told}": cache, f"pass of {MAX_TOKENS:,} tokens": size}
+    return parts | ({"cache of the author of the tips": cache} if _has_author(config) else {})
 
 
-def _conversations(config: Config) -> int:
+def conversations(config: Config) -> int:
+    """Episodes, and tips being written, alive at a time."""
     episodes = config.rollout.num_tasks * config.rollout.group_size
     return min(config.env.max_envs or episodes, episodes)
 
 
-def _cache_of(config: Config) -> str:
-    return f"cache of {_conversations(config)} conversations of {config.rollout.max_context_tokens:,} tokens"
-
-
-def _cache(shape: Any, config: Config, number: int) -> float:
+def _cache(config: Config, shape: Shape) -> float:
     """Keys and values of all conversations, and those of one layer repeated for all heads while prompts are read."""
-    text = shape.get_text_config(decoder=True)
-    heads, kv_heads = text.num_attention_heads, getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    head = getattr(text, "head_dim", None) or text.hidden_size // heads
-    columns = min(config.rollout.max_context_tokens, getattr(text, "max_position_embeddings", None) or 1 << 30)
+    columns = min(config.rollout.max_context_tokens, shape.positions)
     grown = SlotCache()  # it grows in steps
-    grown.reserve(_conversations(config), columns)
-    kept = 2 * grown.num_slots * grown.capacity * kv_heads * head * text.num_hidden_layers
-    repeated = 2 * _conversations(config) * columns * heads * head if kv_heads < heads else 0
-    return float(kept + repeated) * number
+    grown.reserve(conversations(config), columns)
+    kept = 2 * grown.num_slots * grown.capacity * shape.keys * shape.layers
+    repeated = 2 * conversations(config) * columns * shape.queries if shape.keys < shape.queries else 0
+    return float(kept + repeated) * number_of(config) * shape.scale
 
 
-def _learning(shape: Any, config: Config, number: int) -> dict[str, float]:
-    """What one micro-batch takes: saved activations, the layer in work, and the logits of a chunk in each direction."""
-    text = shape.get_text_config(decoder=True)
-    tokens = max(config.optim.microbatch_tokens, config.rollout.max_context_tokens)  # a long row goes alone
-    hidden, layers = text.hidden_size, text.num_hidden_layers
-    intermediate = getattr(text, "intermediate_size", None) or 4 * hidden
-    per_hidden, per_intermediate = SAVED[number, config.model.lora.enabled]
-    layer = tokens * (per_hidden * hidden + per_intermediate * intermediate)
-    again = config.model.gradient_checkpointing
-    saved = layers * tokens * hidden * number + layer if again else layers * layer
-    chunk = min(config.optim.logprob_chunk, tokens)
-    logit = HELD_LOGIT if config.holds_rows else 3.0 * FLOAT32 + 2 * number
-    return {
-        f"activations of {tokens:,} tokens": float(saved + layer),
-        f"logits of {chunk:,} tokens": chunk * text.vocab_size * float(logit),
-    }
+def _engine(config: Config, shape: Shape, room: float, spread: int = 1) -> dict[str, float]:
+    """An engine of vLLM, on each of the devices that it is spread over."""
+    number, engine = number_of(config), config.engine
+    weights = shape.whole * number / spread
+    context = min(config.rollout.max_context_tokens, shape.positions)
+    if _on_cpu(config):
+        return {"engine: weights": weights, "engine: cache": cache_bytes(shape.text, config, context), "engine": ENGINE}
+    share = engine.device_memory or (ALONE if engine.devices or config.cluster.address else SHARED / engine.replicas)
+    least = 2.0 * shape.keys * shape.layers * number * context / spread  # one whole conversation
+    return {"engine: weights": weights, "engine: cache and graphs": max(share * room - weights, least + ASLEEP)}
 
 
-def _room(name: str) -> tuple[str, float]:
-    """The device in words, and its bytes."""
-    device = device_of(name)
-    if device.type == "cuda":
-        about = torch.cuda.get_device_properties(device)
-        return f"{about.name} ({_gib(about.total_memory)} GiB)", float(about.total_memory)
-    if name == "auto":
-        return f"a GPU of {COMMON_GPU / 1e9:.0f} GB ({_gib(COMMON_GPU)} GiB); none is here", COMMON_GPU
-    memory = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    return f"this machine's memory ({_gib(memory)} GiB)", memory
+# -- the host
+
+
+def _loaded(config: Config, shape: Shape) -> float:
+    """The whole models that a rank loads before it keeps its part."""
+    models = 2 if config.holds and not config.model.lora.enabled else 1
+    return shape.whole * number_of(config) * models
+
+
+def _host(config: Config, shape: Shape) -> Parts:
+    """What passes through the memory of the host, where devices have their own; all ranks are on one host."""
+    world, trained = config.learner.world_size, shape.adapters if config.model.lora.enabled else shape.whole
+    parts = {f"{world} ranks load the whole model each": world * _loaded(config, shape)}
+    if world == 1:
+        parts = {"a checkpoint, as it is written": trained * 3 * FLOAT32}
+    elif config.learner.offload:
+        here = config.model_copy(update={"learner": config.learner.model_copy(update={"offload": False})})
+        parts["weights, gradients and moments of the ranks"] = world * sum(held_parts(here, shape).values())
+    if world > 1 or config.rollout.ahead or config.engine.name == "vllm":
+        parts["weights handed to what acts"] = trained * (FLOAT32 if config.model.lora.enabled else number_of(config))
+    return parts
+
+
+# -- words
+
+
+def _aligned(lines: Sequence[Sequence[str]]) -> list[str]:
+    """Columns, the first to the left, the others to the right."""
+    first, *widths = (max(map(len, column)) for column in zip(*lines, strict=True))
+    numbers = [" ".join(f"{cell:>{width}}" for cell, width in zip(line[1:], widths, strict=True)) for line in lines]
+    return [f"  {line[0]:<{first}} {rest}".rstrip() for line, rest in zip(lines, numbers, strict=True)]
 
 
 def _gib(size: float) -> str:

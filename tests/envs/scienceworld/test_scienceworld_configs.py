@@ -33,7 +33,7 @@ from trailnotes.runs.footprint import footprint
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "configs" / "scienceworld"
 SMOKE = FOLDER / "smoke.toml"
-LORA = "paper-scienceworld-lora"
+VARIANTS = [["--preset", f"paper-scienceworld-{name}"] for name in ("lora", "8gpu")]
 # Variations to train on and to test on: 5 and 20, or what a task has.
 FEWER = {
     "chemistry-mix": (5, 8),
@@ -83,19 +83,32 @@ def test_a_config_has_the_papers_settings(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PAPER_PANEL)
-def test_a_config_fits_one_gpu_with_adapters_alone(name: str) -> None:
-    full, lora = (load_config(FOLDER / f"{name}.toml", words) for words in ([], ["--preset", LORA]))
+def test_a_config_fits_one_gpu_with_adapters_and_eight_with_all_weights(name: str) -> None:
+    full, lora, shared = (load_config(FOLDER / f"{name}.toml", words) for words in ([], *VARIANTS))
     assert diff(full, lora) == ["preset", "model.lora.enabled", "optim.lr"]
-    needed = [footprint(config) for config in (full, lora)]
-    assert [found is not None and found.fits for found in needed] == [False, True]
+    assert diff(full, shared) == ["preset", "learner.world_size"]
+    needed = [footprint(config) for config in (full, lora, shared)]
+    assert [found is not None and found.fits for found in needed] == [False, True, True]
+    assert [found is not None and found.room for found in needed] == [80e9] * 3
+
+
+def test_eight_engines_fit_beside_eight_ranks() -> None:
+    words = [*VARIANTS[1], "--engine.name", "vllm", "--engine.replicas", "8", "--engine.device_memory", "0.35"]
+    places = str([str(place) for place in range(8)]).replace("'", '"')
+    found = footprint(load_config(FOLDER / "find-plant.toml", [*words, "--engine.devices", places]))
+    assert found is not None
+    assert [(device.name, device.count) for device in found.devices] == [("ranks 0 to 7", 8)]
+    assert found.fits
 
 
 def test_a_dry_run_of_the_papers_task_says_what_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["train", str(FOLDER / "find-plant.toml"), "--run-dir", str(tmp_path / "run"), "--dry-run"]
     assert main(words) == 2
-    assert "train adapters by --preset paper-scienceworld-lora" in capsys.readouterr().err
-    assert main([*words, "--preset", LORA]) == 0
-    assert "it fits a GPU of 80 GB" in capsys.readouterr().out
+    advised = capsys.readouterr().err
+    for variant in VARIANTS:
+        assert " ".join(variant) in advised
+        assert main([*words, *variant]) == 0
+        assert "it fits a GPU of 80 GB" in capsys.readouterr().out
     assert not list(tmp_path.iterdir())
 
 

@@ -1,0 +1,288 @@
+"""What one GPU gives: tokens a second of playing and of learning, and the memory that an update takes and was told to.
+
+The model is a Qwen2.5 of random weights, built on the spot: the largest of 0.5 to 7 billion parameters whose update of
+all weights fits the card by the estimate of `train --dry-run`. Where there is no GPU, it is a toy, and the same lines
+run on the CPU: its figures say nothing. Each update is done twice from the same random rows, whose lengths vary by a
+half, and the second counts. Peaks are those of torch's allocator, and there are none on a CPU; estimates have no share
+for fragments. What does not fit, does not work, or would begin after --seconds is told so.
+
+    python benchmarks/gpu.py --markdown gpu.md --json gpu.json
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import random
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import transformers
+from engines import play
+from shared import finish, make_parser, make_tokenizer, print_table
+from torch.distributed import FileStore
+
+from rollout import Workload, observations
+from trailnotes.config.schema import Config
+from trailnotes.learner.building import build_alone
+from trailnotes.learner.circle import kept_to_loopback, meet
+from trailnotes.learner.learner import Learner
+from trailnotes.learner.sharding import Sharded
+from trailnotes.policies.hf.adapters import new_adapters
+from trailnotes.policies.hf.policy import HFPolicy
+from trailnotes.runs.footprint import estimate
+from trailnotes.runs.shapes import SHAPES, TIED, shape_of
+from trailnotes.types import Sample
+
+SIZES = (7, 3, 1.5, 0.5)  # billions
+TOY = (2, 64, 128, 2, 1, 512)  # in the order of SHAPES
+LORA, AGAIN, FLASH, FLEX = (
+    {"lora": {"enabled": True}},
+    {"gradient_checkpointing": True},
+    "flash_attention_2",
+    "flex_attention",
+)
+HALF = {"dtype": "bfloat16"}
+# What is learned how: settings of the model and of the learner; `sharded` is FSDP2 with one rank.
+UPDATES: dict[str, dict[str, Any]] = {
+    "all weights, checkpointing": {"model": HALF | AGAIN},
+    "all weights": {"model": HALF},
+    "adapters, checkpointing": {"model": HALF | AGAIN | LORA},
+    "adapters": {"model": HALF | LORA},
+    "adapters, checkpointing, float32": {"model": AGAIN | LORA},
+    "adapters, checkpointing, joined rows": {"model": HALF | AGAIN | LORA, "learner": {"packed": "always"}},
+    "adapters, checkpointing, flash, padded": {
+        "model": HALF | AGAIN | LORA, "learner": {"attention": FLASH, "packed": "never"},
+    },
+    "adapters, checkpointing, flash, joined rows": {"model": HALF | AGAIN | LORA, "learner": {"attention": FLASH}},
+    "adapters, checkpointing, FSDP2 with one rank": {"model": HALF | AGAIN | LORA, "sharded": {}},
+    "all weights, checkpointing, FSDP2 with one rank": {"model": HALF | AGAIN, "sharded": {}},
+    "adapters, checkpointing, flex, joined rows": {"model": HALF | AGAIN | LORA, "learner": {"attention": FLEX}},
+}  # fmt: skip
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+# --- what is measured
+
+
+def config_of(folder: Path, tokens: int, sections: dict[str, Any]) -> Config:
+    """The settings of a case; the model that acts is said to be elsewhere, and so free to attend otherwise."""
+    return Config(
+        model={"path": str(folder), "device": DEVICE, **sections.get("model", {})},
+        learner=sections.get("learner", {}),
+        optim={"microbatch_tokens": 4 * tokens, "minibatch": 0},
+        rollout={"max_context_tokens": tokens},
+        engine={"name": "vllm", "urls": ["tcp://elsewhere:1"]},
+    )
+
+
+def save_shape(shape: tuple[int, ...], folder: Path, *, tied: bool) -> Path:
+    """The config.json of a model, and no weights."""
+    layers, hidden, intermediate, heads, kv_heads, vocabulary = shape
+    transformers.Qwen2Config(
+        vocab_size=vocabulary, hidden_size=hidden, intermediate_size=intermediate, num_hidden_layers=layers,
+        num_attention_heads=heads, num_key_value_heads=kv_heads, tie_word_embeddings=tied,
+        max_position_embeddings=1 << 15, bos_token_id=None, eos_token_id=None, pad_token_id=0,
+    ).save_pretrained(folder)  # fmt: skip
+    return folder
+
+
+def build(config: Config, *, learns: bool = True) -> Any:
+    """The model of a config, of random weights, on the device."""
+    torch.manual_seed(0)
+    shape = transformers.AutoConfig.from_pretrained(config.model.path)
+    with torch.device(DEVICE):
+        model = transformers.AutoModelForCausalLM.from_config(shape, dtype=getattr(torch, config.model.dtype))
+        if learns and config.model.gradient_checkpointing:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        if learns and config.model.lora.enabled:
+            model = new_adapters(model, config.model.lora, base="")
+    return model.to(DEVICE).eval()
+
+
+def make_rows(num: int, tokens: int, vocabulary: int) -> list[Sample]:
+    """Random rows of half to all of `tokens`, of which every other stretch of eight is trained."""
+    rng, rows = random.Random(0), []
+    for row in range(num):
+        length = tokens - rng.randrange(tokens // 2)
+        mask = tuple(i // 8 % 2 for i in range(length))
+        behavior, advantages = (tuple(m * value for m in mask) for value in (-11.0, (-1.0) ** row))
+        ids = tuple(rng.randrange(vocabulary) for _ in range(length))
+        rows.append(Sample(ids, mask, behavior, advantages, trajectory=row))
+    return rows
+
+
+@contextlib.contextmanager
+def learner_of(config: Config, *, sharded: bool) -> Iterator[Learner]:
+    """As `make_learner` builds it for one process; or as one rank of those of FSDP2 would be, had it all for itself."""
+    if not sharded:
+        yield build_alone(config, build(config), None, None)
+        return
+    with tempfile.TemporaryDirectory() as folder, kept_to_loopback():
+        circle = meet(0, 1, DEVICE, 60.0, FileStore(f"{folder}/store", 1))
+        try:
+            dtype = torch.bfloat16 if not config.model.lora.enabled else None
+            ranks = Sharded(circle.mesh, circle.talk, dtype)
+            yield Learner(build(config), config.optim, config.loss, ranks=ranks)
+        finally:
+            dist.destroy_process_group()
+
+
+def fresh() -> None:
+    """Let go of what the last case held, and count the peak of memory from here."""
+    gc.collect()
+    if DEVICE == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
+def peak_mb() -> float | None:
+    """The most that torch has held of the device; of a CPU's memory it does not say."""
+    return torch.cuda.max_memory_allocated() / 2**20 if DEVICE == "cuda" else None
+
+
+def timed(call: Callable[[], Any]) -> tuple[float, Any]:
+    """Seconds that the call takes on the device, and its result."""
+    wait = torch.cuda.synchronize if DEVICE == "cuda" else lambda: None
+    wait()
+    start = time.perf_counter()
+    found = call()
+    wait()
+    return time.perf_counter() - start, found
+
+
+def update_case(name: str, folder: Path, rows: list[Sample], tokens: int) -> dict[str, Any]:
+    """Two updates, of which the second counts."""
+    sections = UPDATES[name]
+    config = config_of(folder, tokens, sections)
+    shape = shape_of(config.model)
+    assert shape is not None
+    told = estimate(config, shape)
+    if not told.fits:
+        raise MemoryError(f"about {told.peak / 2**30:.0f} GiB by the estimate")
+    with learner_of(config, sharded="sharded" in sections) as learner:
+        learner.update(rows)
+        seconds, metrics = timed(lambda: learner.update(rows))
+        found = {"tokens": int(metrics["tokens_forward"]), "seconds": seconds, "peak_mb": peak_mb()}
+    if "sharded" not in sections:  # one process alone never shards
+        found["estimated_mb"] = told.devices[0].counted / 2**20
+    return found | {"tokens_per_second": sum(len(row.token_ids) for row in rows) / seconds}
+
+
+def play_case(dtype: str, folder: Path, load: Workload) -> dict[str, Any]:
+    """Episodes by the embedded engine, all side by side."""
+    config = config_of(folder, 1 << 13, {"model": {"dtype": dtype}})
+    policy = HFPolicy(build(config, learns=False), make_tokenizer(load.vocab_size), deterministic=False)
+    policy.engine.endings.end_ids = frozenset()
+    texts = observations(load)
+    play(policy, texts[:1], load)
+    seconds, (speed, _) = timed(lambda: play(policy, texts, load))
+    return {"seconds": seconds, "tokens_per_second": speed, "peak_mb": peak_mb()}
+
+
+# --- all of it
+
+
+def choose(folder: Path) -> tuple[str, tuple[int, ...], bool]:
+    """Name, shape, and whether the embeddings are tied, of the largest model whose update fits the card."""
+    if DEVICE == "cpu":
+        return "a toy", TOY, True
+    for billions in SIZES:
+        save_shape(SHAPES[billions], folder, tied=billions <= TIED)
+        config = config_of(folder, 1024, UPDATES["all weights, checkpointing"])
+        shape = shape_of(config.model)
+        if shape is not None and estimate(config, shape).fits:
+            break
+    return f"Qwen2.5-{billions:g}B", SHAPES[billions], billions <= TIED
+
+
+def measure(seconds: float) -> dict[str, Any]:
+    """Every case that fits into the time."""
+    until, found = time.monotonic() + seconds, []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        model, shape, tied = choose(folder)
+        save_shape(shape, folder, tied=tied)
+        tokens, num = (1024, 16) if DEVICE == "cuda" else (64, 4)
+        load = Workload(vocab_size=shape[-1], batch=32)
+        load = load if DEVICE == "cuda" else replace(load, batch=2, turns=3, observation_tokens=6)
+        rows = make_rows(num, tokens, shape[-1])
+        cases: dict[str, Callable[[], dict[str, Any]]] = {
+            f"play, {dtype}": lambda dtype=dtype: play_case(dtype, folder, load) for dtype in ("bfloat16", "float32")
+        }
+        cases |= {f"learn, {case}": lambda case=case: update_case(case, folder, rows, tokens) for case in UPDATES}
+        for case, run in cases.items():
+            if DEVICE == "cpu" and ("flash" in case or "flex" in case):
+                found.append({"case": case, "not": "for GPUs"})
+            elif time.monotonic() > until:
+                found.append({"case": case, "not": "no time was left"})
+            else:
+                found.append({"case": case, **attempt(run)})
+    return {
+        "device": torch.cuda.get_device_name() if DEVICE == "cuda" else "a CPU",
+        "model": model,
+        "torch": torch.__version__,
+        "rows_tokens": sum(len(row.token_ids) for row in rows),
+        "episodes": load.batch,
+        "turns": load.turns,
+        "rows": found,
+    }
+
+
+def attempt(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """The figures, or why there are none: one case must not cost the others."""
+    fresh()
+    try:
+        return run()
+    except Exception as error:  # noqa: BLE001 - whatever a kernel, a compiler or the card has to say
+        return {"not": f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"}
+
+
+COLUMNS = ("case", "tokens/s", "tokens computed", "peak MB", "estimated MB", "estimate over peak")
+
+
+def cells(row: dict[str, Any]) -> list[str]:
+    """A line of the table."""
+    if "not" in row:
+        return [f"{row['case']} ({row['not']})", *[""] * (len(COLUMNS) - 1)]
+    told, peak = row.get("estimated_mb"), row["peak_mb"]
+    numbers = [row["tokens_per_second"], row.get("tokens"), peak, told]
+    ratio = f"{told / peak:.2f}" if told and peak else ""
+    return [row["case"], *("" if number is None else f"{number:,.0f}" for number in numbers), ratio]
+
+
+def title(result: dict[str, Any]) -> str:
+    """What the table is of."""
+    return (
+        f"{result['model']} of random weights on {result['device']}, torch {result['torch']}; {result['episodes']} "
+        f"episodes of {result['turns']} turns side by side, updates from {result['rows_tokens']:,} tokens"
+    )
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """The table for a page."""
+    lines = [COLUMNS, ["---", *["---:"] * (len(COLUMNS) - 1)], *map(cells, result["rows"])]
+    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return f"# On a GPU\n\n`make gpu`: {title(result)}.\n\n{table}\n"
+
+
+def main() -> None:
+    """Parse the arguments, measure, print, and write."""
+    parser = make_parser(__doc__, quick="stop after two minutes")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="also write the table here")
+    parser.add_argument("--seconds", type=float, default=300.0, help="begin no case after this many (300)")
+    arguments = parser.parse_args()
+    result = measure(min(arguments.seconds, 120.0) if arguments.quick else arguments.seconds)
+    finish(result, lambda found: print_table(title(found), COLUMNS, map(cells, found["rows"])), arguments.json)
+    if arguments.markdown:
+        arguments.markdown.write_text(markdown(result), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

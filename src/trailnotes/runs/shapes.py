@@ -1,0 +1,133 @@
+"""How many numbers a model is made of, and how they are arranged: nothing is loaded or downloaded."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+
+from trailnotes.config.model_schema import ModelConfig
+from trailnotes.errors import PolicyError
+from trailnotes.learner.sharding import blocks_of
+from trailnotes.policies.hf.adapters import new_adapters
+from trailnotes.policies.hf.policy import architecture_of
+
+# Of Qwen2.5, by size in billions: layers, hidden, intermediate, heads, heads of keys and values, vocabulary.
+SHAPES = {
+    0.5: (24, 896, 4864, 14, 2, 151936),
+    1.5: (28, 1536, 8960, 12, 2, 151936),
+    3: (36, 2048, 11008, 16, 2, 151936),
+    7: (28, 3584, 18944, 28, 4, 152064),
+    14: (48, 5120, 13824, 40, 8, 152064),
+    32: (64, 5120, 27648, 40, 8, 152064),
+    72: (80, 8192, 29568, 64, 8, 152064),
+}
+TIED = 3  # billions up to which the output embedding is the input's
+_SIZE = re.compile(r"(?<![a-z\d.])(\d+(?:\.\d+)?)([bm])(?![a-z])", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Counts of parameters, and the widths that activations have."""
+
+    source: str  # where it is known from
+    scale: float  # parameters stated over those of the model that it is guessed by
+    whole: float  # parameters, adapters left out
+    adapters: float  # parameters of theirs; 0 without
+    block: float  # parameters of the largest layer
+    around: float  # parameters outside the layers: embeddings, the last norm, the head
+    head: float  # parameters of the output embedding
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    channels: int  # of a head
+    vocabulary: int
+    positions: int  # tokens of its context
+    text: Any  # transformers' config of the decoder
+
+    @property
+    def queries(self) -> int:
+        """Numbers of a token's queries in one layer."""
+        return self.heads * self.channels
+
+    @property
+    def keys(self) -> int:
+        """Numbers of a token's keys in one layer; its values are as many."""
+        return self.kv_heads * self.channels
+
+
+def shape_of(config: ModelConfig) -> Shape | None:
+    """The shape of `config.path`; None where neither a config.json of this machine nor the name tells it.
+
+    Raises:
+        ConfigError: `model.lora` does not fit the model.
+    """
+    found = _architecture(config)
+    if found is None:
+        return None
+    architecture, source, stated = found
+    text = architecture.get_text_config(decoder=True)
+    heads = text.num_attention_heads
+    with torch.device("meta"):  # tensors that have a shape and no memory
+        model = transformers.AutoModelForCausalLM.from_config(architecture)
+        whole = _size(model)
+        blocks = [_size(block) for block in blocks_of(model)]
+        head = model.get_output_embeddings()
+        in_head = 0 if head is None else head.weight.numel()
+        adapted = new_adapters(model, config.lora, base="") if config.lora.enabled else None
+    adapters = sum(p.numel() for p in adapted.parameters() if p.requires_grad) if adapted is not None else 0
+    scale = stated / whole if stated else 1.0
+    return Shape(
+        source=source,
+        scale=scale,
+        whole=whole * scale,
+        adapters=adapters * scale,
+        block=max(blocks, default=0) * scale,
+        around=(whole - sum(blocks)) * scale,
+        head=in_head * scale,
+        layers=text.num_hidden_layers,
+        hidden=text.hidden_size,
+        intermediate=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
+        heads=heads,
+        kv_heads=getattr(text, "num_key_value_heads", None) or heads,
+        channels=getattr(text, "head_dim", None) or text.hidden_size // heads,
+        vocabulary=text.vocab_size,
+        positions=getattr(text, "max_position_embeddings", None) or 1 << 30,
+        text=text,
+    )
+
+
+def _size(module: Any) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _architecture(config: ModelConfig) -> tuple[Any, str, float] | None:
+    """The architecture, where it is from, and the number of parameters if another one is stated, else 0."""
+    try:
+        return architecture_of(config, download=False), "by its config.json", 0.0
+    except PolicyError:
+        size = _SIZE.search(config.path.rpartition("/")[2])
+    if size is None:
+        return None
+    wanted = float(size[1]) / (1 if size[2].lower() == "b" else 1000)
+    near = min(SHAPES, key=lambda known: abs(math.log(known / wanted)))
+    layers, hidden, intermediate, heads, kv_heads, vocabulary = SHAPES[near]
+    shape = transformers.Qwen2Config(
+        vocab_size=vocabulary,
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        tie_word_embeddings=near <= TIED,
+        max_position_embeddings=1 << 15,
+    )
+    if near == wanted and "qwen2" in config.path.lower():
+        return shape, "its shape is known by its name", 0.0
+    return shape, f"guessed from its name, by the shape of Qwen2.5-{near:g}B", wanted * 1e9
