@@ -168,6 +168,12 @@ def test_a_model_that_does_not_load_leaves_nobody_behind(tmp_path: Path) -> None
     assert set(Path("/tmp").glob("trailnotes-learner-*")) <= before
 
 
+def test_who_waited_in_vain_meets_the_next(start_model: Path, tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError):
+        meet(0, 2, "cpu", 0.1, dist.FileStore(str(tmp_path / "store"), 2))
+    ShardedLearner(config_of(start_model, timeout=60)).close()
+
+
 @pytest.mark.parametrize("stopped", [False, True])
 def test_nobody_outlives_rank_0(start_model: Path, tmp_path: Path, stopped: bool) -> None:
     from trailnotes.config.toml import to_toml

@@ -82,6 +82,8 @@ def meet(rank: int, world: int, device_type: str, seconds: float, store: Store |
     where: dict[str, Any] = {"init_method": "env://"} if store is None else {"store": store}
     backend = "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
     limit = timedelta(seconds=seconds)
+    if not dist.is_initialized():  # torch names a group by how many it made, and counts one that nobody else came to
+        dist.distributed_c10d._world.group_count = 0  # noqa: SLF001
     dist.init_process_group(backend, rank=rank, world_size=world, timeout=limit, **where)
     mesh = init_device_mesh(device_type, (world,))
     dist.all_reduce(torch.zeros((), device=device_type))  # nccl connects at its first word: what fails, fails now
