@@ -16,6 +16,7 @@ import os
 import statistics
 import tempfile
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +40,7 @@ class Workload:
     """What is played, and how often."""
 
     episodes: int = 16
-    steps: int = 60
+    steps: int = 30
     repeats: int = 5
     iterations: int = 4
 
@@ -48,7 +49,7 @@ QUICK = Workload(steps=15, repeats=2, iterations=2)
 
 
 class Busy:
-    """Computes for so many milliseconds of the CPU a step."""
+    """Computes for so many milliseconds of the CPU a step, and pays by the words of the action."""
 
     def __init__(self, work: float = 0.0) -> None:
         self._seconds = work / 1000
@@ -67,7 +68,7 @@ class Busy:
         until = time.process_time() + self._seconds
         while time.process_time() < until:
             pass
-        return Observation(f"you did {action}. " * 10)
+        return Observation(f"you did {action}. " * 10, reward=zlib.crc32(action.encode()) % 4 / 4)
 
     def close(self) -> None:
         """Nothing is open."""
@@ -133,7 +134,7 @@ def waits(model: Path, address: str, work: float, load: Workload, ahead: int = 0
         run={"threads": 1}, model={"path": str(model), "device": "cpu"},
         rollout={"num_tasks": 4, "group_size": 4, "max_steps": 6, "max_action_tokens": 8, "max_context_tokens": 512,
                  "ahead": ahead},
-        memory={"max_write_tokens": 8}, algorithm={"name": "empo2"}, optim={"lr": 1e-4, "epochs": 2},
+        memory={"max_write_tokens": 8}, algorithm={"name": "empo2"}, optim={"lr": 1e-4, "epochs": 8},
         train={"iterations": load.iterations, "max_env_steps": 0},
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
@@ -145,7 +146,7 @@ def waits(model: Path, address: str, work: float, load: Workload, ahead: int = 0
 
 def save_model(path: Path) -> Path:
     """A random model that knows words."""
-    make_model(VOCABULARY, 64, 2, max_position_embeddings=512).save_pretrained(path)
+    make_model(VOCABULARY, 128, 4, max_position_embeddings=512).save_pretrained(path)
     make_tokenizer(VOCABULARY - 1).save_pretrained(path)
     return path
 
