@@ -35,6 +35,11 @@ class Cluster:
         """Id -> what messages call it, of all nodes that live."""
         return {node: _name(node, found["NodeManagerAddress"]) for node, found in self._found.items()}
 
+    @property
+    def num_machines(self) -> int:
+        """By their addresses: tests have several nodes on one machine."""
+        return len({found["NodeManagerAddress"] for found in self._found.values()})
+
     def name_of(self, node: str) -> str:
         """What messages call a node, also one that has come since."""
         return self.nodes.get(node, f"node {node[:6]}")
