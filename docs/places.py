@@ -31,10 +31,9 @@ MACHINES = {
     },
 }
 SAID = (
-    "All but the process of the run are actors, declared to Ray with their CPUs and GPUs. The run asks and they answer: "
-    "observations, tips,",
-    "tokens with their log-probabilities, gradients. Only ranks also speak to each other. Lines to the third machine are "
-    "as those to the second.",
+    "All but the process of the run are actors, declared to Ray with their CPUs and GPUs. They answer the run:",
+    "observations, tips, tokens with their log-probabilities, gradients. Only ranks speak to each other as well.",
+    "The third machine hangs on the run as the second does.",
 )
 
 
@@ -55,32 +54,29 @@ def draw() -> str:
     """The picture."""
     column = WIDTH + 2 * GAP
     width = len(MACHINES) * (column + 2 * MARGIN)
-    height = 3 * (HEIGHT + GAP) + 118
+    height = 3 * (HEIGHT + GAP) + 136
+    look = f'font-family="Helvetica, Arial, sans-serif" fill="{INK}"'
     lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
-        f'font-family="Helvetica, Arial, sans-serif" fill="{INK}">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" {look}>',
         f'<rect width="{width}" height="{height}" fill="{PAPER}"/>',
     ]
     for number, (machine, processes) in enumerate(MACHINES.items()):
         left = MARGIN + number * (column + 2 * MARGIN)
+        room = f'x="{left}" y="{MARGIN}" width="{column}" height="{3 * (HEIGHT + GAP) + 34}" rx="8"'
         lines += [
-            f'<rect x="{left}" y="{MARGIN}" width="{column}" height="{3 * (HEIGHT + GAP) + 34}" rx="8" fill="{PAPER}" '
-            f'stroke="{SOFT}" stroke-dasharray="5 4"/>',
+            f'<rect {room} fill="{PAPER}" stroke="{SOFT}" stroke-dasharray="5 4"/>',
             f'<text x="{left + GAP}" y="{MARGIN + 22}" font-size="13" fill="{MARK}">{escape(machine)}</text>',
         ]
         for row, (name, words) in enumerate(processes.items()):
             y = MARGIN + 34 + row * (HEIGHT + GAP)
             lines += box(name, words, left + GAP, y, ours=(number, row) == (0, 0))
-            if number:  # from the run, along the gap between the machines
-                start, middle = MARGIN + GAP + WIDTH, y + HEIGHT / 2
-                if number == 1:
-                    top = MARGIN + 34 + HEIGHT / 2
-                    lines.append(
-                        f'<path d="M{start},{top:g} C{start + 60},{top:g} {left - 30},{middle:g} {left + GAP},'
-                        f'{middle:g}" fill="none" stroke="{SOFT}" stroke-width="1.3"/>'
-                    )
+            if number == 1:
+                start, end = MARGIN + GAP + WIDTH, left + GAP
+                top, middle = MARGIN + 34 + HEIGHT / 2, y + HEIGHT / 2
+                way = f"M{start},{top:g} C{start + 60},{top:g} {end - 60},{middle:g} {end},{middle:g}"
+                lines.append(f'<path d="{way}" fill="none" stroke="{SOFT}" stroke-width="1.3"/>')
     for i, line in enumerate(SAID):
-        lines.append(f'<text x="{MARGIN}" y="{height - 34 + 16 * i}" font-size="11">{escape(line)}</text>')
+        lines.append(f'<text x="{MARGIN}" y="{height - 52 + 16 * i}" font-size="11">{escape(line)}</text>')
     return "\n".join([*lines, "</svg>"]) + "\n"
 
 
