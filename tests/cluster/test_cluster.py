@@ -78,11 +78,29 @@ def test_a_cluster_is_looked_over(cluster: Cluster, two_nodes: TwoNodes, monkeyp
         raise AssertionError("joined")
 
 
-@pytest.mark.parametrize("ahead", [0, 1])
-def test_a_cluster_trains_what_one_process_trains(
-    two_nodes: TwoNodes, start_model: Path, tmp_path: Path, ahead: int
+def test_several_machines_without_a_token_are_warned_of(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    settings: dict[str, Any] = {"rollout": {"num_tasks": 5, "ahead": ahead}}
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    with joined(cluster.config):
+        assert not caplog.records  # two nodes of one machine
+    monkeypatch.setattr(Cluster, "num_machines", 2)
+    with joined(cluster.config):
+        assert "this Ray cluster asks for no token" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"rollout": {"num_tasks": 5, "ahead": 1}, "algorithm": {"show_tips": "other"}},
+        {"memory": {"threshold": -1.0, "order": ["ucb"]}},
+    ],
+    ids=["in turn", "ahead, tips of others", "tips by their readers"],
+)
+def test_a_cluster_trains_what_one_process_trains(
+    two_nodes: TwoNodes, start_model: Path, tmp_path: Path, settings: dict[str, Any]
+) -> None:
     train(alone(start_model, **settings), tmp_path / "alone")
     train(spread(two_nodes, start_model, **settings), tmp_path / "cluster")
     assert differences(tmp_path / "alone", tmp_path / "cluster") == SAME
