@@ -37,6 +37,11 @@ class Cluster:
         """Id -> what messages call it, of all nodes that live."""
         return {node: _name(node, found["NodeManagerAddress"]) for node, found in self._found.items()}
 
+    @property
+    def num_machines(self) -> int:
+        """By their addresses: tests have several nodes on one machine."""
+        return len({found["NodeManagerAddress"] for found in self._found.values()})
+
     def name_of(self, node: str) -> str:
         """What messages call a node, also one that has come since."""
         return self.nodes.get(node, f"node {node[:6]}")
@@ -49,13 +54,13 @@ class Cluster:
         """An environment worker somewhere in the cluster: `EnvPool`'s `make_host`."""
         from trailnotes.cluster.envs import ActorHost
 
-        return ActorHost(self, index, self.config.env)
+        return ActorHost(self.config, index, self.name_of)
 
     def memory(self, path: StrPath) -> ServedMemory:
         """The memory file of the run as a service on this machine. Raises as `ServedMemory`."""
         from trailnotes.cluster.memory import ServedMemory
 
-        return ServedMemory(self, path)
+        return ServedMemory(self.config, path, self.home, self.name_of(self.home))
 
     def take_gpu(self) -> None:
         """Have Ray give the GPU of this process to nobody else. Raises as `seat.take_gpu`."""
