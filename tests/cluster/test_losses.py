@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -31,18 +31,9 @@ def untroubled(start_model: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     return path
 
 
-def test_a_lost_node_costs_episodes(
-    untroubled: Path, two_nodes: TwoNodes, start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lost: list[threading.Thread] = []
-
-    def lose(_: ServedMemory) -> None:
-        lost.append(threading.Thread(target=two_nodes.lose_other))
-        lost[0].start()
-
-    at_find(monkeypatch, 30, lose)
-    train(spread(two_nodes, start_model), tmp_path)
-    lost[0].join()
+def test_a_lost_node_costs_episodes(untroubled: Path, two_nodes: TwoNodes, start_model: Path, tmp_path: Path) -> None:
+    with at_find(15, lambda _: two_nodes.lose_other()):
+        train(spread(two_nodes, start_model), tmp_path)
     assert any(episode["outcome"] == "error" for episode in episodes(tmp_path))
     assert tasks(tmp_path) == tasks(untroubled)
 
@@ -59,18 +50,16 @@ def test_a_killed_driver_resumes(
 
 
 def test_a_memory_that_stands_still_stops_the_run_where_it_was(
-    untroubled: Path, two_nodes: TwoNodes, start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    untroubled: Path, two_nodes: TwoNodes, start_model: Path, tmp_path: Path
 ) -> None:
     def stop(memory: ServedMemory) -> None:
         os.kill(memory.pid(), signal.SIGSTOP)
-        settings = memory._config.cluster.model_copy(update={"timeout": 5.0})
-        monkeypatch.setattr(ServedMemory, "_config", memory._config.model_copy(update={"cluster": settings}))
-        del memory._config
+        settings = memory._config.cluster.model_copy(update={"timeout": 2.0})
+        memory._config = memory._config.model_copy(update={"cluster": settings})
 
-    with monkeypatch.context() as patch:
-        at_find(patch, 30, stop)
-        with refused("the memory service on node .* did not answer within cluster.timeout = 5 s"):
-            train(spread(two_nodes, start_model), tmp_path)
+    said = "the memory service on node .* did not answer within cluster.timeout = 2 s"
+    with at_find(15, stop), refused(said):
+        train(spread(two_nodes, start_model), tmp_path)
     saved = checkpoint.latest(tmp_path / "checkpoints")
     assert saved is not None
     assert len(metrics(tmp_path)) == checkpoint.load_meta(saved)["iteration"]
@@ -81,6 +70,8 @@ def test_a_memory_that_stands_still_stops_the_run_where_it_was(
 def test_an_environment_that_stands_still_costs_an_episode(
     untroubled: Path, two_nodes: TwoNodes, start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    import ray
+
     call = ActorHost.call
     calls: list[int] = []
 
@@ -88,7 +79,8 @@ def test_an_environment_that_stands_still_costs_an_episode(
         calls.append(1)
         if len(calls) == 40:
             self._timeout = 2.0  # of this worker alone
-            os.kill(await self.pid(), signal.SIGSTOP)
+            self._head_is_new()
+            os.kill(ray.get(self._where)[1], signal.SIGSTOP)
         return await call(self, *arguments)
 
     monkeypatch.setattr(ActorHost, "call", stopped)
@@ -107,11 +99,13 @@ def test_a_worker_that_finds_no_room_stops_the_run(two_nodes: TwoNodes, start_mo
     config = config.model_copy(update={"cluster": short, "env": config.env.model_copy(update={"timeout": 1.0})})
     ray.init(address=two_nodes.address, log_to_driver=False, logging_level="WARNING")
     try:
-        holders = [ray.remote(num_cpus=4)(dict).remote() for _ in range(2)]  # all that there is
-        ray.get([holder.__len__.remote() for holder in holders])
+        held = [ray.remote(num_cpus=4)(lambda: time.sleep(1000)).remote() for _ in range(2)]
+        while ray.available_resources().get("CPU"):
+            time.sleep(0.1)
         said = r"env worker \d of paying:Paid \(not placed yet\) did not answer within cluster.timeout = 10 s"
         with pytest.raises(TrailnotesError, match=said) as caught:
             train(config, tmp_path)
+        assert len(held) == 2
         assert "has the cluster 2 CPUs left for it" in str(caught.value)
     finally:
         ray.shutdown()

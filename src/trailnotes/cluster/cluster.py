@@ -41,6 +41,10 @@ class Cluster:
         """What messages call a node, also one that has come since."""
         return self.nodes.get(node, f"node {node[:6]}")
 
+    def forget(self, node: str) -> None:
+        """Do without a node that was lost."""
+        del self._found[node]
+
     def env_host(self, index: int) -> Host:
         """An environment worker somewhere in the cluster: `EnvPool`'s `make_host`."""
         from trailnotes.cluster.envs import ActorHost

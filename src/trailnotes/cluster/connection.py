@@ -126,6 +126,9 @@ def _refuse_other_code(cluster: Cluster) -> None:
     asked = {node: remote.options(scheduling_strategy=cluster.on(node)).remote() for node in cluster.nodes}
     for node, answer in asked.items():
         theirs = _answer(cluster, node, answer)
+        if theirs is None:
+            cluster.forget(node)
+            continue
         for name, version in ours.items():
             if theirs[name] != version:
                 raise ClusterError(
@@ -133,7 +136,8 @@ def _refuse_other_code(cluster: Cluster) -> None:
                 )
 
 
-def _answer(cluster: Cluster, node: str, answer: Any) -> dict[str, str]:
+def _answer(cluster: Cluster, node: str, answer: Any) -> dict[str, str] | None:
+    """What `code` says there; None where the node was lost a moment ago, and Ray has only just noticed."""
     import ray
 
     limit = cluster.config.cluster.timeout
@@ -143,6 +147,8 @@ def _answer(cluster: Cluster, node: str, answer: Any) -> dict[str, str]:
         raise ClusterError(
             f"{cluster.nodes[node]} starts no process within cluster.timeout = {limit:g} s: see its Ray logs"
         ) from error
+    except (ray.exceptions.TaskUnschedulableError, ray.exceptions.NodeDiedError, ray.exceptions.WorkerCrashedError):
+        return None
     except ray.exceptions.RayError as error:
         last = next((line.strip() for line in reversed(str(error).splitlines()) if line.strip()), "")
         raise ClusterError(

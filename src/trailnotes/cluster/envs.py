@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -29,12 +30,11 @@ class Environments:
     def __init__(self) -> None:
         self._server = Server()
 
-    def where(self) -> str:
-        """Id of its node."""
+    def where(self) -> tuple[str, int]:
+        """Id of its node, and its process there."""
         import ray
 
-        node: str = ray.get_runtime_context().get_node_id()
-        return node
+        return ray.get_runtime_context().get_node_id(), os.getpid()
 
     def answer(self, frame: bytes) -> bytes:
         """One answer to one request."""
@@ -78,7 +78,8 @@ class ActorHost(RemoteHost):
         ready, _ = ray.wait([self._where], timeout=0)
         with suppress(ray.exceptions.RayError):
             if ready:
-                return f"on {self._cluster.name_of(ray.get(ready[0]))}"
+                node, process = ray.get(ready[0])
+                return f"(process {process} on {self._cluster.name_of(node)})"
         return "(not placed yet)"
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
