@@ -41,7 +41,7 @@ bench: $(INSTALLED)
 vllm: $(VLLM_INSTALLED)
 
 test-vllm: $(INSTALLED) $(VLLM_INSTALLED)
-	TRAILNOTES_TEST_VLLM=$(VLLM_PYTHON) $(BIN)/python -m pytest -m vllm tests/policies $(PYTEST)
+	TRAILNOTES_TEST_VLLM=$(VLLM_PYTHON) $(BIN)/python -m pytest -m vllm tests/policies tests/runs $(PYTEST)
 
 test-ray: $(INSTALLED)
 	$(BIN)/python -m pytest -m ray tests/cluster $(PYTEST)

@@ -6,6 +6,8 @@ import json
 import pkgutil
 import re
 import runpy
+import sys
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -17,6 +19,7 @@ from trailnotes.config.methods import METHODS
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import config_fields, load_config, show
 from trailnotes.moved import MOVED
+from trailnotes.policies.vllm import vllm_policy
 from trailnotes.types import MODES, Observation, RowRole, Task
 
 ROOT = Path(__file__).parents[1]
@@ -239,6 +242,8 @@ def test_every_metric_that_is_written_is_explained_and_the_other_way_round(
     clone: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(clone)
+    core = ROOT / "tests/causal.py"
+    monkeypatch.setattr("trailnotes.policies.vllm.vllm_policy", partial(vllm_policy, core=core))
     settings = (
         "--env.name test_docs:Verbosity --env.num_workers 0 --model.path models/waymarks-start --train.iterations 2 "
         "--train.eval_every 1 --rollout.num_tasks 2 --rollout.group_size 4 --rollout.style terse "
@@ -254,6 +259,7 @@ def test_every_metric_that_is_written_is_explained_and_the_other_way_round(
         ("gigpo", "--algorithm.dynamic_sampling 1"),
         ("opsd", ""),
         ("lamer", ""),
+        ("grpo", f"--rollout.ahead 1 --engine.name vllm --engine.python {sys.executable}"),
     ):
         config = load_config(None, f"{settings} --algorithm.name {name} {more}".split())
         trailnotes.train(config, clone / f"runs/metrics-{name}")

@@ -5,19 +5,25 @@ The processes are those of vLLM's engines, with a core that draws as the embedde
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from children import alive, children_of, wait_for
 from tinyrun import distance, episodes, metrics, tiny_config
+from trailnotes.commands.eval import evaluate
 from trailnotes.commands.train import train
+from trailnotes.config.model_schema import EngineConfig
 from trailnotes.config.toml import to_toml
 from trailnotes.errors import PolicyError, RunError
 from trailnotes.policies import vllm
+from trailnotes.storage.files import read_jsonl
 
 CORE = Path(__file__).parents[1] / "causal.py"
 ENGINE = {"name": "vllm", "python": sys.executable}
@@ -69,6 +75,27 @@ def test_engines_in_processes_train_what_the_embedded_one_trains(
             assert two["engine/difference"] < 1e-5
             assert two["engine/ratio"] == pytest.approx(1, abs=1e-5)
         assert two["engine/rebuilds"] == 0
+
+
+def test_adapters_are_examined_by_the_engine_as_by_the_embedded_one(start_model: Path, tmp_path: Path) -> None:
+    settings = settings_of(start_model, LORA, train={"iterations": 1}, eval={"num_tasks": 2})
+    config = tiny_config(start_model, **settings)
+    train(config, tmp_path / "run")
+    played = []
+    for engine in (EngineConfig(), EngineConfig.model_validate(ENGINE)):
+        out = tmp_path / engine.name
+        evaluate(config.model_copy(update={"engine": engine}), tmp_path / "run", out=out)
+        found = read_jsonl(out / "episodes.jsonl")
+        played.append([[step["action"] for step in episode["steps"]] for episode in found])
+    assert played[0]
+    assert played[1] == played[0]
+    assert not any("policies/vllm/worker" in command_of(pid) for pid in children_of(os.getpid()))
+
+
+def command_of(pid: int) -> str:
+    with suppress(FileNotFoundError):
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    return ""
 
 
 # -- what goes wrong

@@ -84,7 +84,7 @@ def locked_config(**sections: dict[str, Any]) -> Config:
 def players(monkeypatch: pytest.MonkeyPatch) -> dict[str, Guesser]:
     """The models by name: "start" is whole, "model" is the checkpoint's."""
     cast: dict[str, Guesser] = {"start": Guesser(), "model": Guesser()}
-    monkeypatch.setattr("trailnotes.runs.roles.load_policy", lambda _, subject: cast[Path(subject.model).name])
+    monkeypatch.setattr("trailnotes.runs.players.load_policy", lambda _, subject, __: cast[Path(subject.model).name])
     monkeypatch.setattr("trailnotes.runs.roles.draw", lambda *_: None)
     return cast
 

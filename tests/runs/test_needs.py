@@ -10,7 +10,7 @@ from trailnotes.commands.adapt import adapt
 from trailnotes.commands.eval import evaluate
 from trailnotes.compare import comparison
 from trailnotes.config.toml import load_config
-from trailnotes.errors import MissingExtraError
+from trailnotes.errors import ConfigError, MissingExtraError
 from trailnotes.runs.needs import refuse_missing
 
 GRPO = ["--algorithm.name", "grpo", "--env.name", "waymarks-simulator", "--model.path", "a/model"]
@@ -118,3 +118,16 @@ def test_a_comparison_looks_before_it_compiles(tmp_path: Path, monkeypatch: pyte
     assert not (tmp_path / "out" / "runs").exists()
     with pytest.raises(MissingExtraError, match="needs the package torch"):
         comparison.describe(plan, tmp_path / "out")
+
+
+def test_engines_that_are_nowhere_are_told_before_a_run_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRAILNOTES_ENGINE_TOKEN", raising=False)
+    for key, value, said in (
+        ("python", "/no/python", "engine.python = '/no/python' is no program"),
+        ("urls", '["http://gpu:1"]', "is no address of an engine"),
+        ("urls", '["tcp://gpu:1"]', "between machines an engine needs a token"),
+    ):
+        config = load_config(None, [*GRPO, "--engine.name", "vllm", f"--engine.{key}", value])
+        with pytest.raises(ConfigError, match=said):
+            refuse_missing(config)
+    refuse_missing(load_config(None, [*GRPO, "--engine.name", "vllm", "--engine.python", sys.executable]), "random")

@@ -107,8 +107,8 @@ class EngineConfig(Section):
     start_timeout: float = key(600.0, "vllm: seconds that an engine may take to start", gt=0)
     timeout: float = key(300.0, "vllm: seconds without any token, after which an engine counts as hung", gt=0)
     tolerance: float = key(
-        0.05, "nats by which the engine's log-probabilities may differ from the learner's, on average over the tokens "
-        "of an iteration; more stops the run", gt=0
+        0.05, "vllm: nats by which the engine's log-probabilities may differ from the learner's, on average over the "
+        "tokens of an iteration; more stops the run", gt=0
     )  # fmt: skip
 
     @model_validator(mode="after")

@@ -21,13 +21,17 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from trailnotes.config.methods import METHODS
+from trailnotes.config.model_schema import EngineConfig
 from trailnotes.config.presets import PRESETS
 from trailnotes.config.schema import Config
 from trailnotes.config.section import Section, allowed
 from trailnotes.errors import ConfigError
 from trailnotes.types import StrPath
 
-SURROUNDINGS = ("cluster", "endpoint", "env.num_workers", "env.max_envs", "env.timeout", "learner", "run.threads")
+SURROUNDINGS = (
+    *("cluster", "endpoint", "env.num_workers", "env.max_envs", "env.timeout", "learner", "run.threads"),
+    *(f"engine.{name}" for name in EngineConfig.model_fields if name != "name"),
+)
 """Settings of where and how fast a run plays, and what it may cost: not of what comes out."""
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")

@@ -11,7 +11,7 @@ from trailnotes.runs.players import RANDOM
 
 
 def refuse_missing(config: Config, model: str | None = None, *, plays_only: bool = False, memory: bool = True) -> None:
-    """Refuse settings whose optional packages are not all installed. None of them is imported.
+    """Refuse settings whose optional packages are not all installed, and engines that are nowhere.
 
     Args:
         config: of a start.
@@ -20,6 +20,7 @@ def refuse_missing(config: Config, model: str | None = None, *, plays_only: bool
         memory: whether tips may be looked for.
 
     Raises:
+        ConfigError: `engine.python` or `engine.urls` cannot be used.
         MissingExtraError: one line that names each package, the setting that needs it, and the command that brings all.
     """
     absent = {
@@ -30,6 +31,12 @@ def refuse_missing(config: Config, model: str | None = None, *, plays_only: bool
     lacking = {extra: f"{why} needs the package {package}" for extra, (package, why) in absent.items() if package}
     if lacking:
         raise MissingExtraError(f"{'; '.join(lacking.values())}: {how_to_install(*lacking)}")
+    path = config.model.path if model is None else model
+    elsewhere = config.cluster.address and not config.engine.urls and not plays_only  # what is there is told from there
+    if config.engine.name == "vllm" and path != RANDOM and not path.startswith(OPENAI) and not elsewhere:
+        from trailnotes.policies.vllm.building import refuse_unreachable
+
+        refuse_unreachable(config.engine)
 
 
 def _wanted(config: Config, model: str | None) -> dict[str, str]:

@@ -75,7 +75,7 @@ def policy_of(config_of: Callable[..., Config], faults: Path) -> Iterator[Callab
     made: list[VLLMPolicy] = []
 
     def make(**options: Any) -> VLLMPolicy:
-        made.append(vllm_policy(config_of(**options), core=CORE))
+        made.append(vllm_policy(config_of(**options), trains=True, core=CORE))
         return made[-1]
 
     yield make

@@ -111,6 +111,68 @@ def test_a_whole_model_takes_no_adapters(policy_of, learner) -> None:
         asyncio.run(policy_of().load({"m.x.lora_A.weight": torch.zeros(2, 3)}, 1))
 
 
+def test_what_is_reported_is_since_the_last_report(policy_of) -> None:
+    policy = policy_of(replicas=2)
+
+    async def run() -> None:
+        for name in "abc":  # by turns with either engine
+            policy.open_episode(name)
+            await policy.generate(HALL, Sampling(max_tokens=2), name)
+
+    asyncio.run(run())
+    assert policy.report() == {"rebuilds": 0.0, "cached": pytest.approx(1 / 3)}  # the third found all of its prompt
+    assert policy.report() == {"rebuilds": 0.0, "cached": 0.0}
+    os.kill(pid_of(policy, 1), signal.SIGKILL)  # which has the fewest episodes
+    wait_for(lambda: policy.replicas[1]._link.failure)
+    asyncio.run(policy.score(HALL, ["no"]))
+    assert policy.report()["rebuilds"] == 1.0
+
+
+def test_a_score_is_the_mean_over_a_reply_at_temperature_1_even_while_others_speak(policy_of, learner, faults) -> None:
+    policy = policy_of(temperature=0.5)
+    asyncio.run(policy.load(learner.update(1), 1, learner.score(policy.probes, 0.5)))
+    (faults / "slow").touch()
+    reply = (5, 6, 7)
+
+    async def run() -> tuple[Completion, list[float]]:
+        policy.open_episode("e")
+        speaking = asyncio.create_task(policy.generate(HALL, Sampling(max_tokens=20), "e"))
+        await asyncio.sleep(0)
+        scores = await policy.score(HALL, [reply, "go north"])
+        return await speaking, scores
+
+    completion, scores = asyncio.run(run())
+    assert len(completion.token_ids) == 20
+    prompt, spoken = policy.encode(HALL), policy.format.spoken(HALL, "go north")
+    wanted = learner.score([Completion(prompt, ids, (0.0,) * len(ids), "") for ids in (reply, spoken)])
+    assert scores == pytest.approx([sum(row) / len(row) for row in wanted], abs=1e-5)
+    with pytest.raises(PolicyError, match="exceed the context of 200"):
+        asyncio.run(policy.score(HALL, [reply * 100]))
+
+
+def test_engines_sleep_where_they_share_a_device_with_the_learner(policy_of, faults: Path) -> None:
+    policy = policy_of()
+    asyncio.run(policy.sleep())
+    assert not (faults / "asleep").exists()  # there is none on a CPU
+    policy._sleeps = True
+    asyncio.run(policy.sleep())
+    assert (faults / "asleep").exists()
+    asyncio.run(policy.wake())
+    assert not (faults / "asleep").exists()
+    os.kill(pid_of(policy), signal.SIGKILL)
+    wait_for(lambda: policy.replicas[0]._link.failure)
+    asyncio.run(policy.sleep())  # a new one is started when it is needed
+    asyncio.run(policy.wake())
+    assert ask(policy, Sampling())
+
+
+def test_a_closed_policy_starts_no_engine_anew(policy_of) -> None:
+    policy = policy_of()
+    policy.close()
+    with pytest.raises(PolicyError, match="the engines were closed"):
+        ask(policy, Sampling())
+
+
 # -- weights that do not arrive
 
 

@@ -23,10 +23,11 @@ from hypothesis import strategies as st
 from children import alive, children_of, wait_for
 from trailnotes.config.toml import to_toml
 from trailnotes.errors import ConfigError, PolicyError
+from trailnotes.policies.hf.policy import HFPolicy
 from trailnotes.policies.vllm import remote, serving, vllm_policy
 from trailnotes.policies.vllm.weights import write_adapters, write_whole
 from trailnotes.policies.vllm.worker import wire
-from trailnotes.types import Message, Sampling
+from trailnotes.types import Completion, Message, Sampling
 
 CORE = Path(__file__).with_name("markov.py")
 SECRET = "a secret of some length"
@@ -192,20 +193,20 @@ def test_an_address_where_nobody_is_or_something_else(config_of) -> None:
         thread = threading.Thread(target=answer)
         thread.start()
         with pytest.raises(PolicyError, match=r"is no engine of Trailnotes \(it says 'HTTP/1.1 400 Bad Request'\)"):
-            vllm_policy(config_of(urls=[url]))
+            vllm_policy(config_of(urls=[url]), trains=True)
         thread.join()
     with pytest.raises(PolicyError, match=r"does not answer \(Connection refused\): start an engine there with"):
-        vllm_policy(config_of(urls=[url]))
+        vllm_policy(config_of(urls=[url]), trains=True)
 
 
 # -- engines that are served
 
 
 @contextlib.contextmanager
-def served(config: Any, folder: Path) -> Iterator[tuple[str, int]]:
+def served(config: Any, folder: Path, core: Path = CORE) -> Iterator[tuple[str, int]]:
     """The address of an engine, and the process that serves it."""
     (folder / "config.toml").write_text(to_toml(config))
-    command = [sys.executable, "-c", SERVE, str(folder / "config.toml"), str(CORE)]
+    command = [sys.executable, "-c", SERVE, str(folder / "config.toml"), str(core)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
         assert server.stdout
         try:
@@ -218,7 +219,7 @@ def served(config: Any, folder: Path) -> Iterator[tuple[str, int]]:
 def test_a_served_engine(config_of, learner, faults: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(remote.TOKEN, SECRET)
     with served(config_of(timeout=3.0), tmp_path) as (address, server):
-        policy = vllm_policy(config_of(urls=[f"tcp://{address}"], timeout=60.0))
+        policy = vllm_policy(config_of(urls=[f"tcp://{address}"], timeout=60.0), trains=True)
 
         def ask() -> Any:
             async def run() -> Any:
@@ -233,11 +234,11 @@ def test_a_served_engine(config_of, learner, faults: Path, tmp_path: Path, monke
         assert asyncio.run(policy.load(learner.update(1), 1, learner.score(policy.probes))) < 1e-5
         before = ask()
         with pytest.raises(PolicyError, match="serves another run"):
-            vllm_policy(config_of(urls=[f"tcp://{address}"]))
+            vllm_policy(config_of(urls=[f"tcp://{address}"]), trains=True)
         with monkeypatch.context() as patch:
             patch.setenv(remote.TOKEN, "another secret of length")
             with pytest.raises(PolicyError, match=f"knows another token: set {remote.TOKEN} to the same on both"):
-                vllm_policy(config_of(urls=[f"tcp://{address}"]))
+                vllm_policy(config_of(urls=[f"tcp://{address}"]), trains=True)
         for fault in ("die-once", "hang-once"):
             (faults / fault).touch()
             assert ask() == before  # started anew over there, and given the weights again
@@ -246,12 +247,34 @@ def test_a_served_engine(config_of, learner, faults: Path, tmp_path: Path, monke
         policy.close()
         assert alive(worker)
         with pytest.raises(PolicyError, match="was started for adapters of rank 0"):
-            vllm_policy(config_of(urls=[f"tcp://{address}"], model={"lora": {"enabled": True}}))
-        again = vllm_policy(config_of(urls=[f"tcp://{address}"]))
+            vllm_policy(config_of(urls=[f"tcp://{address}"], model={"lora": {"enabled": True}}), trains=True)
+        again = vllm_policy(config_of(urls=[f"tcp://{address}"]), trains=True)
         with pytest.raises(PolicyError, match="weights come with the message"):  # no file of that machine is read
             again.replicas[0]._link.call("load", {"version": 1, "adapters": None, "path": "/etc/hostname"})
         again.close()
     wait_for(lambda: not alive(worker))
+
+
+def test_nobody_plays_with_the_weights_that_an_engine_was_started_with(
+    config_of, model_of, tokenizer_of, tmp_path: Path
+) -> None:
+    other = model_of()
+    with torch.no_grad():
+        other.model.norm.weight.mul_(3.0)
+    other.save_pretrained(tmp_path / "other")
+    tokenizer_of().save_pretrained(tmp_path / "other")
+    config = config_of(model={"path": str(tmp_path / "other")})
+    with served(config, tmp_path, Path(__file__).parents[2] / "causal.py") as (address, _):
+        policy = vllm_policy(config_of(urls=[f"tcp://{address}"]))
+
+        async def ask(policy: Any) -> Completion:
+            policy.open_episode("e")
+            return await policy.generate([Message("user", "A hall.")], Sampling(max_tokens=9, seed=4), "e")
+
+        found, wanted = asyncio.run(ask(policy)), asyncio.run(ask(HFPolicy(model_of(), tokenizer_of())))
+        policy.close()
+    assert found.token_ids == wanted.token_ids
+    assert found.logprobs == pytest.approx(wanted.logprobs, abs=1e-4)
 
 
 def test_a_server_that_is_killed_takes_its_engine_with_it(config_of, tmp_path: Path) -> None:

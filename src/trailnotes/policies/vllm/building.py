@@ -22,7 +22,7 @@ from trailnotes.policies.hf.policy import context_length_of, device_of, load_mod
 from trailnotes.policies.vllm.link import Link
 from trailnotes.policies.vllm.policy import VLLMPolicy
 from trailnotes.policies.vllm.process import CORE, Process, engine_python, environment, workplace
-from trailnotes.policies.vllm.remote import Expected, address_of, reach
+from trailnotes.policies.vllm.remote import Expected, address_of, reach, token_of
 from trailnotes.policies.vllm.replica import Connect
 from trailnotes.policies.vllm.worker import wire
 from trailnotes.types import Completion
@@ -58,7 +58,7 @@ def vllm_policy(
             "the last bits of a log-probability, and with them a token now and then"
         )
     folder = workplace(size_of(config))
-    connects = connects or connections(config, folder, core)
+    ways = connects or connections(config, folder, core)
     tokenizer = load_tokenizer(config.model)
     settings = settings_of(config, folder)
     if len(tokenizer) > settings["vocabulary"]:
@@ -68,7 +68,7 @@ def vllm_policy(
         )
     path, is_local, saved = whole_model_of(config.model)
     policy = VLLMPolicy(
-        connects,
+        ways,
         tokenizer,
         folder,
         name=config.model.path,
@@ -99,6 +99,14 @@ def _weights_of(config: Config, probes: Sequence[Completion]) -> tuple[dict[str,
     weights = {name: p for name, p in model.named_parameters() if not adapters or ".lora_" in name}
     network = Network(model)
     return weights, [network.reply_logprobs(each.prompt_ids, [each.token_ids])[0] for each in probes]
+
+
+def refuse_unreachable(engine: EngineConfig) -> None:
+    """Refuse engines that cannot be there, before anything is loaded. Raises as `vllm_policy` does; asks nobody."""
+    for host, _ in map(address_of, engine.urls):
+        token_of(host)
+    if not engine.urls:
+        engine_python(engine.python)
 
 
 def connections(config: Config, folder: Path, core: Path = CORE) -> list[Connect]:

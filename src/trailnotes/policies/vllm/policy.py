@@ -178,7 +178,9 @@ class VLLMPolicy:
         await self._turn("sleep")
 
     async def wake(self) -> None:
-        """Take the device again."""
+        """Take the device again, with what the learner has done with and torch still keeps."""
+        if self._sleeps:
+            torch.cuda.empty_cache()  # where there is none, nothing happens
         await self._turn("wake")
 
     async def _turn(self, name: Literal["sleep", "wake"]) -> None:

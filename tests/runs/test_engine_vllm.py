@@ -1,0 +1,81 @@
+"""Whole runs that vLLM plays, on a CPU: what it sampled, given to a learner alone, makes the same weights."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from small import SETTINGS
+from tinyrun import distance, metrics, tiny_config, train_in_process
+from trailnotes.learner.learner import export_model
+from trailnotes.runs.saving import save
+from trailnotes.runs.training import TrainingRun
+from trailnotes.types import Sample
+from trailnotes.warmstart.small_model import build_model
+
+pytestmark = pytest.mark.vllm
+
+ENGINE = {"name": "vllm", "python": os.environ.get("TRAILNOTES_TEST_VLLM", ""), "max_concurrent": 32}
+LORA = {"lora": {"enabled": True, "rank": 4}}
+
+
+@pytest.fixture(scope="module")
+def wide_model(start_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The start model with heads of 32 channels, which vLLM's attention on a CPU knows."""
+    import torch
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(start_model)
+    config = tiny_config(start_model, warmstart=SETTINGS["warmstart"] | {"hidden_size": 64}).warmstart
+    torch.manual_seed(0)
+    path = tmp_path_factory.mktemp("wide") / "model"
+    export_model(build_model(tokenizer, config, SETTINGS["rollout"]["max_context_tokens"]), path, tokenizer)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("model", "sections"),
+    [
+        ({}, {"algorithm": {"name": "grpo"}, "learner": {"world_size": 2}}),
+        (LORA, {"rollout": {"num_tasks": 5, "ahead": 1}}),
+        ({}, {"algorithm": {"author": "start"}}),
+        (LORA, {"algorithm": {"author": "start"}, "learner": {"world_size": 2}}),
+    ],
+    ids=["grpo-full-two", "empo2-lora-ahead", "empo2-full-start-author", "empo2-lora-two"],
+)
+def test_what_vllm_played_trains_the_same_weights_in_one_process(
+    wide_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: dict[str, Any], sections: dict[str, Any]
+) -> None:
+    learned: list[tuple[list[Sample], int]] = []
+    learn = TrainingRun.learn
+
+    async def noted(run: TrainingRun, samples: Any, seed: int) -> dict[str, float]:
+        learned.append((list(samples), seed))
+        return await learn(run, samples, seed)
+
+    monkeypatch.setattr(TrainingRun, "learn", noted)
+    settings: dict[str, Any] = {"model": {"path": str(wide_model), **model}, "optim": {"lr": 1e-4, "epochs": 2}}
+    settings |= {"run": {"deterministic": False}, "train": {"iterations": 3}} | sections
+    train_in_process(tiny_config(wide_model, **settings, engine=ENGINE), tmp_path / "played")
+    monkeypatch.setattr(TrainingRun, "learn", learn)
+    lines = metrics(tmp_path / "played")
+    print([{name: line.get(f"engine/{name}") for name in ("sync", "difference", "ratio", "cached")} for line in lines])
+    assert all(line["engine/sync"] < 2e-5 for line in lines)
+    fresh = [line for line in lines if not line.get("stale/versions")]
+    assert all(line["engine/difference"] < 2e-5 for line in fresh)
+    assert all(line["engine/ratio"] == pytest.approx(1, abs=1e-4) for line in fresh)
+    assert any(line["engine/cached"] > 0.2 for line in lines)
+
+    async def again(run: TrainingRun) -> None:
+        for samples, seed in learned[: len(lines)]:
+            await run.learn(samples, seed)
+            run.count.iteration += 1
+        save(run)
+
+    alone = {name: section for name, section in settings.items() if name not in {"learner", "rollout"}}
+    monkeypatch.setattr("tinyrun.train_by", lambda _, run: again(run))
+    train_in_process(tiny_config(wide_model, **alone), tmp_path / "alone")
+    assert 0 <= distance(tmp_path / "played", tmp_path / "alone") < 1e-5
