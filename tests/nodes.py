@@ -25,10 +25,10 @@ QUIET = {
 class TwoNodes:
     """A cluster of Ray's own test tool; its second node is born again where a test has killed it."""
 
-    def __init__(self) -> None:
+    def __init__(self, **head: Any) -> None:
         from ray.cluster_utils import Cluster
 
-        self._cluster = Cluster(initialize_head=True, head_node_args=SMALL)
+        self._cluster = Cluster(initialize_head=True, head_node_args=SMALL | head)
         self._other: Any = None
         self.mend()
 

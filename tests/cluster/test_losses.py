@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from test_cluster import alone, at_find, spread, tasks
 
-from nodes import TwoNodes, refused
+from nodes import QUIET, TwoNodes, refused
 from tinyrun import SAME, differences, episodes, metrics, run_command
 from trailnotes.cluster.envs import ActorHost
 from trailnotes.cluster.memory import ServedMemory
@@ -109,3 +111,28 @@ def test_a_worker_that_finds_no_room_stops_the_run(two_nodes: TwoNodes, start_mo
         assert "has the cluster 2 CPUs left for it" in str(caught.value)
     finally:
         ray.shutdown()
+
+
+@pytest.mark.filterwarnings(  # Ray opens the log of that server, and leaves it to the collector
+    "ignore:Exception ignored.*ray_client_server:pytest.PytestUnraisableExceptionWarning"
+)
+def test_a_cluster_is_reached_through_its_client_port(
+    untroubled: Path, start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in QUIET.items():
+        monkeypatch.setenv(name, value)
+    with closing(socket.socket()) as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with closing(TwoNodes(ray_client_server_port=port)) as nodes:
+        config = spread(nodes, start_model)
+        reached = config.cluster.model_copy(update={"address": f"ray://127.0.0.1:{port}"})
+        while not answers(port):
+            time.sleep(0.1)
+        train(config.model_copy(update={"cluster": reached}), tmp_path)
+    assert differences(untroubled, tmp_path) == SAME
+
+
+def answers(port: int) -> bool:
+    with closing(socket.socket()) as connection:
+        return connection.connect_ex(("127.0.0.1", port)) == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import os
 import platform
 import signal
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from trailnotes.config.schema import Config
 
+logger = logging.getLogger(__name__)
 CONNECT_LIMIT = 5.0  # seconds for an address to answer
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"  # of a client, RFC 9113 section 3.4
 SETTINGS = 4  # type of the first frame of either side
@@ -51,6 +53,11 @@ def joined(config: Config) -> Iterator[Cluster | None]:
         cluster = Cluster(config)
         _refuse_other_code(cluster)
         cluster.refuse_lacking()
+        if cluster.num_machines > 1 and os.environ.get("RAY_AUTH_MODE") != "token":
+            logger.warning(
+                "this Ray cluster asks for no token: whoever reaches its machines can run anything on them; "
+                "RAY_AUTH_MODE=token, on all of them, is the cure"
+            )
         yield cluster
     finally:
         if is_ours:
@@ -66,7 +73,7 @@ def _connect(address: str) -> None:
     before = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address=address, log_to_driver=False, logging_level="WARNING")
-    except (ConnectionError, RuntimeError, ValueError, SystemExit) as error:  # it ends itself where its server is mute
+    except (ConnectionError, RuntimeError, ValueError, SystemExit, ray.exceptions.RayError) as error:
         raise ClusterError(f"cluster.address = {address!r}: {_reason(error)}") from error
     finally:
         if threading.current_thread() is threading.main_thread():
@@ -75,11 +82,11 @@ def _connect(address: str) -> None:
 
 def _reason(error: BaseException) -> str:
     text = " ".join(str(error).split())
-    if isinstance(error, SystemExit):
+    if isinstance(error, SystemExit):  # Ray ends the process where its server is mute
         return "it did not answer as Ray does: name the address that `ray start --head` printed"
     if isinstance(error, ConnectionError):
         return "no Ray cluster runs on this machine: start one (ray start --head), or name its address HOST:PORT"
-    return f"{text[:300]}: install the same versions on all machines"
+    return f"{text[:300]}: all machines need the same versions, and the same token (RAY_AUTH_MODE) where there is one"
 
 
 def _refuse_silent(address: str) -> None:
