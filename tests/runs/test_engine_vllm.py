@@ -80,7 +80,9 @@ def test_what_vllm_played_trains_the_same_weights_in_one_process(
     alone = {name: section for name, section in settings.items() if name not in {"learner", "rollout"}}
     monkeypatch.setattr("tinyrun.train_by", lambda _, run: again(run))
     train_in_process(tiny_config(wide_model, **alone), tmp_path / "alone")
-    assert 0 <= distance(tmp_path / "played", tmp_path / "alone") < 1e-5
+    apart = distance(tmp_path / "played", tmp_path / "alone")
+    print(f"largest difference of a weight: {apart:.2g}")
+    assert 0 <= apart < 1e-5
 
 
 def test_ranks_and_an_engine_of_vllm_on_two_nodes(

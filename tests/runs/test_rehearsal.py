@@ -484,7 +484,7 @@ def test_the_start_model_writes_the_tips(
         assert {tip.version for tip in result.tips} == {0 if author == "start" else len(written) - 1}
         return result
 
-    monkeypatch.setattr("trailnotes.runs.training.write_tips", listening)
+    monkeypatch.setattr("trailnotes.runs.iteration.write_tips", listening)
     model = {"path": str(start_model), "lora": {"enabled": lora, "rank": 4}}
     algorithm = {"author": author, "p_memory": 0.5}
     config = tiny_config(start_model, model=model, algorithm=algorithm, loss={"kl": 0.0}, train={"iterations": 2})
