@@ -3,9 +3,9 @@
 The environment computes for `--work` milliseconds a step, or not at all; as many episodes play side by side as a small
 training has. All sides take turns. Then a small training runs with 2 workers of either kind, and with Ray also one
 batch ahead: the share of its time in which the learner did nothing.
+CPU seconds are those of this process and of the workers; a busy machine does not change them, as it does seconds.
 
     python benchmarks/cluster.py --json cluster.json
-    python benchmarks/cluster.py --address auto    # on a cluster that runs, instead of one started here
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shared import console, finish, make_model, make_parser, make_tokenizer, print_table
+from shared import console, cpu_seconds, finish, make_model, make_parser, make_tokenizer, print_table
 
 from trailnotes.cluster.cluster import Cluster
 from trailnotes.cluster.connection import joined
@@ -60,8 +60,8 @@ class Busy:
         return [Task(f"{split}-{number}", "busy", split=split) for number in range(4)]
 
     def reset(self, task: Task) -> Observation:
-        """Begin."""
-        return Observation(f"you are in {task.id}", instruction="go on")
+        """Begin, and say in which process."""
+        return Observation(f"you are in {task.id}", instruction=str(os.getpid()))
 
     def step(self, action: str) -> Observation:
         """Compute."""
@@ -77,40 +77,47 @@ class Busy:
 # --- steps a second
 
 
-async def play(pool: EnvPool, episodes: int, steps: int) -> None:
-    """All episodes at once."""
+async def play(pool: EnvPool, episodes: int, steps: int) -> set[int]:
+    """All episodes at once; the processes of their environments."""
 
-    async def one(number: int) -> None:
+    async def one(number: int) -> int:
         async with pool.lease() as env:
-            await env.reset(Task(f"task-{number}", "busy"))
+            begun = await env.reset(Task(f"task-{number}", "busy"))
             for step in range(steps):
                 await env.step(f"step {step}")
+        return int(begun.instruction or 0)
 
-    await asyncio.gather(*(one(number) for number in range(episodes)))
+    return {*await asyncio.gather(*(one(number) for number in range(episodes)))}
 
 
-def rate(pool: EnvPool, load: Workload) -> float:
-    """Steps a second."""
-    started = time.perf_counter()
+def rate(pool: EnvPool, load: Workload, processes: set[int]) -> tuple[float, float]:
+    """Steps a second, and CPU milliseconds a step."""
+
+    def spent() -> float:
+        return sum(map(cpu_seconds, {0, *processes}))
+
+    started, before, steps = time.perf_counter(), spent(), load.episodes * load.steps
     asyncio.run(play(pool, load.episodes, load.steps))
-    return load.episodes * load.steps / (time.perf_counter() - started)
+    return steps / (time.perf_counter() - started), 1000 * (spent() - before) / steps
 
 
-def rates(cluster: Cluster, work: float, load: Workload) -> dict[str, float]:
-    """Median of each side: "local 1", "ray 2", ..."""
+def rates(cluster: Cluster, work: float, load: Workload) -> dict[str, tuple[float, float]]:
+    """Medians of each side: "local 1", "ray 2", ..."""
     with contextlib.ExitStack() as opened:
         pools = {}
         for kind, num in [(kind, num) for num in (1, 2) for kind in ("local", "ray")]:
             config = small_config(cluster.config.cluster.address, num, work)
             make_host = Cluster(config).env_host if kind == "ray" else None
             pools[f"{kind} {num}"] = opened.enter_context(EnvPool(config.env, make_host=make_host))
-        for pool in pools.values():  # start all workers
-            asyncio.run(play(pool, load.episodes, 1))
-        found: dict[str, list[float]] = {side: [] for side in pools}
+        workers = {side: asyncio.run(play(pool, load.episodes, 1)) for side, pool in pools.items()}
+        found: dict[str, list[tuple[float, float]]] = {side: [] for side in pools}
         for _ in range(load.repeats):
             for side, pool in pools.items():
-                found[side].append(rate(pool, load))
-    return {side: statistics.median(each) for side, each in found.items()}
+                found[side].append(rate(pool, load, workers[side]))
+    return {
+        side: (statistics.median(each[0] for each in pairs), statistics.median(each[1] for each in pairs))
+        for side, pairs in found.items()
+    }
 
 
 # --- a small training
@@ -155,11 +162,8 @@ def save_model(path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def cluster_at(address: str) -> Iterator[str]:
-    """The address of a running cluster, or of one of one node, started and ended here."""
-    if address:
-        yield address
-        return
+def local_cluster() -> Iterator[str]:
+    """The address of a cluster of one node, started and ended here."""
     from ray.cluster_utils import Cluster as Local
 
     here = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
@@ -187,33 +191,39 @@ def measure(address: str, work: float, load: Workload, say: Callable[[str], obje
             "ray": waits(model, address, work, load),
             "ray, one batch ahead": waits(model, address, work, load, ahead=1),
         }
-    result["ratio"] = result["busy"]["ray 2"] / result["busy"]["local 2"]
+    result["ratio"] = result["busy"]["ray 2"][1] / result["busy"]["local 2"][1]
     return result
 
 
 def report(result: dict[str, Any]) -> None:
     """Tables, and the ratio."""
     print_table(
-        f"Environment steps a second, {result['episodes']} episodes side by side",
-        ("workers", "0 ms a step", f"{result['work_ms']:g} ms a step"),
-        [(side, f"{result['idle'][side]:,.0f}", f"{result['busy'][side]:,.0f}") for side in result["idle"]],
+        f"Environment steps, {result['episodes']} episodes side by side: a second, and CPU ms of each",
+        ("workers", "0 ms: a second", "CPU ms", f"{result['work_ms']:g} ms: a second", "CPU ms"),
+        [(side, *(text for part in ("idle", "busy") for text in told(*result[part][side]))) for side in result["idle"]],
     )
     print_table(
         "Share of a small training's time in which the learner waits",
         ("2 workers", "share"),
         [(side, f"{share:.2f}") for side, share in result["waits"].items()],
     )
-    console.print(f"2 workers on Ray over 2 local ones: {result['ratio']:.2f} of the steps a second")
-    console.print(f"2 workers over 1, on Ray: {result['busy']['ray 2'] / result['busy']['ray 1']:.2f}")
+    console.print(f"CPU time of a step that works, on Ray over locally: {result['ratio']:.2f}")
+    seconds = {side: each[0] for side, each in result["busy"].items()}
+    console.print(f"steps a second of 2 workers over 1: local {seconds['local 2'] / seconds['local 1']:.2f}, "
+                  f"Ray {seconds['ray 2'] / seconds['ray 1']:.2f}")  # fmt: skip
+
+
+def told(rate: float, cpu: float) -> tuple[str, str]:
+    """Two cells."""
+    return f"{rate:,.0f}", f"{cpu:.3f}"
 
 
 def main() -> None:
     """Measure and report."""
     parser = make_parser(__doc__, "fewer steps and repetitions")
-    parser.add_argument("--address", default="", help="of a Ray cluster; without it one is started for the benchmark")
     parser.add_argument("--work", type=float, default=5.0, help="milliseconds that a step computes")
     arguments = parser.parse_args()
-    with cluster_at(arguments.address) as address:
+    with local_cluster() as address:
         result = measure(address, arguments.work, QUICK if arguments.quick else Workload(), console.print)
     finish(result, report, arguments.json)
 

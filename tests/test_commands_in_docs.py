@@ -41,6 +41,7 @@ NOT_CHECKED = {
     "git": "a program of its own",
     "export": "the shell's",
     "transformers": "a program of its own, see tests/served.py",
+    "ray": "a program of its own",
 }
 NOT_RUN = {
     "demo": "two trainings: tests/commands/test_demo.py plays a small one",

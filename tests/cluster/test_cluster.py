@@ -78,11 +78,29 @@ def test_a_cluster_is_looked_over(cluster: Cluster, two_nodes: TwoNodes, monkeyp
         raise AssertionError("joined")
 
 
-@pytest.mark.parametrize("ahead", [0, 1])
-def test_a_cluster_trains_what_one_process_trains(
-    two_nodes: TwoNodes, start_model: Path, tmp_path: Path, ahead: int
+def test_several_machines_without_a_token_are_warned_of(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    settings: dict[str, Any] = {"rollout": {"num_tasks": 5, "ahead": ahead}}
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    with joined(cluster.config):
+        assert not caplog.records  # two nodes of one machine
+    monkeypatch.setattr(Cluster, "num_machines", 2)
+    with joined(cluster.config):
+        assert "this Ray cluster asks for no token" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"rollout": {"num_tasks": 5, "ahead": 1}, "algorithm": {"show_tips": "other"}},
+        {"memory": {"threshold": -1.0, "order": ["ucb"]}},
+    ],
+    ids=["in turn", "ahead, tips of others", "tips by their readers"],
+)
+def test_a_cluster_trains_what_one_process_trains(
+    two_nodes: TwoNodes, start_model: Path, tmp_path: Path, settings: dict[str, Any]
+) -> None:
     train(alone(start_model, **settings), tmp_path / "alone")
     train(spread(two_nodes, start_model, **settings), tmp_path / "cluster")
     assert differences(tmp_path / "alone", tmp_path / "cluster") == SAME
@@ -128,6 +146,10 @@ def test_a_killed_memory_service_has_forgotten_nothing(
     assert differences(untroubled, tmp_path) == SAME
 
 
+def serve(cluster: Cluster, path: Path, service: type[MemoryService] = MemoryService) -> ServedMemory:
+    return ServedMemory(cluster.config, path, cluster.home, cluster.name_of(cluster.home), service)
+
+
 class Dying(MemoryService):
     """Dies once, after it has stored, and before it answers."""
 
@@ -142,7 +164,7 @@ class Dying(MemoryService):
 
 def test_a_write_that_ray_repeats_is_stored_once(cluster: Cluster, tmp_path: Path) -> None:
     tips = [Tip("task", f"tip {number}", "key", 0.0) for number in range(3)]
-    with ServedMemory(cluster, tmp_path / "memory.db", Dying) as served:
+    with serve(cluster, tmp_path / "memory.db", Dying) as served:
         before = served.pid()
         assert served.add([tips[0]]) == 0  # it was stored by the one that died, and is not again
         assert served.pid() != before
@@ -156,7 +178,7 @@ def test_a_reader_keeps_its_version(cluster: Cluster, tmp_path: Path) -> None:
     def texts(memory: ServedMemory) -> list[str]:
         return [tip.text for tip in memory.search("task", "key", 9)]
 
-    with ServedMemory(cluster, tmp_path / "memory.db") as served:
+    with serve(cluster, tmp_path / "memory.db") as served:
         served.add([Tip("task", "old", "key", 0.0)])
         reader = served.pinned()
         assert (reader.version, texts(reader), texts(served)) == (1, ["old"], ["old"])
@@ -171,7 +193,7 @@ def test_a_reader_keeps_its_version(cluster: Cluster, tmp_path: Path) -> None:
 def test_a_version_that_a_restart_lost_is_given_up_aloud(
     cluster: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with ServedMemory(cluster, tmp_path / "memory.db") as served:
+    with serve(cluster, tmp_path / "memory.db") as served:
         served.add([Tip("task", "old", "key", 0.0)])
         reader = served.pinned()
         os.kill(served.pid(), signal.SIGKILL)
@@ -188,9 +210,9 @@ def test_a_version_that_a_restart_lost_is_given_up_aloud(
 def test_what_the_service_refuses_is_one_line(cluster: Cluster, tmp_path: Path) -> None:
     (tmp_path / "memory.db").write_bytes(b"no database" * 100)
     with pytest.raises(MemoryStoreError, match=r"memory\.db: damaged") as caught:
-        ServedMemory(cluster, tmp_path / "memory.db")
+        serve(cluster, tmp_path / "memory.db")
     assert "\n" not in str(caught.value)
-    with ServedMemory(cluster, tmp_path / "other.db") as served:
+    with serve(cluster, tmp_path / "other.db") as served:
         with pytest.raises(MemoryStoreError, match="there is no memory snapshot at"):
             served.restore(tmp_path / "none.db")
         assert served.stats()["tips"] == 0
@@ -199,7 +221,7 @@ def test_what_the_service_refuses_is_one_line(cluster: Cluster, tmp_path: Path) 
 def test_who_does_not_answer_is_named(
     cluster: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with ServedMemory(cluster, tmp_path / "memory.db") as served:
+    with serve(cluster, tmp_path / "memory.db") as served:
         settings = cluster.config.cluster.model_copy(update={"timeout": 1.0})
         os.kill(served.pid(), signal.SIGSTOP)
         monkeypatch.setattr(served, "_config", cluster.config.model_copy(update={"cluster": settings}))

@@ -59,13 +59,13 @@ class Cluster:
         """An environment worker somewhere in the cluster: `EnvPool`'s `make_host`."""
         from trailnotes.cluster.envs import ActorHost
 
-        return ActorHost(self, index, self.config.env)
+        return ActorHost(self.config, index, self.name_of)
 
     def memory(self, path: StrPath) -> ServedMemory:
         """The memory file of the run as a service on this machine. Raises as `ServedMemory`."""
         from trailnotes.cluster.memory import ServedMemory
 
-        return ServedMemory(self, path)
+        return ServedMemory(self.config, path, self.home, self.name_of(self.home))
 
     def take_gpu(self) -> None:
         """Have Ray give the GPU of this process to nobody else. Raises as `seat.take_gpu`."""

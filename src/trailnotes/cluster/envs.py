@@ -16,10 +16,10 @@ from trailnotes.errors import ClusterError
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Callable
     from concurrent.futures import Future
 
-    from trailnotes.cluster.cluster import Cluster
-    from trailnotes.config.schema import EnvConfig
+    from trailnotes.config.schema import Config
 
 STOP_LIMIT = 5.0  # seconds to close its environments
 
@@ -51,22 +51,23 @@ class ActorHost(RemoteHost):
     A lost one is not brought back: the pool's next lease asks for another, which Ray may place on another node.
 
     Args:
-        cluster: where.
+        config: of the run.
         index: of the worker in its pool.
-        env: environment, options, time limit of a call.
+        name_of: gives what messages call a node, by its id.
     """
 
-    def __init__(self, cluster: Cluster, index: int, env: EnvConfig) -> None:
+    def __init__(self, config: Config, index: int, name_of: Callable[[str], str]) -> None:
         import ray
 
+        env = config.env
         greeted = greeting(env.name, env.options)
-        super().__init__(f"env worker {index} of {env.name}", env.timeout, cluster.config.cluster.timeout)
-        self._cluster = cluster
+        super().__init__(f"env worker {index} of {env.name}", env.timeout, config.cluster.timeout)
+        self._cpus, self._name_of = config.cluster.env_cpus, name_of
         self._came: deque[tuple[Awaited | None, Future[bytes]]] = deque()
         self._patience: Patience | None = None  # with the first of `_pending`
-        self._actor = ray.remote(
-            num_cpus=cluster.config.cluster.env_cpus, max_restarts=0, scheduling_strategy="SPREAD"
-        )(Environments).remote()
+        self._actor = ray.remote(num_cpus=self._cpus, max_restarts=0, scheduling_strategy="SPREAD")(
+            Environments
+        ).remote()
         self._where = self._actor.where.remote()
         self._request(greeted, None)
 
@@ -79,7 +80,7 @@ class ActorHost(RemoteHost):
         with suppress(ray.exceptions.RayError):
             if ready:
                 node, process = ray.get(ready[0])
-                return f"(process {process} on {self._cluster.name_of(node)})"
+                return f"(process {process} on {self._name_of(node)})"
         return "(not placed yet)"
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -116,9 +117,8 @@ class ActorHost(RemoteHost):
             self._patience.check()
         except ClusterError as error:
             if not self.started:
-                cpus = self._cluster.config.cluster.env_cpus
                 self.fatal = ClusterError(
-                    f"{error}: has the cluster {cpus:g} CPUs left for it, and env.name installed?"
+                    f"{error}: has the cluster {self._cpus:g} CPUs left for it, and env.name installed?"
                 )
             self._lose(str(error).removeprefix(f"{self._label} "))
 

@@ -26,7 +26,6 @@ from trailnotes.memory.tips import TipMemory, open_memory
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from trailnotes.cluster.cluster import Cluster
     from trailnotes.config.schema import Config
     from trailnotes.types import StrPath, Tip, Trajectory
 
@@ -139,8 +138,10 @@ class ServedMemory(Closes):
     """The memory of a run, behind the methods that `memory.base` names; it finds what prompts are to show.
 
     Args:
-        cluster: whose machine of the run holds the actor.
+        config: of the run.
         path: of the memory file.
+        node: of this process, and of the actor.
+        place: what messages call that node.
         service: the actor's class.
 
     Raises:
@@ -148,15 +149,18 @@ class ServedMemory(Closes):
         ClusterError: the service does not answer within `cluster.timeout`; so does each method.
     """
 
-    def __init__(self, cluster: Cluster, path: StrPath, service: type[MemoryService] = MemoryService) -> None:
+    def __init__(
+        self, config: Config, path: StrPath, node: str, place: str, service: type[MemoryService] = MemoryService
+    ) -> None:
         import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         path = Path(path).resolve()
-        self._cluster, self._config = cluster, cluster.config
+        self._config, self._place = config, place
         self._at: int | None = None
-        self._actor = ray.remote(
-            num_cpus=0, max_restarts=-1, max_task_retries=-1, scheduling_strategy=cluster.on(cluster.home)
-        )(service).remote(str(path), _identity(path), cluster.config)
+        here = NodeAffinitySchedulingStrategy(node, soft=False)
+        actor = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1, scheduling_strategy=here)(service)
+        self._actor = actor.remote(str(path), _identity(path), config)
         self.version = -1  # of the last answer
         self.stats()  # or the reason why not
 
@@ -222,8 +226,7 @@ class ServedMemory(Closes):
         ray.kill(self._actor)
 
     def _patience(self) -> Patience:
-        where = self._cluster.name_of(self._cluster.home)
-        return Patience(lambda: f"the memory service on {where}", self._config.cluster.timeout, "cluster.timeout")
+        return Patience(lambda: f"the memory service on {self._place}", self._config.cluster.timeout, "cluster.timeout")
 
     def _ask(self, method: str, *arguments: Any) -> Any:
         answer = getattr(self._actor, method).remote(*arguments)
