@@ -26,6 +26,7 @@ from trailnotes.types import Completion, Message, Sampling
 
 pytestmark = pytest.mark.vllm
 
+TALK = [Message("user", "A hall. A door leads north.")]
 CLOSE = 2e-5  # nats on average, in float32 on a CPU
 HEADS = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}  # of 32 channels
 
@@ -91,14 +92,27 @@ def ask(policy: VLLMPolicy, num: int = 3, max_tokens: int = 20) -> list[Completi
         for i in range(num):
             policy.open_episode(f"e{i}")
         samplings = [Sampling(max_tokens=max_tokens, seed=i) for i in range(num)]
-        talk = [Message("user", "A hall. A door leads north.")]
         try:
-            return await asyncio.gather(*(policy.generate(talk, s, f"e{i}") for i, s in enumerate(samplings)))
+            return await asyncio.gather(*(policy.generate(TALK, s, f"e{i}") for i, s in enumerate(samplings)))
         finally:
             for i in range(num):
                 policy.close_episode(f"e{i}")
 
     return asyncio.run(run())
+
+
+async def speak_and_score(policy: VLLMPolicy) -> tuple[Completion, list[float]]:
+    """A long completion, and what the policy says of replies while it is under way."""
+    policy.open_episode("long")
+    ends, policy.endings.end_ids = policy.endings.end_ids, frozenset()
+    speaking = asyncio.ensure_future(policy.generate(TALK, Sampling(max_tokens=60, seed=3), "long"))
+    await asyncio.sleep(0)
+    scored = await policy.score(TALK, ["go north", "go north"])
+    try:
+        return await speaking, scored
+    finally:
+        policy.close_episode("long")
+        policy.endings.end_ids = ends
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -113,6 +127,12 @@ def test_weights_arrive_whole_and_again_after_a_kill(policy_of, saved, tied: boo
     assert max(abs(a - b) for a, b in zip(old[0], learner.score(before)[0], strict=True)) > 0.5
     expected = ask(policy)
     assert learner.score(expected) == [pytest.approx(list(each.logprobs), abs=1e-4) for each in expected]
+    spoken, scored = asyncio.run(speak_and_score(policy))
+    assert len(spoken.token_ids) == 60
+    assert [spoken.logprobs] == [pytest.approx(row, abs=1e-4) for row in learner.score([spoken])]
+    ids = policy.format.spoken(TALK, "go north")
+    (wanted,) = learner.score([Completion(policy.encode(TALK), ids, (0.0,) * len(ids), "go north")])
+    assert scored == [pytest.approx(sum(wanted) / len(wanted), abs=1e-4)] * 2
     if not tied:
         return
     pid = policy.replicas[0].about["pid"]
