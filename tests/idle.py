@@ -21,5 +21,5 @@ def occupied(node: str) -> Any:
     import ray
 
     actor: Any = ray.remote(Idle).options(num_cpus=CPUS, scheduling_strategy=Cluster.on(node)).remote()
-    assert ray.get(actor.here.remote())
+    assert ray.get(actor.here.remote(), timeout=120)
     return actor

@@ -166,7 +166,8 @@ def among(rank: int, world: int, store: str, path: str) -> None:
 
 def config_of(model: Path, world: int = 2, *, sections: dict[str, Any] | None = None, **learner: Any) -> Config:
     section = {"world_size": world, "timeout": LIMIT} | learner
-    return small_config(model={"path": str(model), "device": "cpu"}, learner=section, **(sections or {}))
+    own = {"model": {"path": str(model), "device": "cpu"}, "learner": section}
+    return small_config(**own | (sections or {}))
 
 
 def one_process(config: Config) -> Learner:

@@ -127,7 +127,7 @@ def test_a_killed_engine_comes_back_with_its_weights_and_is_asked_again(
         replica.wait_until_ready()
         assert replica._link is not None
         assert replica._link.label.startswith(f"engine {here}:")
-        replica.load(parcel(cluster.config, tmp_path))
+        replica.load(parcel(cluster.config, tmp_path), None)
         before = ask(replica)
         assert len(before.token_ids) == TOKENS
         assert ask_and_lose(replica, faults, kill(replica.about["pid"])) == before
@@ -149,7 +149,7 @@ def test_an_engine_on_a_lost_node_comes_back_on_another(
         replica.begin()
         replica.wait_until_ready()
         ray.kill(busy)
-        replica.load(parcel(cluster.config, tmp_path))
+        replica.load(parcel(cluster.config, tmp_path), None)
         before = ask(replica)
         assert ask_and_lose(replica, faults, cluster_of_module.lose_other) == before
         assert replica.num_rebuilds == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from trailnotes.errors import ClusterError
+from trailnotes.errors import ClusterError, ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,6 +31,11 @@ class Cluster:
         self.config = config
         self.home: str = ray.get_runtime_context().get_node_id()  # the node of this process
         self._found = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
+
+    @property
+    def _is_outside(self) -> bool:
+        """Whether this process is on no node, and reaches the cluster through Ray's client port."""
+        return self.config.cluster.address.startswith("ray://")
 
     @property
     def nodes(self) -> dict[str, str]:
@@ -66,7 +71,7 @@ class Cluster:
         """Have Ray give the GPU of this process to nobody else. Raises as `seat.take_gpu`."""
         from trailnotes.cluster.seat import take_gpu
 
-        self._seat = take_gpu(self.config, self.home)
+        self._seat = None if self._is_outside else take_gpu(self.config, self.home)
 
     def start_ranks(self) -> Followers:
         """The ranks of the learner beside this process: `make_learner`'s `start`. Raises as `ranks.start_ranks`."""
@@ -94,6 +99,11 @@ class Cluster:
         if config.learner.world_size > 1:
             from trailnotes.cluster.ranks import resources_of_rank
 
+            if self._is_outside:
+                raise ConfigError(
+                    "learner.world_size above 1 needs this process on a machine of the cluster: start it there, with "
+                    "cluster.address = auto or HOST:PORT instead of ray://"
+                )
             wanted["learner.world_size"] = config.learner.world_size - 1, resources_of_rank(config)
         from trailnotes.cluster.engines import places_engines, resources_of_engine
 

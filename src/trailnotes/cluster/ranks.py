@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trailnotes.cluster.waiting import Patience, cause_of, result_of
-from trailnotes.learner.followers import GRACE, LOOPBACK, Failure, Followers, failure_of
+from trailnotes.learner.followers import LOOPBACK, Failure, Followers, failure_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from trailnotes.config.schema import Config
 
 LOCALHOST = "127.0.0.1"
+LOST = 60.0  # seconds in which Ray finds out whether what it cannot reach is dead
 
 
 class Rank:
@@ -107,16 +108,24 @@ class ActorOfRank:
             ray.kill(self.actor)
 
     def _how(self, error: Exception) -> Failure:
-        """How it died. Ray may need a moment to see that a node is gone with all that was on it."""
+        """How it died. Ray may know of a broken connection alone at first, and see only later that a node is gone.
+
+        Asking again is how to learn it: a dead actor's call fails for good.
+        """
         import ray
 
-        until = time.monotonic() + GRACE
-        while True:
-            if not any(node["Alive"] for node in ray.nodes() if node["NodeID"] == self.node):
-                return Failure("was lost with its node")
-            if isinstance(error, ray.exceptions.ActorDiedError) or time.monotonic() > until:
-                return Failure(f"died: {cause_of(error)}")
-            time.sleep(0.2)
+        until = time.monotonic() + LOST
+        while not isinstance(error, ray.exceptions.ActorDiedError) and time.monotonic() < until:
+            try:
+                ray.get(self.actor.place.remote(), timeout=1.0)
+            except ray.exceptions.RayError as later:
+                error = later
+                time.sleep(0.2)
+            else:
+                break
+        if not any(node["Alive"] for node in ray.nodes() if node["NodeID"] == self.node):
+            return Failure("was lost with its node")
+        return Failure(f"died: {cause_of(error)}")
 
 
 def resources_of_rank(config: Config) -> dict[str, float]:

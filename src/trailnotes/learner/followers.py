@@ -83,7 +83,7 @@ class Followers:
         """
         own = failure_of(error)
         if not own.of_others:
-            return f"rank 0 of the learner failed: {own.text}"
+            return told_alone(error)
         until = time.monotonic() + GRACE
         while time.monotonic() < until and self._silent():
             time.sleep(0.05)
@@ -93,7 +93,7 @@ class Followers:
         if silent := self._silent():
             hangs = f"hangs: nothing from it for learner.timeout = {self.seconds:g} s ({own.text})"
             return self._named(silent, hangs)
-        return f"the processes of the learner lost each other: {own.text}"
+        return told_alone(error)
 
     def busy(self, busy: bool) -> None:
         """Say whether rank 0 is waiting for the others."""
@@ -129,6 +129,14 @@ class Followers:
                 sys.stderr.write("trailnotes: " + "; ".join(causes) + "; resume from the last checkpoint\n")
                 sys.stderr.flush()
                 os._exit(1)
+
+
+def told_alone(error: BaseException) -> str:
+    """One line about an error of rank 0, where nothing is known of the others."""
+    own = failure_of(error)
+    if own.of_others:
+        return f"the processes of the learner lost each other: {own.text}"
+    return f"rank 0 of the learner failed: {own.text}"
 
 
 def failure_of(error: BaseException) -> Failure:

@@ -28,7 +28,7 @@ from trailnotes.learner.circle import (
     refuse_too_many,
     started_by_torchrun,
 )
-from trailnotes.learner.followers import Followers
+from trailnotes.learner.followers import Followers, told_alone
 from trailnotes.learner.learner import Learner
 from trailnotes.learner.processes import start_processes
 from trailnotes.learner.rank import ALIKE
@@ -184,8 +184,7 @@ class ShardedLearner:
         except ALIKE:
             raise
         except RuntimeError as error:
-            reason = f"the processes of the learner lost each other: {' '.join(str(error).split())}"
-            reason = self._followers.what_failed(error) if self._followers is not None else reason
+            reason = self._followers.what_failed(error) if self._followers is not None else told_alone(error)
             self._drop()
             raise LearnerError(reason) from error
         except BaseException:  # such as a second Ctrl-C: the others are in the middle of something

@@ -32,7 +32,8 @@ def refuse_missing(config: Config, model: str | None = None, *, plays_only: bool
     if lacking:
         raise MissingExtraError(f"{'; '.join(lacking.values())}: {how_to_install(*lacking)}")
     path = config.model.path if model is None else model
-    if config.engine.name == "vllm" and path != RANDOM and not path.startswith(OPENAI):
+    elsewhere = config.cluster.address and not config.engine.urls and not plays_only  # what is there is told from there
+    if config.engine.name == "vllm" and path != RANDOM and not path.startswith(OPENAI) and not elsewhere:
         from trailnotes.policies.vllm.building import refuse_unreachable
 
         refuse_unreachable(config.engine)

@@ -104,7 +104,7 @@ def ask(policy: VLLMPolicy, num: int = 3, max_tokens: int = 20) -> list[Completi
 async def speak_and_score(policy: VLLMPolicy) -> tuple[Completion, list[float]]:
     """A long completion, and what the policy says of replies while it is under way."""
     policy.open_episode("long")
-    policy.endings.end_ids = frozenset()
+    ends, policy.endings.end_ids = policy.endings.end_ids, frozenset()
     speaking = asyncio.ensure_future(policy.generate(TALK, Sampling(max_tokens=60, seed=3), "long"))
     await asyncio.sleep(0)
     scored = await policy.score(TALK, ["go north", "go north"])
@@ -112,6 +112,7 @@ async def speak_and_score(policy: VLLMPolicy) -> tuple[Completion, list[float]]:
         return await speaking, scored
     finally:
         policy.close_episode("long")
+        policy.endings.end_ids = ends
 
 
 @pytest.mark.parametrize("tied", [True, False])

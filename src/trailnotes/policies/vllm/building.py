@@ -58,7 +58,7 @@ def vllm_policy(
             "the last bits of a log-probability, and with them a token now and then"
         )
     folder = workplace(size_of(config))
-    connects = connects or connections(config, folder, core)
+    ways = connects or connections(config, folder, core)
     tokenizer = load_tokenizer(config.model)
     settings = settings_of(config, folder)
     if len(tokenizer) > settings["vocabulary"]:
@@ -68,7 +68,7 @@ def vllm_policy(
         )
     path, is_local, saved = whole_model_of(config.model)
     policy = VLLMPolicy(
-        connects,
+        ways,
         tokenizer,
         folder,
         name=config.model.path,
