@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
+import subprocess
+import sys
 import weakref
 from pathlib import Path
 from typing import Any
@@ -108,3 +111,11 @@ def test_an_update_holds_what_was_foretold(architecture: Any, sections: dict[str
     assert shape is not None
     (device,) = estimate(config, shape).devices
     assert device.counted == pytest.approx(counted.most, rel=0.15)
+
+
+@pytest.mark.slow
+def test_resident_memory_is_what_was_foretold(tmp_path: Path) -> None:
+    figures, benchmark = tmp_path / "footprint.json", Path(__file__).parents[2] / "benchmarks" / "footprint.py"
+    subprocess.run([sys.executable, str(benchmark), "--quick", "--json", str(figures)], check=True, capture_output=True)
+    found = json.loads(figures.read_text())
+    assert found["largest_error"] <= found["floor"]
