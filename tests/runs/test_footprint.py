@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -293,3 +294,18 @@ def test_a_further_layer_takes_what_a_forward_pass_saves(dtype: str, lora: bool,
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         counted.append(saved_by(model.train()))
     assert told[1] - told[0] == pytest.approx(counted[1] - counted[0], rel=0.05)
+
+
+# -- the table of the page
+
+
+def test_the_table_of_what_fits_is_current() -> None:
+    root = Path(__file__).parents[2]
+    spec = importlib.util.spec_from_file_location("memory_table", root / "docs" / "memory.py")
+    assert spec is not None
+    assert spec.loader is not None
+    page = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(page)
+    *head, last = page.table(sizes=(0.5, 7)).splitlines()
+    text = (root / "docs" / "scaling.md").read_text(encoding="utf-8")
+    assert all(line in text for line in [*head, last]), "print it anew: python docs/memory.py"
