@@ -196,7 +196,8 @@ HOUSE = {
         console panels saving
         authors needs spent staleness
         players
-        directory loop shapes signals
+        directory loop parts signals
+        shapes
     """,
     "storage": """
         __init__ checkpoint demonstrations

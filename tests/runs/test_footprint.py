@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from small import small_config
 from trailnotes.config.model_schema import LoraConfig
 from trailnotes.config.schema import Config
 from trailnotes.policies.hf.adapters import new_adapters
-from trailnotes.runs import footprint as module
+from trailnotes.runs import parts
 from trailnotes.runs.footprint import ASLEEP, GIB, Device, Footprint, footprint
 from trailnotes.runs.shapes import Shape, shape_of
 
@@ -110,7 +111,7 @@ def test_what_is_held_by_whole_distributions_takes_more_of_each_logit() -> None:
 
     assert logits(loss={"kl": 0.01}) == 4096 * 151936 * 8
     for sections in ({"algorithm": {"anchor_tips": 0.25}}, {"rehearsal": {"split": "spare"}}):
-        assert logits(**sections) == 4096 * 151936 * 33
+        assert logits(**sections) == 4096 * 151936 * 29
 
 
 def test_float32_takes_weights_gradients_and_two_moments(start_model: Path) -> None:
@@ -285,7 +286,7 @@ def test_a_further_layer_takes_what_a_forward_pass_saves(dtype: str, lora: bool,
         )
         shape = shape_of(config.model)
         assert shape is not None
-        told.append(module._activations(config, shape, 256))
+        told.append(parts._activations(config, shape, 256)[0])
         model: Any = Qwen2ForCausalLM(shape_with(layers)).to(getattr(torch, dtype))
         if lora:
             model = new_adapters(model, LoraConfig(rank=2), "")
@@ -293,3 +294,18 @@ def test_a_further_layer_takes_what_a_forward_pass_saves(dtype: str, lora: bool,
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         counted.append(saved_by(model.train()))
     assert told[1] - told[0] == pytest.approx(counted[1] - counted[0], rel=0.05)
+
+
+# -- the table of the page
+
+
+def test_the_table_of_what_fits_is_current() -> None:
+    root = Path(__file__).parents[2]
+    spec = importlib.util.spec_from_file_location("memory_table", root / "docs" / "memory.py")
+    assert spec is not None
+    assert spec.loader is not None
+    page = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(page)
+    *head, last = page.table(sizes=(0.5, 7)).splitlines()
+    text = (root / "docs" / "scaling.md").read_text(encoding="utf-8")
+    assert all(line in text for line in [*head, last]), "print it anew: python docs/memory.py"

@@ -66,10 +66,18 @@ def test_a_host_is_not_told_to_use_more_devices() -> None:
 @pytest.mark.usefixtures("one_look")
 def test_where_no_change_does_it_alone_the_fewest_are_named() -> None:
     config = settings(32, model={"dtype": "float32"})
-    words = advice(config).split(", and ")
+    words = advice(config).split("; or else ")[0].split(", and ")
     assert words[0] == "set model.gradient_checkpointing = true"
     assert len(words) > 1
     assert "model.lora" not in str(words), "what changes the training comes last"
+
+
+@pytest.mark.usefixtures("one_look")
+def test_who_has_one_device_is_told_what_does_it_there() -> None:
+    many, one = advice(settings()).split("; or else ")
+    assert "learner.world_size" in many
+    assert one.endswith("train adapters by model.lora.enabled = true")
+    assert "world_size" not in one
 
 
 @pytest.mark.usefixtures("one_look")

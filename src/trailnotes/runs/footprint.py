@@ -1,9 +1,7 @@
 """What a training run will take of the memory of each device, by part, from the shape of its model.
 
 A device holds some parts all the time, and others in phases: while episodes are played, and while it is learned from
-them, of which the largest moment counts. What is saved for a backward pass was counted in a layer of Qwen2 (`SAVED`),
-and the whole is held against measured peaks in `benchmarks/footprint.py`; models of other layers differ, and so do
-kernels. Attention that writes out its scores (`eager`) takes more.
+them, of which the largest moment counts. `benchmarks/footprint.py` holds the learner's part against measured peaks.
 """
 
 from __future__ import annotations
@@ -20,22 +18,12 @@ from trailnotes.policies.hf.decoder import MAX_TOKENS
 from trailnotes.policies.hf.network import SlotCache
 from trailnotes.policies.hf.policy import device_of
 from trailnotes.policies.vllm.building import ALONE, SHARED, cache_bytes
+from trailnotes.runs.parts import FLOAT32, Parts, held_parts, learning_parts, number_of, on_cpu
 from trailnotes.runs.shapes import Shape, shape_of
-
-Parts = Mapping[str, float]
 
 GIB = 1 << 30
 COMMON_GPU = 80e9  # bytes, where no GPU is here
 OVERHEAD = 0.1  # of the peak: kernels, fragments, an embedder
-FLOAT32 = 4
-# Bytes that a layer saves for each token: (size of a number, whether adapters are trained) -> for each unit of the
-# hidden width, of the queries, the keys, the intermediate width. Adapters are float32, and keep a copy of their input
-# where that is not.
-SAVED = {(4, False): (24, 8, 8, 16), (2, False): (16, 4, 4, 8), (4, True): (16, 8, 8, 16), (2, True): (28, 8, 4, 10)}
-LOGIT = 2 * FLOAT32  # bytes of one logit, forwards and backwards
-# The same in `Learner._terms`: both distributions, what lies between them, their gradients, and a mask.
-HELD_LOGIT = 8 * FLOAT32 + 1
-GATHERED = 3  # layers whose weights are whole at a time: that in work, the next, and the buffer it arrives in
 ENGINE = 0.7e9  # bytes of an engine's process on a CPU, without weights and cache
 ASLEEP = 2e9  # bytes that a sleeping engine keeps of a GPU: its context and compiled graphs (not measured)
 
@@ -119,20 +107,15 @@ def footprint(config: Config) -> Footprint | None:
 def estimate(config: Config, shape: Shape) -> Footprint:
     """The estimate for a training run of a model of this shape."""
     size = f"{shape.whole / 1e9:.2f} billion" if shape.whole >= 1e9 else f"{shape.whole / 1e6:.1f} million"
-    (device, room), on_cpu = _room(config), _on_cpu(config)
+    device, room = _room(config)
     return Footprint(
         model=f"{config.model.path} ({size} parameters; {shape.source})",
         devices=tuple(_devices(config, shape, room)),
         device=device,
         room=room,
-        together=on_cpu,
-        host={} if on_cpu else _host(config, shape),
+        together=on_cpu(config),
+        host={} if on_cpu(config) else _host(config, shape),
     )
-
-
-def number_of(config: Config) -> int:
-    """Bytes of a number of `model.dtype`."""
-    return FLOAT32 if config.model.dtype == "float32" else 2
 
 
 # -- who is where
@@ -140,10 +123,10 @@ def number_of(config: Config) -> int:
 
 def _devices(config: Config, shape: Shape, room: float) -> list[Device]:
     """Ranks of the learner, with what else is on their devices; then the engines that have devices of their own."""
-    world, own = config.learner.world_size, [names.split(",") for names in config.engine.devices]
-    on_cpu = _on_cpu(config)
+    world, local = config.learner.world_size, on_cpu(config)
+    own = [names.split(",") for names in config.engine.devices]
     starts_engines = config.engine.name == "vllm" and not config.engine.urls
-    shares = starts_engines and not (own or on_cpu or config.cluster.address)
+    shares = _shares(config)
     first = device_of(config.model.device).index or 0
     ranks = []
     for rank in range(world):
@@ -154,23 +137,34 @@ def _devices(config: Config, shape: Shape, room: float) -> list[Device]:
         if rank == 0 and shares:
             engine = _engine(config, shape, room)
             acting |= {part: size * config.engine.replicas for part, size in engine.items()}
-            learning |= {} if config.rollout.ahead else {"engine, asleep": ASLEEP * config.engine.replicas}
-        for names in own if starts_engines and not on_cpu else ():
+            learning |= {"engine, asleep": ASLEEP * config.engine.replicas} if _sleeps(config) else {}
+        for names in own if starts_engines and not local else ():
             if str(first + rank) in names:
                 held |= _engine(config, shape, room, len(names))
         phases: dict[str, Parts] = {"acting": acting, "learning": learning}
         if config.rollout.ahead:
             phases = {"acting and learning": {**acting, **learning}}
-        if on_cpu and world > 1:
+        if local and world > 1:
             phases["starting"] = {"the whole model, before it is split": _loaded(config, shape)}
         ranks.append(Device("rank", 1, held, {name: parts for name, parts in phases.items() if parts}))
     taken = {str(first + rank) for rank in range(world)}
     apart = [len(names) for names in own for name in names if name not in taken]
     if starts_engines and not (apart or shares or own):
         apart = [1] * config.engine.replicas
-    overhead = OVERHEAD if on_cpu else 0.0  # a share of a GPU holds all that the engine takes
+    overhead = OVERHEAD if local else 0.0  # a share of a GPU holds all that the engine takes
     engines = [Device("engine", 1, _engine(config, shape, room, n), {}, overhead) for n in apart]
     return _alike(ranks) + _alike(engines)
+
+
+def _shares(config: Config) -> bool:
+    """Whether engines are on the device of the first rank."""
+    engine = config.engine
+    return engine.name == "vllm" and not (engine.urls or engine.devices or config.cluster.address or on_cpu(config))
+
+
+def _sleeps(config: Config) -> bool:
+    """Whether they leave it while it is learned."""
+    return _shares(config) and not config.rollout.ahead
 
 
 def _alike(devices: Sequence[Device]) -> list[Device]:
@@ -185,107 +179,19 @@ def _alike(devices: Sequence[Device]) -> list[Device]:
     return found
 
 
-def _on_cpu(config: Config) -> bool:
-    """Whether the device is the host's memory; "auto" plans for a GPU, even where there is none."""
-    return config.model.device != "auto" and device_of(config.model.device).type != "cuda"
-
-
 def _room(config: Config) -> tuple[str, float]:
     """The device in words, and its bytes."""
     device = device_of(config.model.device)
     if device.type == "cuda":
         about = torch.cuda.get_device_properties(device)
         return f"{about.name} ({_gib(about.total_memory)} GiB)", float(about.total_memory)
-    if not _on_cpu(config):
+    if not on_cpu(config):
         return f"a GPU of {COMMON_GPU / 1e9:.0f} GB ({_gib(COMMON_GPU)} GiB); none is here", COMMON_GPU
     return f"this machine's memory ({_gib(_memory())} GiB)", _memory()
 
 
 def _memory() -> float:
     return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-
-
-# -- learning
-
-
-def held_parts(config: Config, shape: Shape) -> Parts:
-    """What one rank of the learner holds all the time, on its device."""
-    world, number, dtype = config.learner.world_size, number_of(config), config.model.dtype
-    each = "" if world == 1 else f", 1/{world}"
-    if world > 1 and config.learner.offload and not _on_cpu(config):
-        return {}
-    if config.model.lora.enabled:
-        trained = shape.adapters / world
-        return {
-            f"weights, {dtype}{each}": shape.whole * number / world,
-            f"adapters, float32{each}": trained * FLOAT32,
-            f"gradients, float32{each}": trained * FLOAT32,
-            f"moments, float32{each}": trained * 2 * FLOAT32,
-            f"reference: the adapters of the start{each}": trained * FLOAT32,
-        }
-    trained = shape.whole / world
-    # Several ranks compute in copies of the masters, which exist for a pass only.
-    weights = {f"weights, {dtype}": trained * number} if world == 1 or number == FLOAT32 else {}
-    masters = {f"masters, float32{each}": trained * FLOAT32} if number < FLOAT32 else {}
-    reference = {f"reference: the weights of the start{each}": trained * number} if config.holds else {}
-    return {
-        **{name + each: size for name, size in weights.items()},
-        **masters,
-        f"gradients, float32{each}": trained * FLOAT32,
-        f"moments, float32{each}": trained * 2 * FLOAT32,
-        **reference,
-    }
-
-
-def learning_parts(config: Config, shape: Shape) -> Parts:
-    """What one rank of the learner takes besides at the largest moment of an update."""
-    return max(_moments(config, shape), key=lambda parts: sum(parts.values()))
-
-
-def _moments(config: Config, shape: Shape) -> list[Parts]:
-    """Of a backward pass: at the logits, in a layer, and at its end, where no activations are left."""
-    number, whole = number_of(config), not config.model.lora.enabled
-    gathered, layer_gradients, last = _gathered(config, shape)
-    tokens = max(config.optim.microbatch_tokens, config.rollout.max_context_tokens)  # a long row goes alone
-    saved = {f"activations of {tokens:,} tokens": _activations(config, shape, tokens)}
-    chunk = min(config.optim.logprob_chunk, tokens)
-    logits = chunk * shape.vocabulary * float(HELD_LOGIT if config.holds_rows else LOGIT)
-    head = {"gradient of the output embedding": shape.head * number} if whole else {}
-    backwards = tokens * number * 2.0 * (shape.hidden + shape.intermediate)
-    return [
-        {**saved, **gathered, f"logits of {chunk:,} tokens": logits, **head},
-        {**saved, **gathered, "backward pass of a layer": backwards, **layer_gradients, **head},
-        {**gathered, **last},
-    ]
-
-
-def _gathered(config: Config, shape: Shape) -> tuple[Parts, Parts, Parts]:
-    """What is whole of a sharded model during a pass; gradients of a layer; and gradients at the end of the pass."""
-    number, whole, world = number_of(config), not config.model.lora.enabled, config.learner.world_size
-    if world == 1:
-        if number == FLOAT32 or not whole:
-            return {}, {}, {"gradients of the embeddings": 2 * shape.head * number * whole}
-        return {}, {}, {f"gradients, {config.model.dtype}": shape.whole * number + shape.head * FLOAT32}
-    gathered = {"weights gathered for a pass": (shape.around + GATHERED * shape.block) * number}
-    if config.holds and whole:
-        gathered["the reference's gathered"] = shape.around * number
-    if not whole:
-        return gathered, {}, {}
-    one = {"gradients of two layers, to be summed": shape.block * (number + 2 * FLOAT32)}
-    return gathered, one, {"gradients of the embeddings, to be summed": shape.around * (number + FLOAT32)}
-
-
-def _activations(config: Config, shape: Shape, tokens: int) -> float:
-    """Saved for the backward pass: of all layers, or the input of each and all of one."""
-    number = number_of(config)
-    widths = (shape.hidden, shape.queries, shape.keys, shape.intermediate)
-    saved = SAVED[number, config.model.lora.enabled]
-    layer = float(tokens * sum(size * width for size, width in zip(saved, widths, strict=True)))
-    if config.learner.packed in ("always", "shared") and not config.learner.attention.startswith(("flash", "flex")):
-        layer += float(tokens) ** 2 * number  # a mask that says which row is whose
-    if not config.model.gradient_checkpointing:
-        return shape.layers * layer
-    return shape.layers * tokens * shape.hidden * float(number) + layer
 
 
 # -- acting
@@ -338,7 +244,7 @@ def _engine(config: Config, shape: Shape, room: float, spread: int = 1) -> dict[
     number, engine = number_of(config), config.engine
     weights = shape.whole * number / spread
     context = min(config.rollout.max_context_tokens, shape.positions)
-    if _on_cpu(config):
+    if on_cpu(config):
         return {"engine: weights": weights, "engine: cache": cache_bytes(shape.text, config, context), "engine": ENGINE}
     share = engine.device_memory or (ALONE if engine.devices or config.cluster.address else SHARED / engine.replicas)
     least = 2.0 * shape.keys * shape.layers * number * context / spread  # one whole conversation
@@ -363,6 +269,8 @@ def _host(config: Config, shape: Shape) -> Parts:
     elif config.learner.offload:
         here = config.model_copy(update={"learner": config.learner.model_copy(update={"offload": False})})
         parts["weights, gradients and moments of the ranks"] = world * sum(held_parts(here, shape).values())
+    if _sleeps(config):
+        parts["weights of engines that sleep"] = config.engine.replicas * shape.whole * number_of(config)
     if world > 1 or config.rollout.ahead or config.engine.name == "vllm":
         parts["weights handed to what acts"] = trained * (FLOAT32 if config.model.lora.enabled else number_of(config))
     return parts

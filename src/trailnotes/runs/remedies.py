@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +25,9 @@ class Change(NamedTuple):
     words: str
 
 
+Kind = Callable[[Config], list[Change]]  # changes of the same thing, from the smallest to the largest
+
+
 def refuse_too_large(config: Config, found: Footprint) -> None:
     """Refuse a run that does not fit its devices.
 
@@ -36,37 +39,43 @@ def refuse_too_large(config: Config, found: Footprint) -> None:
 
 
 def advice(config: Config) -> str:
-    """Each single change after which the run fits; or, where none does it alone, several that do it together."""
+    """Each single change after which the run fits; or, where none does it alone, several that do it together.
+
+    Where these need more devices, also those that do it without.
+    """
     fits = _Trial(config)
     alone = [next(filter(fits, changes(config)), None) for changes in KINDS]
     if any(alone):
         return ", or ".join(change.words for change in alone if change)
-    return ", and ".join(change.words for change in together(config)) or SMALLER
+    ways = [together(config), together(config, [kind for kind in KINDS if kind not in NEED_DEVICES])]
+    told = dict.fromkeys(", and ".join(change.words for change in way) for way in ways if way)
+    return "; or else ".join(told) or SMALLER
 
 
-def together(config: Config) -> list[Change]:
+def together(config: Config, kinds: Sequence[Kind] | None = None) -> list[Change]:
     """Changes after which it fits, none of which could be left out or be smaller; [] where all do not suffice.
 
-    They build on each other: the last one's settings have them all.
+    They build on each other: the last one's settings have them all. `kinds` are those to choose from, all by default.
     """
+    kinds = KINDS if kinds is None else kinds
     fits = _Trial(config)
-    taken: dict[int, int] = dict.fromkeys(range(len(KINDS)), -1)  # of each kind the strongest
-    if not fits(_all(config, taken)[-1]):
+    taken: dict[int, int] = dict.fromkeys(range(len(kinds)), -1)  # of each kind the strongest
+    if not fits(_all(config, taken, kinds)[-1]):
         return []
     for kind in reversed(taken):  # what changes most is left out first
-        for index in (None, *range(len(KINDS[kind](config)))):
+        for index in (None, *range(len(kinds[kind](config)))):
             fewer = {name: at for name, at in (taken | {kind: index}).items() if at is not None}
-            if fits(_all(config, fewer)[-1]):
+            if fits(_all(config, fewer, kinds)[-1]):
                 taken = fewer
                 break
-    return _all(config, taken)[1:]
+    return _all(config, taken, kinds)[1:]
 
 
-def _all(config: Config, taken: Mapping[int, int]) -> list[Change]:
+def _all(config: Config, taken: Mapping[int, int], kinds: Sequence[Kind]) -> list[Change]:
     """The settings as they are, and after each change: kind -> which of its changes."""
     steps = [Change(config, "")]
     for kind in sorted(taken):
-        found = KINDS[kind](steps[-1].config)
+        found = kinds[kind](steps[-1].config)
         if found:
             steps.append(found[max(-1, min(taken[kind], len(found) - 1))])
     return steps
@@ -163,9 +172,10 @@ def _adapters(config: Config) -> list[Change]:
 
 
 # From those that change no result, over those that need more devices, to those that change what is learned.
-KINDS: tuple[Callable[[Config], list[Change]], ...] = (
+KINDS: tuple[Kind, ...] = (
     _recompute, _microbatch, _chunk, _conversations, _turns, _world, _engine, _dtype, _offload, _adapters,
 )  # fmt: skip
+NEED_DEVICES = (_world, _engine)
 
 
 def _set(config: Config, section: str, name: str, value: bool | int | str) -> Change:
