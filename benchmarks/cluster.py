@@ -180,7 +180,6 @@ def measure(address: str, work: float, load: Workload, say: Callable[[str], obje
     """Everything."""
     result: dict[str, Any] = {"work_ms": work, "episodes": load.episodes, "steps": load.steps}
     with tempfile.TemporaryDirectory() as folder, joined(small_config(address, 2, work)) as cluster:
-        assert cluster is not None
         for name, each in (("idle", 0.0), ("busy", work)):
             say(f"steps of {each:g} ms")
             result[name] = rates(cluster, each, load)

@@ -118,8 +118,8 @@ HOUSE = {
         __init__ main
         pool
         worker
-        remote
-        hosts wire
+        hosts
+        wire
     """,
     "learner": """
         __init__ sharded

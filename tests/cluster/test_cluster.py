@@ -57,7 +57,6 @@ def cluster(cluster_of_module: TwoNodes) -> Iterator[Cluster]:
     """This process has joined it, for all tests of the file: what `train` joins is what is there."""
     config = small_config(cluster={"address": cluster_of_module.address})
     with joined(config) as cluster:
-        assert cluster is not None
         yield cluster
 
 
@@ -68,7 +67,7 @@ def test_a_cluster_is_looked_over(cluster: Cluster, two_nodes: TwoNodes, monkeyp
 
     assert {cluster.home, two_nodes.other} == {*cluster.nodes}
     with joined(asking(8)) as same:
-        assert same is not None
+        assert same.home == cluster.home
     with refused("env.num_workers = 9 want 9 CPU of the cluster, which has 8"), joined(asking(9)):
         raise AssertionError("joined")
     with refused("no node of the cluster has 5 CPU, which each of env.num_workers wants"), joined(asking(1, 5)):

@@ -22,11 +22,6 @@ def at(address: str) -> Config:
     return small_config(cluster={"address": address})
 
 
-def test_without_an_address_there_is_no_cluster() -> None:
-    with joined(small_config()) as cluster:
-        assert cluster is None
-
-
 @pytest.mark.parametrize("address", ["local", "6379", "host", "ray://host", "http://host:1", "a b:1"])
 def test_what_is_no_address_is_refused(address: str) -> None:
     with pytest.raises(ValueError, match="name auto, HOST:PORT, or ray://HOST:PORT"):

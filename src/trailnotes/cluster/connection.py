@@ -30,8 +30,8 @@ EMPTY_SETTINGS = bytes((0, 0, 0, SETTINGS, 0, 0, 0, 0, 0))
 
 
 @contextlib.contextmanager
-def joined(config: Config) -> Iterator[Cluster | None]:
-    """The Ray cluster at `cluster.address` for as long as the block lasts; None where there is no address.
+def joined(config: Config) -> Iterator[Cluster]:
+    """The Ray cluster at `cluster.address` for as long as the block lasts.
 
     A program that is connected to Ray already stays so, and its cluster is the one.
 
@@ -39,9 +39,6 @@ def joined(config: Config) -> Iterator[Cluster | None]:
         MissingExtraError: Ray is not installed.
         ClusterError: nobody is there, somebody else is, a machine has other versions, or too little is left.
     """
-    if not config.cluster.address:
-        yield None
-        return
     if package := missing_package("ray"):
         raise MissingExtraError(f"cluster.address needs the package {package}: {how_to_install('ray')}")
     import ray

@@ -9,8 +9,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from trailnotes.cluster.waiting import Patience, cause_of
+from trailnotes.envs.workers.hosts import RemoteHost, greeting
 from trailnotes.envs.workers.main import Server
-from trailnotes.envs.workers.remote import Awaited, RemoteHost, greeting
 from trailnotes.envs.workers.wire import HEADER
 from trailnotes.errors import ClusterError
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from trailnotes.config.schema import Config
+    from trailnotes.envs.workers.hosts import Awaited
 
 STOP_LIMIT = 5.0  # seconds to close its environments
 

@@ -21,6 +21,7 @@ from trailnotes.storage.files import read_jsonl
 if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
 
     from trailnotes.cluster.cluster import Cluster
     from trailnotes.config.schema import Config
@@ -58,15 +59,23 @@ def train(
         RunError: the directory is in use, damaged, or belongs to another config; or it cannot be written.
         Interrupted: a `KeyboardInterrupt`: asked to stop before the end; what the last checkpoint holds is safe.
     """
-    from trailnotes.cluster.connection import joined
     from trailnotes.runs.directory import RunDir
     from trailnotes.runs.loop import run_to_end
 
     _refuse_early(config)
     tips = _tips_for(config, memory) if memory is not None else ()
-    with joined(config) as cluster, RunDir.open(run_dir, config, allow_change=allow_change) as directory:
+    with _cluster_of(config) as cluster, RunDir.open(run_dir, config, allow_change=allow_change) as directory:
         _record_rehearsal(config, directory)
         return run_to_end(_train(config, directory, tips, cluster))
+
+
+def _cluster_of(config: Config) -> AbstractContextManager[Cluster | None]:
+    """The cluster for as long as the block lasts; None, and nothing of it is imported, where everything runs here."""
+    if not config.cluster.address:
+        return contextlib.nullcontext()
+    from trailnotes.cluster.connection import joined
+
+    return joined(config)
 
 
 def _record_rehearsal(config: Config, directory: RunDir) -> None:

@@ -12,10 +12,13 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from trailnotes.envs.workers.remote import Awaited, RemoteHost, greeting
+from trailnotes.envs.workers.hosts import RemoteHost, greeting
 from trailnotes.envs.workers.wire import Frames
+
+if TYPE_CHECKING:
+    from trailnotes.envs.workers.hosts import Awaited
 
 STOP_LIMIT = 5.0  # seconds to close its environments and exit
 CHUNK = 1 << 18
