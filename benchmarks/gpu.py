@@ -31,7 +31,7 @@ from torch.distributed import FileStore
 from rollout import Workload, observations
 from trailnotes.config.schema import Config
 from trailnotes.learner.building import build_alone
-from trailnotes.learner.circle import kept_to_loopback, meet
+from trailnotes.learner.circle import kept_to, meet
 from trailnotes.learner.learner import Learner
 from trailnotes.learner.sharding import Sharded
 from trailnotes.policies.hf.adapters import new_adapters
@@ -124,7 +124,7 @@ def learner_of(config: Config, *, sharded: bool) -> Iterator[Learner]:
     if not sharded:
         yield build_alone(config, build(config), None, None)
         return
-    with tempfile.TemporaryDirectory() as folder, kept_to_loopback():
+    with tempfile.TemporaryDirectory() as folder, kept_to():
         circle = meet(0, 1, DEVICE, 60.0, FileStore(f"{folder}/store", 1))
         try:
             dtype = torch.bfloat16 if not config.model.lora.enabled else None

@@ -19,7 +19,7 @@ from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
 from trailnotes.config.schema import Config
 from trailnotes.learner.building import build_alone
-from trailnotes.learner.circle import Circle, kept_to_loopback, meet
+from trailnotes.learner.circle import Circle, kept_to, meet
 from trailnotes.learner.learner import Learner
 from trailnotes.learner.sharding import Sharded
 from trailnotes.policies.hf.adapters import new_adapters
@@ -99,7 +99,7 @@ def test_joined_rows_are_what_padded_ones_are(attention: str) -> None:
 
 @pytest.fixture
 def circle(tmp_path: Path) -> Iterator[Circle]:
-    with kept_to_loopback():
+    with kept_to():
         found = meet(0, 1, "cuda", 60.0, FileStore(str(tmp_path / "store"), 1))
     yield found
     dist.destroy_process_group()
