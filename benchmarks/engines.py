@@ -154,7 +154,7 @@ def measure_vllm(path: Path, model: Any, texts: Any, load: Workload, python: str
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.mul_(1.01)
-        loads = [timed(lambda: asyncio.run(policy.load(model.state_dict(), 1, score))) for _ in range(3)]
+        loads = [timed(lambda: asyncio.run(policy.load(model.state_dict(), 1, score(policy.probes)))) for _ in range(3)]
         os.kill(pid, signal.SIGKILL)
         rebuild, _ = timed(lambda: play(policy, texts[:1], load))
         return {
