@@ -37,6 +37,13 @@ def test_ray_must_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("joined")
 
 
+def test_auto_does_not_choose_among_clusters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("ray._private.services.find_gcs_addresses", lambda: {"10.0.0.2:6379", "10.0.0.1:6379"})
+    with refused("2 Ray clusters run on this machine: name one of 10.0.0.1:6379, 10.0.0.2:6379"), joined(at("auto")):
+        raise AssertionError("joined")
+
+
 def test_where_nobody_is_the_address_is_named() -> None:
     with closing(socket.socket()) as taken:
         taken.bind(("127.0.0.1", 0))  # and does not listen

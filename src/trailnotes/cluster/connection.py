@@ -41,6 +41,7 @@ def joined(config: Config) -> Iterator[Cluster]:
     """
     if package := missing_package("ray"):
         raise MissingExtraError(f"cluster.address needs the package {package}: {how_to_install('ray')}")
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "error")  # each of its tries to connect would print a line
     import ray
 
     is_ours = not ray.is_initialized()
@@ -65,7 +66,9 @@ def _connect(address: str) -> None:
     """Connect to Ray, which takes longer than a minute to find out that nobody is there: so that is asked first."""
     import ray
 
-    if address != "auto":
+    if address == "auto":
+        _refuse_several()
+    else:
         _refuse_silent(address)
     before = signal.getsignal(signal.SIGTERM)
     try:
@@ -82,8 +85,22 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, SystemExit):  # Ray ends the process where its server is mute
         return "it did not answer as Ray does: name the address that `ray start --head` printed"
     if isinstance(error, ConnectionError):
-        return "no Ray cluster runs on this machine: start one (ray start --head), or name its address HOST:PORT"
+        return (
+            "no Ray cluster answers this process: start one (ray start --head), name its address HOST:PORT, or set "
+            "RAY_AUTH_MODE=token where it asks for a token"
+        )
     return f"{text[:300]}: all machines need the same versions, and the same token (RAY_AUTH_MODE) where there is one"
+
+
+def _refuse_several() -> None:
+    """Refuse `auto` where several clusters run on this machine: Ray would take the newest, whosoever it is."""
+    from ray._private.services import find_gcs_addresses
+
+    found = sorted(find_gcs_addresses())
+    if len(found) > 1 and "RAY_ADDRESS" not in os.environ:
+        raise ClusterError(
+            f'cluster.address = "auto": {len(found)} Ray clusters run on this machine: name one of {", ".join(found)}'
+        )
 
 
 def _refuse_silent(address: str) -> None:

@@ -83,6 +83,8 @@ class TrainingRun:
             cluster.take_gpu()
         self._seed_adapters()
         placed = cluster.engines() if cluster else ()
+        if config.engine.name == "vllm":
+            progress.note(f"the engines of vLLM start, within engine.start_timeout = {config.engine.start_timeout:g} s")
         self.policy: TrainedPolicy = model_policy(config, trains=True, connects=placed)
         with contextlib.ExitStack() as undone:
             undone.callback(self.policy.close)  # its engines are processes

@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from trailnotes.errors import ConfigError, MissingExtraError, how_to_install
+from trailnotes.errors import ConfigError, MissingExtraError
 
 HERE = Path(__file__).parent / "worker"
 CORE = HERE / "core.py"
@@ -50,7 +50,7 @@ def engine_python(named: str) -> str:
             return str(root / OWN)
     raise MissingExtraError(
         'engine.name = "vllm" needs vLLM: run make vllm in a clone of Trailnotes, which builds an environment for it, '
-        f"or name the Python of yours as engine.python; in this environment: {how_to_install('vllm')}"
+        "or name the Python of an environment of your own as engine.python"
     )
 
 

@@ -111,7 +111,8 @@ def introduce(connection: socket.socket, token: str) -> None:
     line = _read_line(connection)
     words = line.split()
     if len(words) != 3 or words[0] != _HELLO:
-        raise WireError(f"is no engine of Trailnotes (it says {line[:60]!r})" if line else "is no engine of Trailnotes")
+        said = f" (it says {line[:60]!r})" if line and line.isprintable() else ""
+        raise WireError(f"is no engine of Trailnotes{said}")
     if words[1] != str(PROTOCOL):
         raise WireError(
             f"speaks protocol {words[1][:9]}, this side {PROTOCOL}: install the same version of Trailnotes on both"
