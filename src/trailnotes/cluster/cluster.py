@@ -30,6 +30,7 @@ class Cluster:
 
         self.config = config
         self.home: str = ray.get_runtime_context().get_node_id()  # the node of this process
+        self._engines: list[Any] = []  # actors
         self._found = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
 
     @property
@@ -83,7 +84,15 @@ class Cluster:
         """How to reach the engines of the run, which start now: `connects` of `vllm_policy`; [] if it needs none."""
         from trailnotes.cluster.engines import place_engines, places_engines
 
-        return place_engines(self.config) if places_engines(self.config) else []
+        return place_engines(self.config, placed=self._engines) if places_engines(self.config) else []
+
+    def close(self) -> None:
+        """End the engines, which Ray would start anew wherever they end by themselves."""
+        import ray
+
+        for actor in self._engines:
+            ray.kill(actor)
+        self._engines.clear()
 
     @staticmethod
     def on(node: str) -> Any:

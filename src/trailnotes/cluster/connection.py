@@ -10,6 +10,7 @@ import platform
 import signal
 import socket
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 CONNECT_LIMIT = 5.0  # seconds for an address to answer
+SETTLE = 1.0  # seconds: Ray 2.60 ends the process where news of an actor's end comes while it shuts down
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"  # of a client, RFC 9113 section 3.4
 SETTINGS = 4  # type of the first frame of either side
 EMPTY_SETTINGS = bytes((0, 0, 0, SETTINGS, 0, 0, 0, 0, 0))
@@ -47,6 +49,7 @@ def joined(config: Config) -> Iterator[Cluster]:
     is_ours = not ray.is_initialized()
     if is_ours:
         _connect(config.cluster.address)
+    cluster = None
     try:
         cluster = Cluster(config)
         _refuse_other_code(cluster)
@@ -58,7 +61,10 @@ def joined(config: Config) -> Iterator[Cluster]:
             )
         yield cluster
     finally:
+        if cluster is not None and ray.is_initialized():
+            cluster.close()
         if is_ours:
+            time.sleep(SETTLE)
             ray.shutdown()
 
 

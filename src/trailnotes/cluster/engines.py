@@ -88,12 +88,13 @@ def resources_of_engine(config: Config) -> dict[str, float]:
     return cpus | {"GPU": float(max((len(devices.split(",")) for devices in config.engine.devices), default=1))}
 
 
-def place_engines(config: Config, core: Path | None = None) -> list[Connect]:
+def place_engines(config: Config, core: Path | None = None, *, placed: list[Any] | None = None) -> list[Connect]:
     """How to reach each of `engine.replicas` engines, which start now, spread over the nodes of the cluster.
 
     Args:
         config: of the run.
         core: the file with the engine's class `Core`; None: vLLM's.
+        placed: gets the actors, for whoever is to end them.
 
     Raises:
         ConfigError: `model.path` cannot be read here.
@@ -115,6 +116,8 @@ def place_engines(config: Config, core: Path | None = None) -> list[Connect]:
     )
     home, directory = ray.util.get_node_ip_address(), str(Path.cwd())
     actors = [kind.remote(config, token, home, directory, core or CORE) for _ in range(config.engine.replicas)]
+    if placed is not None:
+        placed += actors
     return [
         partial(reach, partial(where, actor, number, config), config.engine, expected, token=token)
         for number, actor in enumerate(actors)
