@@ -26,6 +26,8 @@ OWN = Path(".venv-vllm") / "bin" / "python"  # what `make vllm` builds in a clon
 STOP_LIMIT = 10.0  # seconds to end by itself
 LAST_LINES = 3  # of an engine's output, in messages
 PREFIX = "trailnotes-engine-"
+LEADING = "PYTHON", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_"  # into our packages, or among torchrun's processes
+OF_RANKS = "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"
 
 # The parent-death signal comes when the *thread* that started the child ends, so that one must live as long as we do.
 _SPAWNER = ThreadPoolExecutor(1, thread_name_prefix="engine-spawner")
@@ -55,8 +57,12 @@ def engine_python(named: str) -> str:
 
 
 def environment(*, on_cpu: bool, threads: int, offline: bool, devices: str = "") -> dict[str, str]:
-    """Variables of an engine's process: ours, without what would lead it into our packages, and what vLLM is told."""
-    variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    """Variables of an engine's process: ours, and what vLLM is told.
+
+    Not those that would lead it into our packages, or make of it a rank of the learner that torchrun has started.
+    """
+    kept = os.environ.keys() - set(OF_RANKS)
+    variables = {name: os.environ[name] for name in kept if not name.startswith(LEADING)}
     variables |= {
         "PYTHONFAULTHANDLER": "1",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine's core in the very process that we watch
