@@ -10,18 +10,20 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from safetensors import safe_open
+from torch.distributed.checkpoint.api import CheckpointException
 
 from sharded_cases import Case, config_of, difference, one_process, rows_of, wait_until_gone
 from small import small_config
 from tiny import tiny_model
 from trailnotes.errors import ConfigError, LearnerError, NonFiniteError
-from trailnotes.learner import followers
+from trailnotes.learner import followers, states
 from trailnotes.learner.building import _refuse_adapted_head, _refuse_apart, build_alone
 from trailnotes.learner.circle import meet, refuse_too_many
 from trailnotes.learner.followers import Failure, Followers, from_exchange
@@ -355,6 +357,18 @@ def test_how_a_process_ended_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyP
     rank.process.wait()
     assert rank.failure() == Failure(told)
     rank.end(0.0)
+
+
+def test_what_a_rank_cannot_write_is_an_error_like_any_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_given: Any, **_named: Any) -> None:
+        raise CheckpointException("", {1: (OSError(28, "No space left on device"), None)})
+
+    monkeypatch.setattr(states, "save_shards", fail)
+    ranks: Any = SimpleNamespace(world=2, rank=0, talk=None)
+    with pytest.raises(OSError, match=r"^rank 1 of the learner: \[Errno 28\] No space left on device$"):
+        states.save_state(tmp_path, {}, {}, ranks)
+    with pytest.raises(ValueError, match="^rank 1 of the learner: "), states._first_failure(ValueError):
+        fail()
 
 
 def fake_python(path: Path, code: str) -> Path:
