@@ -222,6 +222,20 @@ def test_adapters_of_two_processes(start_model: Path, tmp_path: Path) -> None:
     learner.close()
 
 
+def test_dropout_of_two_processes_follows_from_the_seed_alone(start_model: Path, tmp_path: Path) -> None:
+    lora = {"enabled": True, "rank": 2, "dropout": 0.5}
+    learner = ShardedLearner(config_of(start_model, sections={"model": {"path": str(start_model), "lora": lora}}))
+    learner.save(tmp_path)
+    found = []
+    for seed in (1, 1, 2):  # as a run that goes on, one that is resumed, and another one
+        learner.load(tmp_path)
+        learner.update(ROWS, seed=seed)
+        found.append(torch.cat([tensor.flatten() for tensor in learner.weights().values()]))
+    learner.close()
+    assert torch.equal(found[0], found[1])
+    assert not torch.equal(found[0], found[2])
+
+
 @pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`:UserWarning")
 def test_adapters_on_the_head_are_not_compared_with_the_start_by_several_processes(start_model: Path) -> None:
     lora = {"enabled": True, "rank": 2, "target_modules": ("q_proj", "lm_head")}
@@ -367,7 +381,7 @@ def test_what_a_rank_cannot_write_is_an_error_like_any_other(tmp_path: Path, mon
     ranks: Any = SimpleNamespace(world=2, rank=0, talk=None)
     with pytest.raises(OSError, match=r"^rank 1 of the learner: \[Errno 28\] No space left on device$"):
         states.save_state(tmp_path, {}, {}, ranks)
-    with pytest.raises(ValueError, match="^rank 1 of the learner: "), states._first_failure(ValueError):
+    with pytest.raises(ValueError, match=r"^rank 1 of the learner: "), states._first_failure(ValueError):
         fail()
 
 
