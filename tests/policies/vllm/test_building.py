@@ -12,7 +12,7 @@ import torch
 
 from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError
-from trailnotes.policies.vllm import building
+from trailnotes.policies.vllm import building, process
 from trailnotes.policies.vllm.building import cache_bytes, fingerprint_of, settings_of
 from trailnotes.policies.vllm.process import environment
 from trailnotes.policies.vllm.replica import Record
@@ -80,6 +80,21 @@ def test_an_engine_is_no_rank_of_torchrun_s(monkeypatch: pytest.MonkeyPatch) -> 
     variables = environment(on_cpu=True, threads=0, offline=True)
     assert not variables.keys() & set(given)
     assert "RANKING" in variables
+
+
+def test_a_workplace_is_cleared_away_once_nobody_holds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nobody = 999_999_999
+    monkeypatch.setattr(process.tempfile, "tempdir", str(tmp_path))
+    left = tmp_path / f"{process.PREFIX}{nobody}-killed"
+    left.mkdir()
+    (left / "engine.log").touch()
+    monkeypatch.setattr(process.os, "getpid", lambda: nobody)  # as it looks from another container
+    first = process.workplace()
+    assert first.parent == tmp_path
+    assert not left.exists()
+    process.workplace()
+    assert first.exists()  # in use
+    process._clear(tmp_path / f"{process.PREFIX}{nobody}-gone")  # by another start, meanwhile
 
 
 def test_devices_are_for_as_many_engines() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import fcntl
 import os
 import shutil
 import signal
@@ -139,7 +140,7 @@ class Process:
 def workplace(size: int | None = None) -> Path:
     """A new directory for weights and logs; it goes when this process ends.
 
-    Directories of processes that were killed are cleared away first.
+    Directories of processes that were killed are cleared away first, unless somebody locks them.
 
     Args:
         size: bytes of the weights. They are kept in memory where there is room for three times as many (the old ones,
@@ -148,13 +149,43 @@ def workplace(size: int | None = None) -> Path:
     shared, disk = Path("/dev/shm"), Path(tempfile.gettempdir())  # noqa: S108 - no name in it is foreseeable
     for left in [*shared.glob(f"{PREFIX}*"), *disk.glob(f"{PREFIX}*")]:
         pid = left.name.removeprefix(PREFIX).partition("-")[0]
-        if pid.isdecimal() and not Path(f"/proc/{pid}").exists() and left.stat().st_uid == os.getuid():
-            shutil.rmtree(left, ignore_errors=True)
+        if pid.isdecimal() and not Path(f"/proc/{pid}").exists():
+            _clear(left)
     in_memory = size is not None and shared.is_dir() and shutil.disk_usage(shared).free > 3 * size
-    root = shared if in_memory else disk
-    path = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=root))
+    path = _locked_directory(shared if in_memory else disk)
     atexit.register(shutil.rmtree, path, ignore_errors=True)
     return path
+
+
+def _locked_directory(root: Path) -> Path:
+    """A new directory with a lock, which ends with this process.
+
+    Its number in the name is not enough: in another container, which may share the directory, it is nobody's.
+    """
+    while True:
+        path = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=root))
+        with suppress(FileNotFoundError):
+            held = os.open(path, os.O_RDONLY)  # programs that we start do not get it
+            fcntl.flock(held, fcntl.LOCK_EX)
+            if path.exists():  # else another start has cleared it away before it was locked
+                return path
+            os.close(held)
+
+
+def _clear(left: Path) -> None:
+    """Remove a directory of ours that nobody locks any more; another start may be doing the same."""
+    try:
+        held = os.open(left, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:  # gone already, or another user's
+        return
+    try:
+        if os.fstat(held).st_uid == os.getuid():
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(left, ignore_errors=True)
+    except BlockingIOError:
+        pass  # it is in use
+    finally:
+        os.close(held)
 
 
 def _waited(process: subprocess.Popen[Any], limit: float) -> bool:
