@@ -10,18 +10,20 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from safetensors import safe_open
+from torch.distributed.checkpoint.api import CheckpointException
 
 from sharded_cases import Case, config_of, difference, one_process, rows_of, wait_until_gone
 from small import small_config
 from tiny import tiny_model
 from trailnotes.errors import ConfigError, LearnerError, NonFiniteError
-from trailnotes.learner import followers
+from trailnotes.learner import followers, states
 from trailnotes.learner.building import _refuse_adapted_head, _refuse_apart, build_alone
 from trailnotes.learner.circle import meet, refuse_too_many
 from trailnotes.learner.followers import Failure, Followers, from_exchange
@@ -220,6 +222,20 @@ def test_adapters_of_two_processes(start_model: Path, tmp_path: Path) -> None:
     learner.close()
 
 
+def test_dropout_of_two_processes_follows_from_the_seed_alone(start_model: Path, tmp_path: Path) -> None:
+    lora = {"enabled": True, "rank": 2, "dropout": 0.5}
+    learner = ShardedLearner(config_of(start_model, sections={"model": {"path": str(start_model), "lora": lora}}))
+    learner.save(tmp_path)
+    found = []
+    for seed in (1, 1, 2):  # as a run that goes on, one that is resumed, and another one
+        learner.load(tmp_path)
+        learner.update(ROWS, seed=seed)
+        found.append(torch.cat([tensor.flatten() for tensor in learner.weights().values()]))
+    learner.close()
+    assert torch.equal(found[0], found[1])
+    assert not torch.equal(found[0], found[2])
+
+
 @pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`:UserWarning")
 def test_adapters_on_the_head_are_not_compared_with_the_start_by_several_processes(start_model: Path) -> None:
     lora = {"enabled": True, "rank": 2, "target_modules": ("q_proj", "lm_head")}
@@ -355,6 +371,18 @@ def test_how_a_process_ended_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyP
     rank.process.wait()
     assert rank.failure() == Failure(told)
     rank.end(0.0)
+
+
+def test_what_a_rank_cannot_write_is_an_error_like_any_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_given: Any, **_named: Any) -> None:
+        raise CheckpointException("", {1: (OSError(28, "No space left on device"), None)})
+
+    monkeypatch.setattr(states, "save_shards", fail)
+    ranks: Any = SimpleNamespace(world=2, rank=0, talk=None)
+    with pytest.raises(OSError, match=r"^rank 1 of the learner: \[Errno 28\] No space left on device$"):
+        states.save_state(tmp_path, {}, {}, ranks)
+    with pytest.raises(ValueError, match=r"^rank 1 of the learner: "), states._first_failure(ValueError):
+        fail()
 
 
 def fake_python(path: Path, code: str) -> Path:

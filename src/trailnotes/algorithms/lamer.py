@@ -95,6 +95,8 @@ def _complete(trial: Trial) -> Trial:
 def tip_rows(trial: Trial, credit: Sequence[Sequence[float]], written: Written, hold: float) -> list[Sample]:
     """A row for each tip of a trial; none for what was written about nothing.
 
+    With `rollout.ahead` its ratio is to the weights that wrote it: these rows are not brought up to date.
+
     Args:
         trial: K groups of N members.
         credit: (K - 1, N) advantages of the tips after each episode: those of the episodes after them.

@@ -297,6 +297,12 @@ class Config(Section):
             )
 
     @property
+    def engines_share(self) -> bool:
+        """Whether engines of vLLM are on the learner's device, where that is a GPU."""
+        engine = self.engine
+        return engine.name == "vllm" and not (engine.urls or engine.devices or self.cluster.address)
+
+    @property
     def holds(self) -> bool:
         """Whether the start model must be at hand: something is held to it, written by it, or taught by it."""
         written = self.algorithm.author == "start" and method_of(self.algorithm.name).writes_tips

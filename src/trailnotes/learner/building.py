@@ -77,7 +77,6 @@ def build_rank(circle: Circle, config: Config, dump_dir: Path | None) -> Learner
     )
     learner.joining = joining
     _attend(learner, config.learner)
-    torch.manual_seed(derive_seed(config.run.seed, "dropout", ranks.rank))  # of other rows, other masks
     return learner
 
 

@@ -25,6 +25,7 @@ from trailnotes.learner.roles import weights_of, weights_of_tokens
 from trailnotes.learner.samples import Joining, has_advantage, minibatches, opening
 from trailnotes.learner.states import export_model, load_state, save_state, trained_weights
 from trailnotes.policies.hf.network import evaluating, needs_training_mode
+from trailnotes.seeds import derive_seed
 from trailnotes.types import Sample
 
 
@@ -109,7 +110,8 @@ class Learner:
 
         Args:
             samples: the rows; advantages are final.
-            seed: of the order of the mini-batches.
+            seed: of the order of the mini-batches; with several ranks also of their dropout, which a process that
+                learns alone draws from torch's generator as it finds it.
             lr_scale: factor on `optim.lr`, from whatever schedule the caller keeps.
 
         Returns:
@@ -119,6 +121,8 @@ class Learner:
             NonFiniteError: a loss or gradient is not finite; that mini-batch was not stepped, and lies in a dump.
         """
         started = time.perf_counter()
+        if self.ranks.world > 1:
+            torch.manual_seed(derive_seed(seed, "dropout", self.ranks.rank))  # of other rows, other masks
         rows = [sample for sample in samples if any(sample.loss_mask) and self._learns(sample)]
         metrics = UpdateMetrics()
         self._optimizer.set_lr(self.optim.lr * lr_scale)

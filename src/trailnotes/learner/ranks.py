@@ -1,6 +1,6 @@
 """The processes that share one update: who they are, which rows each takes, and what they tell each other.
 
-Every rank runs the same lines of the learner on the same rows. They part where rows become tensors (`Ranks.passes`),
+Every rank runs the same lines of the learner on the same rows. They part where rows become tensors (`passes`),
 and meet again where sums are taken (`Ranks.sum`, `Ranks.gather`). With one process both are nothing at all.
 """
 
@@ -47,7 +47,7 @@ class Ranks(Protocol):
         ...
 
     def swapped(self, model: nn.Module, weights: Mapping[nn.Parameter, Tensor]) -> Any:
-        """A context in which these parameters of the model hold other values, such as `copies` gave."""
+        """A context in which these parameters of the model hold other values, shaped as their own parts."""
         ...
 
 

@@ -11,13 +11,15 @@ import json
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load as load_shards
@@ -106,12 +108,15 @@ def save_state(path: Path, tensors: Mapping[str, Tensor], rest: Mapping[str, Any
         tensors: of one process whole; of more each rank's parts.
         rest: what is no tensor, JSON-able.
         ranks: who writes.
+
+    Raises:
+        OSError: a rank cannot write, for want of space or of permission.
     """
     if ranks.world == 1:
         copies = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
         save_file(copies, path / FILE)
     else:
-        with _few_words():
+        with _few_words(), _first_failure(OSError):
             writer = HuggingFaceStorageWriter(str(path / SHARDS), save_distributed=True)
             save_shards(dict(tensors), storage_writer=writer, process_group=ranks.talk)
     if ranks.rank == 0:
@@ -130,7 +135,7 @@ def load_state(path: Path, blank: Blank, ranks: Ranks) -> tuple[dict[str, Tensor
         Tensors and the rest, as `save_state` was given them.
 
     Raises:
-        ValueError: they are another model's.
+        ValueError: they are another model's, or a rank cannot read them.
     """
     rest: dict[str, Any] = json.loads((path / REST).read_text(encoding="utf-8"))
     read = _read_shards if (path / SHARDS).is_dir() else _read_file
@@ -165,7 +170,7 @@ def _read_shards(path: Path, blank: Blank, ranks: Ranks) -> dict[str, Tensor]:
     tensors = blank(found)
     for name, tensor in tensors.items():
         _refuse_other_size(name, found[name].size, tensor)
-    with _few_words():
+    with _few_words(), _first_failure(ValueError):
         reader = HuggingFaceStorageReader(str(path / SHARDS))
         load_shards(tensors, storage_reader=reader, process_group=ranks.talk, no_dist=ranks.world == 1)
     return tensors
@@ -183,3 +188,18 @@ def _few_words() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
+
+
+@contextmanager
+def _first_failure(kind: type[Exception]) -> Iterator[None]:
+    """Raise as `kind` what torch tells of the failures of ranks: its own error is no `Exception`, and has a trace.
+
+    Told to all ranks, so each raises the same.
+    """
+    try:
+        yield
+    except CheckpointException as error:
+        rank, (cause, _) = min(error.failures.items(), key=itemgetter(0))
+        if not isinstance(cause, (OSError, SafetensorError, ValueError, RuntimeError)):
+            raise  # a mistake of ours, or Ctrl-C
+        raise kind(f"rank {rank} of the learner: {' '.join(str(cause).split())}") from error

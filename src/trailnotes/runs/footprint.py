@@ -158,8 +158,7 @@ def _devices(config: Config, shape: Shape, room: float) -> list[Device]:
 
 def _shares(config: Config) -> bool:
     """Whether engines are on the device of the first rank."""
-    engine = config.engine
-    return engine.name == "vllm" and not (engine.urls or engine.devices or config.cluster.address or on_cpu(config))
+    return config.engines_share and not on_cpu(config)
 
 
 def _sleeps(config: Config) -> bool:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
 from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError
+from trailnotes.policies.vllm import building, process
 from trailnotes.policies.vllm.building import cache_bytes, fingerprint_of, settings_of
 from trailnotes.policies.vllm.process import environment
 from trailnotes.policies.vllm.replica import Record
@@ -36,6 +39,29 @@ def test_settings_are_those_of_the_base_and_of_the_rollout(config_of, model_path
     assert settings["fingerprint"] == fingerprint_of(str(model_path))
 
 
+@pytest.mark.parametrize(
+    ("extra", "share", "sleeps"),
+    [
+        ({}, building.SHARED, True),
+        ({"engine": {"replicas": 3}}, building.SHARED / 3, True),
+        ({"engine": {"device_memory": 0.3}}, 0.3, True),
+        ({"rollout": {"ahead": 1}}, building.SHARED, False),
+        ({"engine": {"devices": ["1"]}}, building.ALONE, False),
+        ({"engine": {"urls": ["tcp://127.0.0.1:7465"]}}, building.ALONE, False),
+        ({"cluster": {"address": "auto"}}, building.ALONE, False),
+    ],
+)
+def test_engines_leave_room_and_sleep_where_the_learner_has_the_same_gpu(
+    config_of, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, extra: dict[str, Any], share: float, sleeps: bool
+) -> None:
+    monkeypatch.setattr(building, "device_of", lambda _: torch.device("cuda"))
+    base = config_of().model_dump(include={"run", "model", "engine", "rollout", "cluster"})
+    config = Config(**{name: section | extra.get(name, {}) for name, section in base.items()})
+    settings = settings_of(config, tmp_path)
+    assert (settings["device_memory"], settings["sleeps"]) == (pytest.approx(share), sleeps)
+    assert not settings_of(config, tmp_path, alone=True)["sleeps"]
+
+
 def test_an_engine_does_not_find_our_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "/ours")
     monkeypatch.setenv("HTTPS_PROXY", "kept")
@@ -44,6 +70,31 @@ def test_an_engine_does_not_find_our_packages(monkeypatch: pytest.MonkeyPatch) -
     assert variables["HTTPS_PROXY"] == "kept"
     assert (variables["OMP_NUM_THREADS"], variables["CUDA_VISIBLE_DEVICES"]) == ("2", "2,3")
     assert "VLLM_CPU_OMP_THREADS_BIND" not in environment(on_cpu=False, threads=0, offline=False)
+
+
+def test_an_engine_is_no_rank_of_torchrun_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK"
+    given += "ROLE_NAME", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"
+    for name in (*given, "RANKING"):
+        monkeypatch.setenv(name, "1")
+    variables = environment(on_cpu=True, threads=0, offline=True)
+    assert not variables.keys() & set(given)
+    assert "RANKING" in variables
+
+
+def test_a_workplace_is_cleared_away_once_nobody_holds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nobody = 999_999_999
+    monkeypatch.setattr(process.tempfile, "tempdir", str(tmp_path))
+    left = tmp_path / f"{process.PREFIX}{nobody}-killed"
+    left.mkdir()
+    (left / "engine.log").touch()
+    monkeypatch.setattr(process.os, "getpid", lambda: nobody)  # as it looks from another container
+    first = process.workplace()
+    assert first.parent == tmp_path
+    assert not left.exists()
+    process.workplace()
+    assert first.exists()  # in use
+    process._clear(tmp_path / f"{process.PREFIX}{nobody}-gone")  # by another start, meanwhile
 
 
 def test_devices_are_for_as_many_engines() -> None:

@@ -159,13 +159,19 @@ def greeted(process: Process, label: str, engine: EngineConfig, settings: Mappin
     )
 
 
-def settings_of(config: Config, folder: Path) -> dict[str, Any]:
-    """What an engine's process is told about the model, see `worker.core.Core`."""
+def settings_of(config: Config, folder: Path, *, alone: bool = False) -> dict[str, Any]:
+    """What an engine's process is told about the model, see `worker.core.Core`.
+
+    Args:
+        config: its sections `model`, `engine` and `rollout`.
+        folder: for weights and logs.
+        alone: the engine serves at an address, and whoever learns has another device.
+    """
     path, is_local, _ = whole_model_of(config.model)
     architecture = transformers.AutoConfig.from_pretrained(path, local_files_only=is_local)
     text = architecture.get_text_config(decoder=True)
     context = min(context_length_of(config.model), config.rollout.max_context_tokens)
-    shared = device_of(config.model.device).type == "cuda" and not config.engine.devices
+    shared = config.engines_share and not alone and device_of(config.model.device).type == "cuda"
     return {
         "model": path,
         "fingerprint": fingerprint_of(path),

@@ -77,6 +77,8 @@ class Link:
         self._working = False  # by its own word, for whomever
         self._born = self._heard = self._moved = time.monotonic()
         connection.setblocking(True)
+        self._ear = select.poll()
+        self._ear.register(connection, select.POLLIN)
         threading.Thread(target=self._listen, name=f"{label} reader", daemon=True).start()
 
     def wait_until_ready(self) -> None:
@@ -159,6 +161,8 @@ class Link:
             while (found := wire.read_frame(self._read)) is not None:
                 self._heard = time.monotonic()
                 self._take(found[0])
+                if not self._ear.poll(0):  # else what counts as progress may wait to be read
+                    self._judge()  # whoever only says that it lives hangs all the same
             self._lose("")
         except OSError:  # reset by an end that is no more
             self._lose("")
@@ -170,10 +174,8 @@ class Link:
     def _read(self, size: int) -> bytes:
         """`size` bytes, or less at the end of the stream."""
         data = b""
-        ear = select.poll()
-        ear.register(self._connection, select.POLLIN)
         while len(data) < size:
-            if not ear.poll(TICK * 1000):
+            if not self._ear.poll(TICK * 1000):
                 self._judge()  # only when there is nothing to read: it may be this process that was away
                 continue
             part = self._connection.recv(min(size - len(data), wire.CHUNK))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import fcntl
 import os
 import shutil
 import signal
@@ -26,6 +27,8 @@ OWN = Path(".venv-vllm") / "bin" / "python"  # what `make vllm` builds in a clon
 STOP_LIMIT = 10.0  # seconds to end by itself
 LAST_LINES = 3  # of an engine's output, in messages
 PREFIX = "trailnotes-engine-"
+LEADING = "PYTHON", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_"  # into our packages, or among torchrun's processes
+OF_RANKS = "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"
 
 # The parent-death signal comes when the *thread* that started the child ends, so that one must live as long as we do.
 _SPAWNER = ThreadPoolExecutor(1, thread_name_prefix="engine-spawner")
@@ -55,8 +58,12 @@ def engine_python(named: str) -> str:
 
 
 def environment(*, on_cpu: bool, threads: int, offline: bool, devices: str = "") -> dict[str, str]:
-    """Variables of an engine's process: ours, without what would lead it into our packages, and what vLLM is told."""
-    variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    """Variables of an engine's process: ours, and what vLLM is told.
+
+    Not those that would lead it into our packages, or make of it a rank of the learner that torchrun has started.
+    """
+    kept = os.environ.keys() - set(OF_RANKS)
+    variables = {name: os.environ[name] for name in kept if not name.startswith(LEADING)}
     variables |= {
         "PYTHONFAULTHANDLER": "1",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine's core in the very process that we watch
@@ -133,7 +140,7 @@ class Process:
 def workplace(size: int | None = None) -> Path:
     """A new directory for weights and logs; it goes when this process ends.
 
-    Directories of processes that were killed are cleared away first.
+    Directories of processes that were killed are cleared away first, unless somebody locks them.
 
     Args:
         size: bytes of the weights. They are kept in memory where there is room for three times as many (the old ones,
@@ -142,13 +149,43 @@ def workplace(size: int | None = None) -> Path:
     shared, disk = Path("/dev/shm"), Path(tempfile.gettempdir())  # noqa: S108 - no name in it is foreseeable
     for left in [*shared.glob(f"{PREFIX}*"), *disk.glob(f"{PREFIX}*")]:
         pid = left.name.removeprefix(PREFIX).partition("-")[0]
-        if pid.isdecimal() and not Path(f"/proc/{pid}").exists() and left.stat().st_uid == os.getuid():
-            shutil.rmtree(left, ignore_errors=True)
+        if pid.isdecimal() and not Path(f"/proc/{pid}").exists():
+            _clear(left)
     in_memory = size is not None and shared.is_dir() and shutil.disk_usage(shared).free > 3 * size
-    root = shared if in_memory else disk
-    path = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=root))
+    path = _locked_directory(shared if in_memory else disk)
     atexit.register(shutil.rmtree, path, ignore_errors=True)
     return path
+
+
+def _locked_directory(root: Path) -> Path:
+    """A new directory with a lock, which ends with this process.
+
+    Its number in the name is not enough: in another container, which may share the directory, it is nobody's.
+    """
+    while True:
+        path = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=root))
+        with suppress(FileNotFoundError):
+            held = os.open(path, os.O_RDONLY)  # programs that we start do not get it
+            fcntl.flock(held, fcntl.LOCK_EX)
+            if path.exists():  # else another start has cleared it away before it was locked
+                return path
+            os.close(held)
+
+
+def _clear(left: Path) -> None:
+    """Remove a directory of ours that nobody locks any more; another start may be doing the same."""
+    try:
+        held = os.open(left, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:  # gone already, or another user's
+        return
+    try:
+        if os.fstat(held).st_uid == os.getuid():
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(left, ignore_errors=True)
+    except BlockingIOError:
+        pass  # it is in use
+    finally:
+        os.close(held)
 
 
 def _waited(process: subprocess.Popen[Any], limit: float) -> bool:

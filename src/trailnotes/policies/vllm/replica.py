@@ -59,6 +59,7 @@ class Replica:
         self._connect, self._endings, self._tolerance = connect, endings, tolerance
         self._parcel: Parcel | None = None
         self._record: Record | None = None
+        self._given: tuple[Link, Parcel] | None = None  # who was last sent weights, and which
         self._link: Link | None = None
         self._coming: Link | None = None  # what is to take its place
         self._closed = False
@@ -108,12 +109,12 @@ class Replica:
         Raises:
             PolicyError: further than the tolerance; or as `complete` does. Blocks.
         """
-        self._parcel, self._record = parcel, record
-        before = self._link
+        with self._guard:  # an engine that another thread is building has been sent the old ones when this goes on
+            self._parcel, self._record = parcel, record
         while True:
             link = self._alive()
             try:
-                if link is before:  # one that was built meanwhile has them already
+                if self._given != (link, parcel):  # one that was built from now on has them already
                     self._send(link, parcel)
                 distance = self._compare(link, record) if record else 0.0
             except EngineLostError:
@@ -210,6 +211,7 @@ class Replica:
             link.call("load", {**parcel.label, "path": str(parcel.path)})
         else:
             link.call("load", parcel.label, parcel.path)
+        self._given = link, parcel
 
     def _compare(self, link: Link, record: Record) -> float:
         distance = record.distance(_scored(link, record.rows, record.temperature))

@@ -45,10 +45,11 @@ def serve(
     token = token_of(host) if token is None else token
     devices = next(iter(config.engine.devices), "")
     python = engine_python(config.engine.python)
+    config = config.model_copy(update={"engine": config.engine.model_copy(update={"replicas": 1})})  # this one
     with listening(host, port) as door:
         folder = workplace(size_of(config))
         try:
-            settings = settings_of(config, folder) | {"token": token, "listen": door.fileno()}
+            settings = settings_of(config, folder, alone=True) | {"token": token, "listen": door.fileno()}
             settings["tensor_parallel"] = devices.count(",") + 1
             address = f"{host}:{door.getsockname()[1]}"
             deaths = 0
