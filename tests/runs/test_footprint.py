@@ -81,7 +81,7 @@ def test_seven_billion_in_full_by_hand() -> None:
         ({}, False),
         ({"algorithm": {"anchor_tips": 0.25}}, True),
         ({"algorithm": {"anchor_tips": 0.25, "anchor_weight": 0.0}}, False),
-        ({"algorithm": {"author": "start"}}, True),
+        ({"algorithm": {"author": "start"}}, False),  # the author alone does
         ({"rehearsal": {"split": "spare"}}, True),
         ({"rehearsal": {"split": "spare", "hold": 0.0, "imitate": 0.1}}, False),
         ({"rehearsal": {"split": "spare"}, "algorithm": {"name": "grpo"}}, False),
@@ -100,6 +100,14 @@ def test_an_author_of_its_own_has_a_cache_of_its_own() -> None:
     one, two = (alone(settings(algorithm={"author": author})).phases["acting"] for author in ("policy", "start"))
     cache, _ = one.values()
     assert sum(two.values()) == sum(one.values()) + cache
+    weights = "weights of the author of the tips"
+    for loss, world, own in ((0.0, 1, True), (0.0, 2, True), (0.01, 1, False), (0.01, 2, True)):
+        config = settings(algorithm={"author": "start"}, loss={"kl": loss}, learner={"world_size": world})
+        first, *_ = estimated(config).devices
+        assert (weights in first.held) == own, "else it is the one that the learner holds to"
+        assert ("reference: the weights of the start" in " ".join(first.held)) == bool(loss)
+    served = settings(algorithm={"author": "start"}, loss={"kl": 0.01}, engine={"name": "vllm"} | NOT_HERE)
+    assert "author" not in " ".join(estimated(served).devices[0].rows()), "engines get the start weights"
     adapters = settings(model={"lora": {"enabled": True}}, algorithm={"author": "start"})
     assert alone(adapters).phases["acting"] == one, "the same engine, its adapters set back"
 

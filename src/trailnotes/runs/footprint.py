@@ -203,14 +203,14 @@ def _model_that_acts(config: Config, shape: Shape) -> Parts:
     parts: dict[str, float] = {}
     if config.engine.name == "hf" and (world > 1 or config.rollout.ahead):
         parts["weights of the model that acts"] = shape.whole * number + 2 * shape.adapters * FLOAT32
-    if world > 1 and _has_author(config):
+    if _has_author(config) and (world > 1 or not config.holds):  # else it is the learner's reference
         parts["weights of the author of the tips"] = shape.whole * number
     return parts
 
 
 def _has_author(config: Config) -> bool:
-    """Whether another model writes the tips."""
-    return config.algorithm.author == "start" and config.holds and not config.model.lora.enabled
+    """Whether another model writes the tips: an engine of vLLM gets the start weights instead."""
+    return config.start_writes and config.engine.name == "hf" and not config.model.lora.enabled
 
 
 def _acting(config: Config, shape: Shape) -> dict[str, float]:
