@@ -248,6 +248,48 @@ def test_the_host_of_gpus_holds_a_whole_model_for_each_rank() -> None:
     assert [*one.host.values()] == [12 * seven().whole], "a checkpoint: masters and moments"
 
 
+@pytest.mark.parametrize(
+    ("sections", "copies"),
+    [
+        ({}, 0),
+        ({"learner": {"world_size": 2}}, 1),
+        ({"rollout": {"ahead": 1}}, 2),
+        ({"rollout": {"ahead": 1}, "algorithm": {"author": "start"}}, 2),  # the author is a model of its own
+        ({"rollout": {"ahead": 2}}, 3),
+        ({"engine": {"name": "vllm"}}, 2),
+        ({"engine": {"name": "vllm"}, "algorithm": {"author": "start"}}, 3),
+        ({"engine": {"name": "vllm"}, "algorithm": {"name": "grpo", "author": "start"}}, 2),
+    ],
+)
+def test_what_acts_apart_has_copies_of_the_weights_on_the_host(sections: dict[str, Any], copies: int) -> None:
+    config = settings(model=FULL, **sections)
+    count = seven().whole
+    host = estimated(config).host
+    assert host.get("weights handed to what acts", 0.0) == copies * 2 * count
+    assert host.get("the same in files", 0.0) == (4 * count if "engine" in sections else 0.0)
+    on_host = settings(model=FULL | {"device": "cpu"}, **sections)
+    assert estimated(on_host).devices[0].held.get("weights handed to what acts", 0.0) == copies * 2 * count
+    adapters = estimated(settings(model=FULL | {"lora": {"enabled": True}}, **sections)).host
+    alone = copies + (sections == {"rollout": {"ahead": 1}, "algorithm": {"author": "start"}})  # no model of its own
+    assert adapters.get("weights handed to what acts", 0.0) == alone * 4 * seven_with_adapters()
+
+
+def seven_with_adapters() -> float:
+    found = shape_of(settings(model={"lora": {"enabled": True}}).model)
+    assert found is not None
+    return found.adapters
+
+
+def test_engines_of_a_cluster_are_on_no_card_of_the_ranks() -> None:
+    cluster = {"learner": {"world_size": 2}, "cluster": {"address": "auto"}}
+    ranks, engines = estimated(settings(engine={"name": "vllm", "devices": ["0,1"]}, **cluster)).devices
+    assert not any("engine" in name for name in ranks.rows())
+    assert (ranks.count, engines.count) == (2, 2)
+    assert engines.held["engine: weights"] == seven().whole
+    _, alone = estimated(settings(engine={"name": "vllm", "replicas": 2}, **cluster)).devices
+    assert alone.count == 2
+
+
 def test_the_report_has_a_column_for_each_kind_of_device() -> None:
     text = estimated(settings(model=FULL, learner={"world_size": 8})).report()
     assert "rank 0 ranks 1 to 7" in text
