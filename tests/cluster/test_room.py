@@ -13,6 +13,7 @@ import torch
 from nodes import refused
 from small import small_config
 from trailnotes.cluster.cluster import Cluster
+from trailnotes.envs.workers.hosts import RemoteHost
 
 ray: Any = pytest.importorskip("ray")
 
@@ -37,6 +38,17 @@ def cluster_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Cluster]:
         "trailnotes.policies.hf.policy.device_of", lambda name: torch.device("cuda" if name == "auto" else name)
     )
     return make
+
+
+def test_the_start_of_a_worker_has_the_limit_that_messages_name() -> None:
+    class Silent(RemoteHost):
+        def _send(self, frame: bytes, answer: Any) -> None: ...
+        def _end(self, why: str) -> str:
+            return why
+
+        def close(self) -> None: ...
+
+    assert Silent("worker", 600.0, 120.0)._start_limit == 120.0
 
 
 @pytest.mark.parametrize(
