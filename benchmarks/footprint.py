@@ -28,7 +28,7 @@ from shared import console, finish, make_model, make_parser, make_tokenizer, pri
 from trailnotes.config.schema import Config
 from trailnotes.learner.sharded import make_learner
 from trailnotes.policies.hf.policy import load_model
-from trailnotes.runs.footprint import estimate
+from trailnotes.runs.footprint import estimate, handed_over
 from trailnotes.runs.shapes import shape_of
 from trailnotes.types import Sample
 
@@ -124,6 +124,7 @@ def run_case(case: str, folder: Path) -> dict[str, Any]:
     assert shape is not None
     device = estimate(path, shape).devices[0]
     told = sum(device.held.values()) + sum(device.phases["learning"].values())
+    told -= sum(handed_over(path, shape).values())  # nobody acts here
     return {
         "case": case,
         "parameters": shape.whole,

@@ -36,7 +36,7 @@ from trailnotes.learner.learner import Learner
 from trailnotes.learner.sharding import Sharded
 from trailnotes.policies.hf.adapters import new_adapters
 from trailnotes.policies.hf.policy import HFPolicy
-from trailnotes.runs.footprint import estimate
+from trailnotes.runs.footprint import estimate, handed_over
 from trailnotes.runs.shapes import SHAPES, TIED, shape_of
 from trailnotes.types import Sample
 
@@ -171,7 +171,8 @@ def update_case(name: str, folder: Path, rows: list[Sample], tokens: int) -> dic
         seconds, metrics = timed(lambda: learner.update(rows))
         found = {"tokens": int(metrics["tokens_forward"]), "seconds": seconds, "peak_mb": peak_mb()}
     if "sharded" not in sections:  # one process alone never shards
-        found["estimated_mb"] = told.devices[0].counted / 2**20
+        for_acting = sum(handed_over(config, shape).values()) if told.together else 0.0  # nobody acts here
+        found["estimated_mb"] = (told.devices[0].counted - for_acting) / 2**20
     return found | {"tokens_per_second": sum(len(row.token_ids) for row in rows) / seconds}
 
 

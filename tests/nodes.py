@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,9 +30,15 @@ class TwoNodes:
     def __init__(self, **head: Any) -> None:
         from ray.cluster_utils import Cluster
 
-        self._cluster = Cluster(initialize_head=True, head_node_args=SMALL | head)
-        self._other: Any = None
-        self.mend()
+        self._cluster: Any = None
+        self._folder = tempfile.mkdtemp(prefix="ray-")  # short, for it has sockets, and these have short names
+        try:
+            self._cluster = Cluster(initialize_head=True, head_node_args=SMALL | {"temp_dir": self._folder} | head)
+            self._other: Any = None
+            self.mend()
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def address(self) -> str:
@@ -54,7 +62,9 @@ class TwoNodes:
 
     def close(self) -> None:
         """End all processes."""
-        self._cluster.shutdown()
+        if self._cluster is not None:
+            self._cluster.shutdown()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from trailnotes.config.schema import Config
 from trailnotes.learner.building import build_alone
 from trailnotes.policies.hf.adapters import new_adapters
-from trailnotes.runs.footprint import estimate
+from trailnotes.runs.footprint import estimate, handed_over
 from trailnotes.runs.shapes import shape_of
 from trailnotes.types import Sample
 
@@ -110,7 +110,8 @@ def test_an_update_holds_what_was_foretold(architecture: Any, sections: dict[str
     shape = shape_of(config.model)
     assert shape is not None
     (device,) = estimate(config, shape).devices
-    assert device.counted == pytest.approx(counted.most, rel=0.15)
+    for_acting = sum(handed_over(config, shape).values())  # nobody acts here
+    assert device.counted - for_acting == pytest.approx(counted.most, rel=0.15)
 
 
 @pytest.mark.slow

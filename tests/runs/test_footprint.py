@@ -81,7 +81,7 @@ def test_seven_billion_in_full_by_hand() -> None:
         ({}, False),
         ({"algorithm": {"anchor_tips": 0.25}}, True),
         ({"algorithm": {"anchor_tips": 0.25, "anchor_weight": 0.0}}, False),
-        ({"algorithm": {"author": "start"}}, True),
+        ({"algorithm": {"author": "start"}}, False),  # the author alone does
         ({"rehearsal": {"split": "spare"}}, True),
         ({"rehearsal": {"split": "spare", "hold": 0.0, "imitate": 0.1}}, False),
         ({"rehearsal": {"split": "spare"}, "algorithm": {"name": "grpo"}}, False),
@@ -100,6 +100,14 @@ def test_an_author_of_its_own_has_a_cache_of_its_own() -> None:
     one, two = (alone(settings(algorithm={"author": author})).phases["acting"] for author in ("policy", "start"))
     cache, _ = one.values()
     assert sum(two.values()) == sum(one.values()) + cache
+    weights = "weights of the author of the tips"
+    for loss, world, own in ((0.0, 1, True), (0.0, 2, True), (0.01, 1, False), (0.01, 2, True)):
+        config = settings(algorithm={"author": "start"}, loss={"kl": loss}, learner={"world_size": world})
+        first, *_ = estimated(config).devices
+        assert (weights in first.held) == own, "else it is the one that the learner holds to"
+        assert ("reference: the weights of the start" in " ".join(first.held)) == bool(loss)
+    served = settings(algorithm={"author": "start"}, loss={"kl": 0.01}, engine={"name": "vllm"} | NOT_HERE)
+    assert "author" not in " ".join(estimated(served).devices[0].rows()), "engines get the start weights"
     adapters = settings(model={"lora": {"enabled": True}}, algorithm={"author": "start"})
     assert alone(adapters).phases["acting"] == one, "the same engine, its adapters set back"
 
@@ -238,6 +246,48 @@ def test_the_host_of_gpus_holds_a_whole_model_for_each_rank() -> None:
     assert "memory of the host, in GiB" in found.report()
     one = estimated(settings(model=FULL))
     assert [*one.host.values()] == [12 * seven().whole], "a checkpoint: masters and moments"
+
+
+@pytest.mark.parametrize(
+    ("sections", "copies"),
+    [
+        ({}, 0),
+        ({"learner": {"world_size": 2}}, 1),
+        ({"rollout": {"ahead": 1}}, 2),
+        ({"rollout": {"ahead": 1}, "algorithm": {"author": "start"}}, 2),  # the author is a model of its own
+        ({"rollout": {"ahead": 2}}, 3),
+        ({"engine": {"name": "vllm"}}, 2),
+        ({"engine": {"name": "vllm"}, "algorithm": {"author": "start"}}, 3),
+        ({"engine": {"name": "vllm"}, "algorithm": {"name": "grpo", "author": "start"}}, 2),
+    ],
+)
+def test_what_acts_apart_has_copies_of_the_weights_on_the_host(sections: dict[str, Any], copies: int) -> None:
+    config = settings(model=FULL, **sections)
+    count = seven().whole
+    host = estimated(config).host
+    assert host.get("weights handed to what acts", 0.0) == copies * 2 * count
+    assert host.get("the same in files", 0.0) == (4 * count if "engine" in sections else 0.0)
+    on_host = settings(model=FULL | {"device": "cpu"}, **sections)
+    assert estimated(on_host).devices[0].held.get("weights handed to what acts", 0.0) == copies * 2 * count
+    adapters = estimated(settings(model=FULL | {"lora": {"enabled": True}}, **sections)).host
+    alone = copies + (sections == {"rollout": {"ahead": 1}, "algorithm": {"author": "start"}})  # no model of its own
+    assert adapters.get("weights handed to what acts", 0.0) == alone * 4 * seven_with_adapters()
+
+
+def seven_with_adapters() -> float:
+    found = shape_of(settings(model={"lora": {"enabled": True}}).model)
+    assert found is not None
+    return found.adapters
+
+
+def test_engines_of_a_cluster_are_on_no_card_of_the_ranks() -> None:
+    cluster = {"learner": {"world_size": 2}, "cluster": {"address": "auto"}}
+    ranks, engines = estimated(settings(engine={"name": "vllm", "devices": ["0,1"]}, **cluster)).devices
+    assert not any("engine" in name for name in ranks.rows())
+    assert (ranks.count, engines.count) == (2, 2)
+    assert engines.held["engine: weights"] == seven().whole
+    _, alone = estimated(settings(engine={"name": "vllm", "replicas": 2}, **cluster)).devices
+    assert alone.count == 2
 
 
 def test_the_report_has_a_column_for_each_kind_of_device() -> None:

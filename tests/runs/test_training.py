@@ -15,6 +15,8 @@ from trailnotes.commands.train import train
 from trailnotes.config.schema import Config
 from trailnotes.errors import EnvError
 from trailnotes.memory.retrieval import HashingEmbedder
+from trailnotes.policies.hf.policy import load_model
+from trailnotes.runs import training
 from trailnotes.runs.training import Counters, TrainingRun
 from trailnotes.types import Observation
 
@@ -53,6 +55,31 @@ def test_the_learning_rate_falls_over_the_last_part_of_the_run() -> None:
     assert [scale(i) for i in (0, 5, 6, 9)] == pytest.approx([1.0, 1.0, 0.8, 0.2])
     assert scale(1, 750, max_env_steps=1000) == pytest.approx(0.5)  # the nearer limit counts
     assert scale(9, decay=0.0) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("sections", "loaded", "held"),
+    [
+        ({"loss": {"kl": 0.0}}, False, False),
+        ({"loss": {"kl": 0.01}}, True, True),
+        ({"loss": {"kl": 0.0}, "algorithm": {"author": "start"}}, True, False),
+        ({"loss": {"kl": 0.01}, "algorithm": {"author": "start"}}, True, True),
+        ({"loss": {"kl": 0.0}, "algorithm": {"name": "grpo", "author": "start"}}, False, False),
+    ],
+)
+def test_the_start_model_is_loaded_once_for_whoever_needs_it(
+    start_model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    sections: dict[str, Any],
+    loaded: bool,
+    held: bool,
+) -> None:
+    made: list[Any] = []
+    monkeypatch.setattr(training, "load_model", lambda config: made.append(load_model(config)[0]) or (made[-1], None))
+    run = train_in_process(tiny_config(start_model, train={"iterations": 1}, **sections), tmp_path)
+    assert len(made) == loaded
+    assert [model for model in run.learner.models if model in made] == made * held
 
 
 class FakeSentences:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from trailnotes.errors import ClusterError, ConfigError
@@ -102,7 +103,7 @@ class Cluster:
         return NodeAffinitySchedulingStrategy(node, soft=False)
 
     def wanted(self) -> dict[str, tuple[int, dict[str, float]]]:
-        """Setting -> how many actors it asks for, and what Ray sets aside for each of them."""
+        """Setting -> how many actors it asks for, and what Ray sets aside for each of them; without the seat."""
         config = self.config
         wanted = {"env.num_workers": (config.env.num_workers, {"CPU": config.cluster.env_cpus})}
         if config.learner.world_size > 1:
@@ -120,6 +121,18 @@ class Cluster:
             wanted["engine.replicas"] = config.engine.replicas, resources_of_engine(config)
         return wanted
 
+    @property
+    def _of_seat(self) -> dict[str, float]:
+        """What Ray sets aside for the process of the run, on its own node; {} if nothing."""
+        from trailnotes.cluster.seat import needs_seat
+
+        return {"GPU": 1.0} if not self._is_outside and needs_seat(self.config, self._resources(self.home)) else {}
+
+    def _resources(self, node: str) -> dict[str, float]:
+        """Of a node in all, also what others hold."""
+        found: dict[str, float] = self._found[node]["Resources"]
+        return found
+
     def refuse_lacking(self) -> None:
         """Refuse what all nodes together do not have, or no single one has for one actor. Others may hold some of it.
 
@@ -127,22 +140,29 @@ class Cluster:
             ClusterError: it names the settings.
         """
         wanted = {setting: (number, each) for setting, (number, each) in self.wanted().items() if number}
-        total = Counter[str]()
+        seat, have = self._of_seat, Counter[str]()
+        left = {node: Counter(self._resources(node)) for node in self._found}
+        for resources in left.values():
+            have.update(resources)
+        if seat:
+            left[self.home].subtract(seat)
+        total = Counter[str](seat)
         for number, each in wanted.values():
             total.update({resource: number * amount for resource, amount in each.items()})
-        have = Counter[str]()
-        for node in self._found.values():
-            have.update(node["Resources"])
         for resource, amount in total.items():
-            asking = [f"{name} = {number}" for name, (number, each) in wanted.items() if each.get(resource)]
-            if amount > have[resource]:
+            asking = [f"{name} = {attrgetter(name)(self.config)}" for name in wanted if wanted[name][1].get(resource)]
+            if asking and amount > have[resource]:
+                own = " and the process of the run" if resource in seat else ""
                 raise ClusterError(
-                    f"{' and '.join(asking)} want {amount:g} {resource} of the cluster, which has {have[resource]:g}: "
-                    "lower them, or add nodes"
+                    f"{' and '.join(asking)}{own} want {amount:g} {resource} of the cluster, which has "
+                    f"{have[resource]:g}: lower them, or add nodes"
                 )
         for setting, (_, each) in wanted.items():
-            if not any(_holds(node["Resources"], each) for node in self._found.values()):
-                raise ClusterError(f"no node of the cluster has {_said(each)}, which each of {setting} wants: lower it")
+            if not any(_holds(resources, each) for resources in left.values()):
+                besides = " besides that of the process of the run" if seat.keys() & each.keys() else ""
+                raise ClusterError(
+                    f"no node of the cluster has {_said(each)}{besides}, which each of {setting} wants: lower it"
+                )
 
 
 def _holds(resources: Mapping[str, float], each: Mapping[str, float]) -> bool:

@@ -19,7 +19,7 @@ from trailnotes.errors import MemoryStoreError, TrailnotesError
 from trailnotes.memory.controls import shown
 from trailnotes.memory.owner import settle
 from trailnotes.memory.retrieval import embedder_of
-from trailnotes.memory.schema import Closes
+from trailnotes.memory.schema import REQUEST, Closes
 from trailnotes.memory.store import TipStore
 from trailnotes.memory.tips import TipMemory, open_memory
 
@@ -73,11 +73,13 @@ class MemoryService:
     def pin(self) -> Answer:
         """Keep the memory as it is, for readers of this version; those of the newest few versions are kept."""
         held = self._whole().store
-        frozen = TipStore(None, held.identity)
         assert held.path is not None
-        frozen.restore(held.path)
-        version = frozen.sequence
-        self._pinned[version] = TipMemory(frozen, self._memory.embedder, self._config.memory)
+        frozen = self._pinned.pop(held.sequence, None)  # what its owner changed makes no version; a reader may be in it
+        if frozen is None:
+            frozen = TipMemory(TipStore(None, held.identity), self._memory.embedder, self._config.memory)
+        frozen.store.restore(held.path)
+        version = frozen.store.sequence
+        self._pinned[version] = frozen
         while len(self._pinned) > self._config.rollout.ahead + 2:
             self._pinned.popitem(last=False)[1].close()
         return Answer(None, version)
@@ -254,4 +256,4 @@ def _identity(path: Path) -> tuple[int, int]:
 
 def _request() -> str:
     """A name for one write."""
-    return f"request/{uuid.uuid4().hex}"
+    return f"{REQUEST}{uuid.uuid4().hex}"

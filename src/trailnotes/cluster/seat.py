@@ -9,6 +9,8 @@ from trailnotes.cluster.waiting import Patience, result_of
 from trailnotes.errors import ClusterError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from trailnotes.config.schema import Config
 
 
@@ -23,15 +25,26 @@ class Seat:
         return str(found)
 
 
+def needs_seat(config: Config, resources: Mapping[str, float]) -> bool:
+    """Whether a run computes on a GPU that Ray has to set aside, on a node that has these resources in all.
+
+    A `model.device` with a number is taken at its word, and Ray does not know of it.
+    """
+    from trailnotes.policies.hf.policy import device_of
+
+    device = device_of(config.model.device)
+    return device.type == "cuda" and device.index is None and resources.get("GPU", 0.0) >= 1
+
+
 def take_gpu(config: Config, node: str) -> Any:
     """Set a GPU of this machine aside, and compute on it from here on.
 
     Args:
-        config: of the run. A `model.device` with a number is taken at its word, and Ray does not know of it.
+        config: of the run.
         node: of this process.
 
     Returns:
-        The actor that keeps it, as long as it is referred to; None where there is nothing to set aside.
+        The actor that keeps it, as long as it is referred to; None where `needs_seat` says no.
 
     Raises:
         ClusterError: others have all of them, or this process does not see the one that Ray gives.
@@ -40,11 +53,8 @@ def take_gpu(config: Config, node: str) -> Any:
     import torch
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    from trailnotes.policies.hf.policy import device_of
-
-    device = device_of(config.model.device)
-    known = any(node == found["NodeID"] and found["Resources"].get("GPU") for found in ray.nodes())
-    if device.type != "cuda" or device.index is not None or not known:
+    resources: dict[str, float] = next((found["Resources"] for found in ray.nodes() if found["NodeID"] == node), {})
+    if not needs_seat(config, resources):
         return None
     strategy = NodeAffinitySchedulingStrategy(node, soft=False)
     seat = ray.remote(Seat).options(num_cpus=0, num_gpus=1, scheduling_strategy=strategy).remote()

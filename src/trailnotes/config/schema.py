@@ -304,10 +304,14 @@ class Config(Section):
 
     @property
     def holds(self) -> bool:
-        """Whether the start model must be at hand: something is held to it, written by it, or taught by it."""
-        written = self.algorithm.author == "start" and method_of(self.algorithm.name).writes_tips
+        """Whether the learner needs the start model: something is held to it, or taught by it."""
         taught = self.algorithm.name == "opsd" and self.opsd.from_start
-        return bool(self.loss.kl) or self.holds_rows or written or taught
+        return bool(self.loss.kl) or self.holds_rows or taught
+
+    @property
+    def start_writes(self) -> bool:
+        """Whether the start model writes the tips."""
+        return self.algorithm.author == "start" and method_of(self.algorithm.name).writes_tips
 
     @property
     def holds_rows(self) -> bool:

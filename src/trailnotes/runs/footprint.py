@@ -128,18 +128,20 @@ def _devices(config: Config, shape: Shape, room: float) -> list[Device]:
     starts_engines = config.engine.name == "vllm" and not config.engine.urls
     shares = _shares(config)
     first = device_of(config.model.device).index or 0
+    # On a cluster `engine.devices` only counts the GPUs of an engine, and Ray gives it none of the ranks'.
+    taken = set() if config.cluster.address else {str(first + rank) for rank in range(world)}
     ranks = []
     for rank in range(world):
         held, acting, learning = dict(held_parts(config, shape)), {}, dict(learning_parts(config, shape))
         if rank == 0:
             acting = _acting(config, shape)
-            held |= _model_that_acts(config, shape)
+            held |= _model_that_acts(config, shape) | (handed_over(config, shape) if local else {})
         if rank == 0 and shares:
             engine = _engine(config, shape, room)
             acting |= {part: size * config.engine.replicas for part, size in engine.items()}
             learning |= {"engine, asleep": ASLEEP * config.engine.replicas} if _sleeps(config) else {}
         for names in own if starts_engines and not local else ():
-            if str(first + rank) in names:
+            if str(first + rank) in taken.intersection(names):
                 held |= _engine(config, shape, room, len(names))
         phases: dict[str, Parts] = {"acting": acting, "learning": learning}
         if config.rollout.ahead:
@@ -147,7 +149,6 @@ def _devices(config: Config, shape: Shape, room: float) -> list[Device]:
         if local and world > 1:
             phases["starting"] = {"the whole model, before it is split": _loaded(config, shape)}
         ranks.append(Device("rank", 1, held, {name: parts for name, parts in phases.items() if parts}))
-    taken = {str(first + rank) for rank in range(world)}
     apart = [len(names) for names in own for name in names if name not in taken]
     if starts_engines and not (apart or shares or own):
         apart = [1] * config.engine.replicas
@@ -196,20 +197,20 @@ def _memory() -> float:
 # -- acting
 
 
-def _model_that_acts(config: Config, shape: Shape) -> Parts:
+def _model_that_acts(config: Config, shape: Shape) -> dict[str, float]:
     """Where it is not the one that learns; and that of the author of the tips."""
     number, world = number_of(config), config.learner.world_size
     parts: dict[str, float] = {}
     if config.engine.name == "hf" and (world > 1 or config.rollout.ahead):
         parts["weights of the model that acts"] = shape.whole * number + 2 * shape.adapters * FLOAT32
-    if world > 1 and _has_author(config):
+    if _has_author(config) and (world > 1 or not config.holds):  # else it is the learner's reference
         parts["weights of the author of the tips"] = shape.whole * number
     return parts
 
 
 def _has_author(config: Config) -> bool:
-    """Whether another model writes the tips."""
-    return config.algorithm.author == "start" and config.holds and not config.model.lora.enabled
+    """Whether another model writes the tips: an engine of vLLM gets the start weights instead."""
+    return config.start_writes and config.engine.name == "hf" and not config.model.lora.enabled
 
 
 def _acting(config: Config, shape: Shape) -> dict[str, float]:
@@ -262,7 +263,7 @@ def _loaded(config: Config, shape: Shape) -> float:
 def _host(config: Config, shape: Shape) -> Parts:
     """What passes through the memory of the host, where devices have their own; all ranks are on one host."""
     world, trained = config.learner.world_size, shape.adapters if config.model.lora.enabled else shape.whole
-    parts = {f"{world} ranks load the whole model each": world * _loaded(config, shape)}
+    parts: dict[str, float] = {f"{world} ranks load the whole model each": world * _loaded(config, shape)}
     if world == 1:
         parts = {"a checkpoint, as it is written": trained * 3 * FLOAT32}
     elif config.learner.offload:
@@ -270,9 +271,29 @@ def _host(config: Config, shape: Shape) -> Parts:
         parts["weights, gradients and moments of the ranks"] = world * sum(held_parts(here, shape).values())
     if _sleeps(config):
         parts["weights of engines that sleep"] = config.engine.replicas * shape.whole * number_of(config)
-    if world > 1 or config.rollout.ahead or config.engine.name == "vllm":
-        parts["weights handed to what acts"] = trained * (FLOAT32 if config.model.lora.enabled else number_of(config))
-    return parts
+    return parts | handed_over(config, shape)
+
+
+def copies_handed_over(config: Config) -> int:
+    """How many copies of what is trained rank 0 has in the host's memory at most, for what acts with its own weights.
+
+    The newest, the one that is acted with until the next is taken over, with `rollout.ahead` above 1 one in between,
+    and that of the start where it is set back to that to write the tips. What acts in the process of several ranks, in
+    turns with them, gets its weights at once.
+    """
+    if config.engine.name == "hf" and not config.rollout.ahead:
+        return int(config.learner.world_size > 1)
+    return 2 + (config.rollout.ahead > 1) + (config.start_writes and not _has_author(config))
+
+
+def handed_over(config: Config, shape: Shape) -> dict[str, float]:
+    """Those copies, and for vLLM the files of the newest and of the one before, in memory if there is room."""
+    copies, lora = copies_handed_over(config), config.model.lora.enabled
+    trained = shape.adapters if lora else shape.whole
+    parts = {"weights handed to what acts": copies * trained * (FLOAT32 if lora else number_of(config))}
+    if config.engine.name == "vllm":
+        parts["the same in files"] = 2 * trained * number_of(config)
+    return parts if copies else {}
 
 
 # -- words

@@ -95,12 +95,14 @@ class TrainingRun:
     def _build(self) -> None:
         """What learns, and what remembers."""
         config, directory = self.config, self.directory
-        apart = config.algorithm.author == "start" and config.engine.name == "hf"  # an author with a model of its own
-        held = config.holds and not config.model.lora.enabled and (apart or config.learner.world_size == 1)
-        reference = load_model(config.model)[0] if held else None
+        whole = not config.model.lora.enabled
+        held = config.holds and whole and config.learner.world_size == 1  # more ranks load it each
+        apart = config.start_writes and whole and config.engine.name == "hf"  # an author with a model of its own
+        begun = load_model(config.model)[0] if held or apart else None
         start = self.cluster.start_ranks if self.cluster else None
+        reference = begun if held else None
         self.learner = make_learner(config, self._learning_model(), reference, directory.path / "dumps", start)
-        self._start = model_policy(config, reference) if held and apart else None
+        self._start = model_policy(config, begun) if apart else None
         rehearsed = rehearsal_path(config, directory.path)
         self.rehearsal = Rehearsal(config, rehearsed, self.policy.format) if rehearsed else None
         self.memory = self._open_memory() if method_of(config.algorithm.name).memory else None
@@ -111,7 +113,7 @@ class TrainingRun:
         self._newest = Learned({}, 0, ()) if self.is_shared else self._learned(0)
         self._acting: Learned | None = self._newest if self.is_shared else None
         self._distance = self._handing_over = 0.0
-        self._began_with = self._newest if config.algorithm.author == "start" else None
+        self._began_with = self._newest if config.start_writes and not apart else None
 
     def _open_memory(self) -> TipMemory | ServedMemory:
         """In this process, or as a service."""

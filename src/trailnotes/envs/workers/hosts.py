@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     Awaited = asyncio.Future[Observation | None]
 
-START_LIMIT = 120.0  # seconds for a process to start and import the environment; more if a call may take more
-
 Operation = Literal["open", "reset", "step", "drop"]
 
 
@@ -115,9 +113,9 @@ class RemoteHost(Host):
         start_limit: seconds that it may take to start.
     """
 
-    def __init__(self, label: str, timeout: float, start_limit: float = START_LIMIT) -> None:
+    def __init__(self, label: str, timeout: float, start_limit: float) -> None:
         super().__init__()
-        self._label, self._timeout, self._start_limit = label, timeout, max(start_limit, timeout)
+        self._label, self._timeout, self._start_limit = label, timeout, start_limit
         self._pending: deque[Awaited | None] = deque()  # None: nobody waits for this answer
         self._head_since = time.monotonic()
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -20,6 +20,7 @@ from trailnotes.envs.workers.wire import Frames
 if TYPE_CHECKING:
     from trailnotes.envs.workers.hosts import Awaited
 
+START_LIMIT = 120.0  # seconds for a process to start and import the environment; more if a call may take more
 STOP_LIMIT = 5.0  # seconds to close its environments and exit
 CHUNK = 1 << 18
 
@@ -47,7 +48,7 @@ class Worker(RemoteHost):
             heartbeat: seconds of silence after which it counts as hung.
         """
         greeted = greeting(name, options)  # before a process is started
-        super().__init__(label, timeout)
+        super().__init__(label, timeout, max(START_LIMIT, timeout))
         self._silence = heartbeat
         self._outbox, self._frames = bytearray(), Frames()
         self._last_words = b""
