@@ -158,6 +158,25 @@ def test_validation_ahead_plays_with_the_weights_that_were_just_learned(start_mo
     assert all("validation/success" in line for line in metrics(tmp_path))
 
 
+@pytest.mark.parametrize(("ahead", "stops_at", "done"), [(1, 1, 2), (1, 9, 3)], ids=["asked to stop", "at its end"])
+def test_the_last_checkpoint_has_nothing_of_an_iteration_that_was_dropped(
+    start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: int, stops_at: int, done: int
+) -> None:
+    rollout = Iteration.rollout
+
+    async def asked_to_stop(self: Iteration, *args: Any, **rest: Any) -> list[TrajectoryGroup]:
+        groups = await rollout(self, *args, **rest)
+        self.run.stop_requested |= self.number == stops_at
+        return groups
+
+    monkeypatch.setattr(Iteration, "rollout", asked_to_stop)
+    run = train_in_process(tiny_config(start_model, rollout={"ahead": ahead, "num_tasks": 5}), tmp_path)
+    assert run.count.iteration == run.version == len(metrics(tmp_path))
+    assert run.count.iteration in {done, done - 1}, "the one before may end while the next is played"
+    with closing(sqlite3.connect(tmp_path / "memory.db")) as connection:
+        assert connection.execute("SELECT max(step) FROM tips").fetchone() == (run.count.iteration - 1,)
+
+
 def test_a_failure_while_ahead_ends_the_run(start_model: Path, tmp_path: Path) -> None:
     config = tiny_config(start_model, env={"name": "tinyrun:Broken"}, rollout={"ahead": 2, "num_tasks": 5})
     with pytest.raises(RunError, match="no episode could be played in 3 iterations"):
