@@ -16,8 +16,9 @@ import pytest
 from tinyrun import SAME, differences, equal_weights, metrics, tiny_config, tip_rows, train_in_process
 from trailnotes.commands.train import train
 from trailnotes.config.methods import Method, register
-from trailnotes.errors import RunError
+from trailnotes.errors import PolicyError, RunError
 from trailnotes.learner.samples import build_samples
+from trailnotes.policies.hf.policy import HFPolicy
 from trailnotes.runs.iteration import Iteration
 from trailnotes.runs.staleness import brought_up_to_date
 from trailnotes.types import Completion, Observation, Sample, Step, Task, Trajectory, TrajectoryGroup
@@ -180,6 +181,18 @@ def test_the_last_checkpoint_has_nothing_of_an_iteration_that_was_dropped(
 def test_a_failure_while_ahead_ends_the_run(start_model: Path, tmp_path: Path) -> None:
     config = tiny_config(start_model, env={"name": "tinyrun:Broken"}, rollout={"ahead": 2, "num_tasks": 5})
     with pytest.raises(RunError, match="no episode could be played in 3 iterations"):
+        train(config, tmp_path)
+
+
+def test_an_engine_that_cannot_be_loaded_ends_the_run(
+    start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def load(*_: Any) -> float:
+        raise PolicyError("engine lost")
+
+    monkeypatch.setattr(HFPolicy, "load", load)
+    config = tiny_config(start_model, rollout={"ahead": 2, "num_tasks": 5}, train={"eval_every": 1})
+    with pytest.raises(PolicyError, match="engine lost"):
         train(config, tmp_path)
 
 

@@ -182,10 +182,14 @@ class TrainingRun:
         """Wait until nobody else plays, and play with the newest weights from here on."""
         await self._plays.acquire()
         began, newest = time.monotonic(), self._newest
-        await self.policy.wake()
-        if self._acting is not newest:
-            self._distance = await self.policy.load(*newest)
-            self._acting = newest
+        try:
+            await self.policy.wake()
+            if self._acting is not newest:
+                self._distance = await self.policy.load(*newest)
+                self._acting = newest
+        except BaseException:  # others may wait for it, and the failure would wait for them
+            self.stop_playing()
+            raise
         self._handing_over += time.monotonic() - began
 
     def handed_over(self) -> dict[str, float]:
