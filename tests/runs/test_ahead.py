@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tinyrun import SAME, differences, equal_weights, metrics, tiny_config, tip_rows, train_in_process
+from tinyrun import SAME, differences, episodes, equal_weights, metrics, tiny_config, tip_rows, train_in_process
 from trailnotes.commands.train import train
 from trailnotes.config.methods import Method, register
 from trailnotes.errors import PolicyError, RunError
@@ -182,6 +182,23 @@ def test_a_failure_while_ahead_ends_the_run(start_model: Path, tmp_path: Path) -
     config = tiny_config(start_model, env={"name": "tinyrun:Broken"}, rollout={"ahead": 2, "num_tasks": 5})
     with pytest.raises(RunError, match="no episode could be played in 3 iterations"):
         train(config, tmp_path)
+
+
+def test_the_rate_of_an_update_knows_what_its_tips_took(
+    start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: list[int] = []
+    update = Iteration.update
+
+    async def watched(self: Iteration, samples: Sequence[Sample]) -> dict[str, float]:
+        counted.append(self.run.count.tokens_generated)
+        return await update(self, samples)
+
+    monkeypatch.setattr(Iteration, "update", watched)
+    run = train_in_process(tiny_config(start_model, train={"iterations": 1}), tmp_path)
+    acted = sum(len(step["completion"]["token_ids"]) for episode in episodes(tmp_path) for step in episode["steps"])
+    assert counted[0] > 0
+    assert run.count.tokens_generated == counted[0] + acted, "those of actions come when it ends"
 
 
 def test_an_engine_that_cannot_be_loaded_ends_the_run(

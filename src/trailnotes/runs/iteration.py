@@ -224,6 +224,7 @@ class Iteration:
             await self.before.ended.wait()
             if self.before.is_last:
                 await asyncio.Event().wait()  # until it is cancelled: nothing of it may be in the run's last state
+        self.run.count.tokens_generated += self._tokens_written  # the rate of the update looks at what was spent
         if self.run.memory is not None and self._tips:
             with self._timed("store_tips"):
                 self.run.memory.add(self._tips)
@@ -308,7 +309,7 @@ class Iteration:
         played = [*trajectories, *self._left_out, *self._errors]  # what is not trained on has been paid for as well
         count.env_steps += sum(len(t.steps) for t in played)
         count.episodes += len(trajectories)
-        count.tokens_generated += self._tokens_written + sum(t.num_tokens for t in played)
+        count.tokens_generated += sum(t.num_tokens for t in played)
         count.tokens_trained += int(metrics.get("tokens_trained", 0))
         count.iteration += 1
         run.directory.append_trajectories(self.number, played)
