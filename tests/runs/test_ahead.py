@@ -17,6 +17,7 @@ from tinyrun import SAME, differences, episodes, equal_weights, metrics, tiny_co
 from trailnotes.commands.train import train
 from trailnotes.config.methods import Method, register
 from trailnotes.errors import PolicyError, RunError
+from trailnotes.learner.learner import Learner
 from trailnotes.learner.samples import build_samples
 from trailnotes.policies.hf.policy import HFPolicy
 from trailnotes.runs.iteration import Iteration
@@ -199,6 +200,21 @@ def test_the_rate_of_an_update_knows_what_its_tips_took(
     acted = sum(len(step["completion"]["token_ids"]) for episode in episodes(tmp_path) for step in episode["steps"])
     assert counted[0] > 0
     assert run.count.tokens_generated == counted[0] + acted, "those of actions come when it ends"
+
+
+def test_a_run_that_cannot_be_built_closes_what_there_was(
+    start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[str] = []
+
+    def fails(*_: Any) -> None:
+        raise RunError("no rows")
+
+    monkeypatch.setattr(Learner, "close", lambda _: closed.append("learner"))
+    monkeypatch.setattr("trailnotes.runs.training.open_memory", lambda *_, **__: fails())
+    with pytest.raises(RunError, match="no rows"):
+        train(tiny_config(start_model), tmp_path)
+    assert closed == ["learner"]
 
 
 def test_an_engine_that_cannot_be_loaded_ends_the_run(

@@ -86,22 +86,25 @@ class TrainingRun:
         self.policy: TrainedPolicy = model_policy(config, trains=True, connects=placed)
         with contextlib.ExitStack() as undone:
             undone.callback(self.policy.close)  # its engines are processes
-            self._build()
+            self._build(undone)
             undone.pop_all()
         self._ended = time.monotonic()  # when the last iteration did
 
-    def _build(self) -> None:
-        """What learns, and what remembers."""
+    def _build(self, undone: contextlib.ExitStack) -> None:
+        """What learns, and what remembers; `undone` closes what there is where the rest fails."""
         config, directory = self.config, self.directory
         apart = config.algorithm.author == "start" and config.engine.name == "hf"  # an author with a model of its own
         held = config.holds and not config.model.lora.enabled and (apart or config.learner.world_size == 1)
         reference = load_model(config.model)[0] if held else None
         start = self.cluster.start_ranks if self.cluster else None
         self.learner = make_learner(config, self._learning_model(), reference, directory.path / "dumps", start)
+        undone.callback(self.learner.close)
         self._start = model_policy(config, reference) if held and apart else None
         rehearsed = rehearsal_path(config, directory.path)
         self.rehearsal = Rehearsal(config, rehearsed, self.policy.format) if rehearsed else None
         self.memory = self._open_memory() if method_of(config.algorithm.name).memory else None
+        if self.memory is not None:
+            undone.callback(self.memory.close)
         self.shown: Memory | None = self.memory  # to prompts
         if isinstance(self.memory, TipMemory):  # a service looks to that itself
             self.shown = shown(self.memory, config.algorithm.show_tips)
