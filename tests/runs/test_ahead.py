@@ -13,11 +13,13 @@ from typing import Any
 
 import pytest
 
-from tinyrun import SAME, differences, equal_weights, metrics, tiny_config, tip_rows, train_in_process
+from tinyrun import SAME, differences, episodes, equal_weights, metrics, tiny_config, tip_rows, train_in_process
 from trailnotes.commands.train import train
 from trailnotes.config.methods import Method, register
-from trailnotes.errors import RunError
+from trailnotes.errors import PolicyError, RunError
+from trailnotes.learner.learner import Learner
 from trailnotes.learner.samples import build_samples
+from trailnotes.policies.hf.policy import HFPolicy
 from trailnotes.runs.iteration import Iteration
 from trailnotes.runs.staleness import brought_up_to_date
 from trailnotes.types import Completion, Observation, Sample, Step, Task, Trajectory, TrajectoryGroup
@@ -158,9 +160,72 @@ def test_validation_ahead_plays_with_the_weights_that_were_just_learned(start_mo
     assert all("validation/success" in line for line in metrics(tmp_path))
 
 
+@pytest.mark.parametrize(("ahead", "stops_at", "done"), [(1, 1, 2), (1, 9, 3)], ids=["asked to stop", "at its end"])
+def test_the_last_checkpoint_has_nothing_of_an_iteration_that_was_dropped(
+    start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: int, stops_at: int, done: int
+) -> None:
+    rollout = Iteration.rollout
+
+    async def asked_to_stop(self: Iteration, *args: Any, **rest: Any) -> list[TrajectoryGroup]:
+        groups = await rollout(self, *args, **rest)
+        self.run.stop_requested |= self.number == stops_at
+        return groups
+
+    monkeypatch.setattr(Iteration, "rollout", asked_to_stop)
+    run = train_in_process(tiny_config(start_model, rollout={"ahead": ahead, "num_tasks": 5}), tmp_path)
+    assert run.count.iteration == run.version == len(metrics(tmp_path))
+    assert run.count.iteration in {done, done - 1}, "the one before may end while the next is played"
+    with closing(sqlite3.connect(tmp_path / "memory.db")) as connection:
+        assert connection.execute("SELECT max(step) FROM tips").fetchone() == (run.count.iteration - 1,)
+
+
 def test_a_failure_while_ahead_ends_the_run(start_model: Path, tmp_path: Path) -> None:
     config = tiny_config(start_model, env={"name": "tinyrun:Broken"}, rollout={"ahead": 2, "num_tasks": 5})
     with pytest.raises(RunError, match="no episode could be played in 3 iterations"):
+        train(config, tmp_path)
+
+
+def test_the_rate_of_an_update_knows_what_its_tips_took(
+    start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: list[int] = []
+    update = Iteration.update
+
+    async def watched(self: Iteration, samples: Sequence[Sample]) -> dict[str, float]:
+        counted.append(self.run.count.tokens_generated)
+        return await update(self, samples)
+
+    monkeypatch.setattr(Iteration, "update", watched)
+    run = train_in_process(tiny_config(start_model, train={"iterations": 1}), tmp_path)
+    acted = sum(len(step["completion"]["token_ids"]) for episode in episodes(tmp_path) for step in episode["steps"])
+    assert counted[0] > 0
+    assert run.count.tokens_generated == counted[0] + acted, "those of actions come when it ends"
+
+
+def test_a_run_that_cannot_be_built_closes_what_there_was(
+    start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[str] = []
+
+    def fails(*_: Any) -> None:
+        raise RunError("no rows")
+
+    monkeypatch.setattr(Learner, "close", lambda _: closed.append("learner"))
+    monkeypatch.setattr("trailnotes.runs.training.open_memory", lambda *_, **__: fails())
+    with pytest.raises(RunError, match="no rows"):
+        train(tiny_config(start_model), tmp_path)
+    assert closed == ["learner"]
+
+
+def test_an_engine_that_cannot_be_loaded_ends_the_run(
+    start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def load(*_: Any) -> float:
+        raise PolicyError("engine lost")
+
+    monkeypatch.setattr(HFPolicy, "load", load)
+    config = tiny_config(start_model, rollout={"ahead": 2, "num_tasks": 5}, train={"eval_every": 1})
+    with pytest.raises(PolicyError, match="engine lost"):
         train(config, tmp_path)
 
 

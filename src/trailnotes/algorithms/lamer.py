@@ -33,18 +33,21 @@ Written = dict[int, "WrittenTip"]  # by `id` of the trajectory that it is about
 async def lamer(iteration: Iteration) -> None:
     """One iteration."""
     config, normalize_std = iteration.config, iteration.config.algorithm.normalize_std
-    played = iteration.add_novelty(await iteration.rollout(iteration.tasks()))
-    trials: list[Trial] = [[group] for group in played]
+    rounds = [await iteration.rollout(iteration.tasks())]
+    trials: list[Trial] = [[group] for group in rounds[0]]
     written: Written = {}
     for episode in range(1, config.lamer.episodes):
         if not trials:
             break
         tips = await iteration.write_tips([trial[-1] for trial in trials], f"tips-{episode}")
         written |= {id(tip.trajectory): tip for tip in tips}
-        groups = iteration.add_novelty(await play_again(iteration, trials, written, f"rollout-again-{episode}"))
-        played, trials = played + groups, continued(trials, groups)
+        rounds.append(await play_again(iteration, trials, written, f"rollout-again-{episode}"))
+        trials = continued(trials, rounds[-1])
 
     async with iteration.learning():
+        rated = [iteration.add_novelty(groups) for groups in rounds]  # each before the next is counted
+        played = list(chain(*rated))
+        trials, written = rated_as(list(chain(*rounds)), played, trials, written)
         iteration.add_metrics("tips", tip_metrics(list(written.values())))
         iteration.add_metrics("lamer", success_by_episode(trials))
         scores = iter(iteration.scores(list(chain(*trials))))
@@ -85,6 +88,16 @@ def continued(trials: Sequence[Trial], groups: Sequence[TrajectoryGroup]) -> lis
     whole = {task_id for task_id in before if before[task_id] == after[task_id]}
     following = (group for group in groups if group.task.id in whole)
     return [_complete([*trial, next(following)]) for trial in trials if trial[0].task.id in whole]
+
+
+def rated_as(
+    groups: Sequence[TrajectoryGroup], rated: Sequence[TrajectoryGroup], trials: Sequence[Trial], written: Written
+) -> tuple[list[Trial], Written]:
+    """The trials, and what was written, with the trajectories of `rated` in the place of those of `groups`."""
+    pairs = zip(groups, rated, strict=True)
+    new = {id(old): t for a, b in pairs for old, t in zip(a.trajectories, b.trajectories, strict=True)}
+    trials = [[TrajectoryGroup(g.task, tuple(new[id(t)] for t in g.trajectories)) for g in trial] for trial in trials]
+    return trials, {id(new[author]): tip for author, tip in written.items()}
 
 
 def _complete(trial: Trial) -> Trial:

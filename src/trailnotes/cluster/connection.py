@@ -43,7 +43,6 @@ def joined(config: Config) -> Iterator[Cluster]:
     """
     if package := missing_package("ray"):
         raise MissingExtraError(f"cluster.address needs the package {package}: {how_to_install('ray')}")
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "error")  # each of its tries to connect would print a line
     import ray
 
     is_ours = not ray.is_initialized()

@@ -61,6 +61,7 @@ class Iteration:
     def __init__(self, run: TrainingRun, number: int, before: Iteration | None = None) -> None:
         self.run, self.number, self.before = run, number, before
         self.played, self.ended = asyncio.Event(), asyncio.Event()
+        self.is_last = False  # known when it ends: none is learned from after it
         self._tips: list[Tip] = []  # written, and not stored yet
         self._timings: dict[str, float] = {}
         self._metrics: dict[str, float] = {}
@@ -221,6 +222,9 @@ class Iteration:
         self.played.set()
         if self.before is not None:
             await self.before.ended.wait()
+            if self.before.is_last:
+                await asyncio.Event().wait()  # until it is cancelled: nothing of it may be in the run's last state
+        self.run.count.tokens_generated += self._tokens_written  # the rate of the update looks at what was spent
         if self.run.memory is not None and self._tips:
             with self._timed("store_tips"):
                 self.run.memory.add(self._tips)
@@ -305,7 +309,7 @@ class Iteration:
         played = [*trajectories, *self._left_out, *self._errors]  # what is not trained on has been paid for as well
         count.env_steps += sum(len(t.steps) for t in played)
         count.episodes += len(trajectories)
-        count.tokens_generated += self._tokens_written + sum(t.num_tokens for t in played)
+        count.tokens_generated += sum(t.num_tokens for t in played)
         count.tokens_trained += int(metrics.get("tokens_trained", 0))
         count.iteration += 1
         run.directory.append_trajectories(self.number, played)
@@ -325,6 +329,7 @@ class Iteration:
         best = count.best_iteration == count.iteration
         if best or count.iteration % self.config.train.save_every == 0 or run.finished:
             save(run)
+        self.is_last = run.finished
         self.ended.set()
 
     async def _look(self, done: int) -> None:

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+from asyncio import FIRST_COMPLETED
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trailnotes.errors import RunError
 from trailnotes.runs.iteration import Iteration
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Coroutine
 
     from trailnotes.runs.training import TrainingRun
 
     Method = Callable[[Iteration], Awaitable[None]]
+    UnderWay = deque[tuple[Iteration, asyncio.Task[None]]]  # the oldest first
 
 
 async def train_by(method: Method, run: TrainingRun) -> None:
     """Carry out iterations until `run.finished`.
 
     With `rollout.ahead = k` iteration i is played as soon as i - 1 has been played and i - 1 - k has ended: at most k
-    updates come between the weights that play it and those that learn from it. What has been played when the run is
-    finished, and not learned from, is dropped; so is what a resumed run would have to know of it: it plays it again.
+    updates come between the weights that play it and those that learn from it. When the run is finished, the iteration
+    whose turn it is comes to its end. What was played beyond that is dropped, before it has changed anything: a resumed
+    run plays it again.
 
     Raises:
         RunError: a method that does not carry an iteration to its end.
@@ -38,23 +41,27 @@ async def train_by(method: Method, run: TrainingRun) -> None:
 
 
 async def _side_by_side(method: Method, run: TrainingRun, ahead: int) -> None:
-    under_way: deque[tuple[Iteration, asyncio.Task[None]]] = deque()
+    under_way: UnderWay = deque()
     number, newest = run.count.iteration, None
     try:
         while True:
-            while len(under_way) > ahead:
-                oldest, task = under_way[0]
-                await task
-                _refuse_unended(oldest)
-                under_way.popleft()
+            if len(under_way) > ahead:
+                await _ended(*under_way[0])
+                if under_way.popleft()[0].is_last:
+                    return
             if run.finished:
-                return
+                break
             iteration = Iteration(run, number, before=newest)
-            await _start(iteration)
-            task = asyncio.ensure_future(method(iteration))
-            under_way.append((iteration, task))
-            await _until_played(iteration, task)
+            if not await _unless_over(_start(iteration), under_way):
+                return
+            under_way.append((iteration, asyncio.ensure_future(method(iteration))))
+            if not await _unless_over(iteration.played.wait(), under_way):
+                return
             number, newest = number + 1, iteration
+        for each in under_way:  # whose turn it is changes the run already: it comes to its end
+            await _ended(*each)
+            if each[0].is_last:
+                return
     finally:
         for _, task in under_way:
             task.cancel()
@@ -67,14 +74,27 @@ async def _start(iteration: Iteration) -> None:
     iteration.starts()
 
 
-async def _until_played(iteration: Iteration, task: asyncio.Task[None]) -> None:
-    played = asyncio.ensure_future(iteration.played.wait())
+async def _unless_over(awaited: Coroutine[Any, Any, object], under_way: UnderWay) -> bool:
+    """Wait for it, or until the last iteration has ended: False. What an iteration raises meanwhile is raised."""
+    waiting = asyncio.ensure_future(awaited)
     try:
-        await asyncio.wait({played, task}, return_when=asyncio.FIRST_COMPLETED)
+        while True:
+            await asyncio.wait({waiting, *(t for _, t in under_way if not t.done())}, return_when=FIRST_COMPLETED)
+            for iteration, task in under_way:
+                if task.done():
+                    await _ended(iteration, task)
+            if waiting.done():
+                waiting.result()  # raises what it raised
+                return True
+            if any(iteration.is_last for iteration, _ in under_way):
+                return False
     finally:
-        played.cancel()
-    if task.done():
-        task.result()  # raises what it raised
+        waiting.cancel()
+
+
+async def _ended(iteration: Iteration, task: asyncio.Task[None]) -> None:
+    await task
+    _refuse_unended(iteration)
 
 
 def _refuse_unended(iteration: Iteration) -> None:

@@ -88,12 +88,12 @@ class TrainingRun:
         self.policy: TrainedPolicy = model_policy(config, trains=True, connects=placed)
         with contextlib.ExitStack() as undone:
             undone.callback(self.policy.close)  # its engines are processes
-            self._build()
+            self._build(undone)
             undone.pop_all()
         self._ended = time.monotonic()  # when the last iteration did
 
-    def _build(self) -> None:
-        """What learns, and what remembers."""
+    def _build(self, undone: contextlib.ExitStack) -> None:
+        """What learns, and what remembers; `undone` closes what there is where the rest fails."""
         config, directory = self.config, self.directory
         whole = not config.model.lora.enabled
         held = config.holds and whole and config.learner.world_size == 1  # more ranks load it each
@@ -102,10 +102,13 @@ class TrainingRun:
         start = self.cluster.start_ranks if self.cluster else None
         reference = begun if held else None
         self.learner = make_learner(config, self._learning_model(), reference, directory.path / "dumps", start)
+        undone.callback(self.learner.close)
         self._start = model_policy(config, begun) if apart else None
         rehearsed = rehearsal_path(config, directory.path)
         self.rehearsal = Rehearsal(config, rehearsed, self.policy.format) if rehearsed else None
         self.memory = self._open_memory() if method_of(config.algorithm.name).memory else None
+        if self.memory is not None:
+            undone.callback(self.memory.close)
         self.shown: Memory | None = self.memory  # to prompts
         if isinstance(self.memory, TipMemory):  # a service looks to that itself
             self.shown = shown(self.memory, config.algorithm.show_tips)
@@ -186,10 +189,14 @@ class TrainingRun:
         """Wait until nobody else plays, and play with the newest weights from here on."""
         await self._plays.acquire()
         began, newest = time.monotonic(), self._newest
-        await self.policy.wake()
-        if self._acting is not newest:
-            self._distance = await self.policy.load(*newest)
-            self._acting = newest
+        try:
+            await self.policy.wake()
+            if self._acting is not newest:
+                self._distance = await self.policy.load(*newest)
+                self._acting = newest
+        except BaseException:  # others may wait for it, and the failure would wait for them
+            self.stop_playing()
+            raise
         self._handing_over += time.monotonic() - began
 
     def handed_over(self) -> dict[str, float]:
