@@ -137,7 +137,7 @@ HOUSE = {
         base controls exchange
         tips
         store
-        retrieval schema
+        marks retrieval schema
     """,
     "policies": """
         __init__ base openai scripted vllm

@@ -18,6 +18,7 @@ import numpy as np
 
 from trailnotes.errors import MemoryStoreError
 from trailnotes.memory import schema
+from trailnotes.memory.marks import mark_once
 from trailnotes.memory.retrieval import ExactIndex, Floats, Index
 from trailnotes.memory.schema import Closes, Identity, OpenFile, named_errors
 from trailnotes.types import StrPath, Tip
@@ -214,7 +215,7 @@ class TipStore(OpenFile):
 
         Marks travel with snapshots: a batch that a restored memory does not hold is not marked either.
         """
-        return schema.mark_once(self._connection, name)
+        return mark_once(self._connection, name)
 
     def record(self, change: Change) -> None:
         """Keep what the owner did, for a run that goes back to a snapshot from before (`owner.go_back`)."""
