@@ -23,8 +23,6 @@ from trailnotes.types import StrPath
 APPLICATION_ID = 0x54726C6E  # "Trln", in the header of every memory file
 SMALLEST_DATABASE = 512  # bytes; SQLite takes anything shorter than a header for a new, empty file
 BUSY_TIMEOUT = 60.0  # seconds
-REQUEST = "request/"  # in the mark of a write that may be asked for again
-REQUESTS_KEPT = 64
 REPAIR = "restore the memory.db of the last checkpoint, or move the file away to begin without tips"
 
 # Migration k takes a file from version k to k + 1. Never edit one that was released: append another.
@@ -198,20 +196,9 @@ def write_identity(connection: sqlite3.Connection, identity: Identity) -> None:
 
 
 def mark_once(connection: sqlite3.Connection, name: str) -> bool:
-    """Write a mark within the transaction under way; False if it is there already.
-
-    One in whose name `REQUEST` is gives way to the `REQUESTS_KEPT` newest of these: only what is under way is repeated.
-    """
+    """Write a mark within the transaction under way; False if it is there already."""
     assert connection.in_transaction, "a mark belongs to what is written with it"
-    if REQUEST not in name:
-        return bool(connection.execute("INSERT OR IGNORE INTO meta VALUES (?, 1)", (f"once/{name}",)).rowcount)
-    of_requests = f"name GLOB 'once/*{REQUEST}*'"
-    newest = f"(SELECT COALESCE(MAX(value), 0) FROM meta WHERE {of_requests})"  # noqa: S608 (constants)
-    sql = f"INSERT OR IGNORE INTO meta VALUES (?, {newest} + 1)"  # noqa: S608 (constants)
-    is_first = bool(connection.execute(sql, (f"once/{name}",)).rowcount)
-    sql = f"DELETE FROM meta WHERE {of_requests} AND value <= {newest} - ?"  # noqa: S608 (constants)
-    connection.execute(sql, (REQUESTS_KEPT,))
-    return is_first
+    return bool(connection.execute("INSERT OR IGNORE INTO meta VALUES (?, 1)", (f"once/{name}",)).rowcount)
 
 
 def write_copy(source: sqlite3.Connection, path: Path) -> None:
