@@ -19,8 +19,8 @@ from trailnotes.errors import MemoryStoreError, TrailnotesError
 from trailnotes.memory.controls import shown
 from trailnotes.memory.owner import settle
 from trailnotes.memory.retrieval import embedder_of
-from trailnotes.memory.schema import REQUEST, Closes
-from trailnotes.memory.store import TipStore
+from trailnotes.memory.schema import Closes
+from trailnotes.memory.store import REQUEST, TipStore
 from trailnotes.memory.tips import TipMemory, open_memory
 
 if TYPE_CHECKING:
