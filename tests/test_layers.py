@@ -137,7 +137,7 @@ HOUSE = {
         base controls exchange
         tips
         store
-        marks retrieval schema
+        retrieval schema
     """,
     "policies": """
         __init__ base openai scripted vllm

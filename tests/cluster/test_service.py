@@ -7,7 +7,7 @@ from pathlib import Path
 
 from small import small_config
 from trailnotes.cluster.memory import MemoryService, _identity, _request
-from trailnotes.memory import marks
+from trailnotes.memory.store import REQUESTS_KEPT
 from trailnotes.types import Tip
 
 
@@ -26,7 +26,7 @@ def test_only_the_newest_requests_stay_marked(tmp_path: Path) -> None:
     path = tmp_path / "memory.db"
     with closing(MemoryService(str(path), _identity(path), small_config())) as service:
         store = service._memory.store
-        names = [_request() for _ in range(marks.REQUESTS_KEPT + 3)]
+        names = [_request() for _ in range(REQUESTS_KEPT + 3)]
         assert service.add([Tip("task", "first", "key", 0.0)], "phase").value == 1
         for name in names:
             assert service.add([Tip("task", name, "key", 0.0)], name).value == 1

@@ -30,6 +30,7 @@ class Cluster:
         import ray
 
         self.config = config
+        self._seat: Any = None  # as long as it is referred to, the GPU of this process is set aside
         self.home: str = ray.get_runtime_context().get_node_id()  # the node of this process
         self._engines: list[Any] = []  # actors
         self._found = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}

@@ -195,6 +195,12 @@ def write_identity(connection: sqlite3.Connection, identity: Identity) -> None:
     connection.executemany("INSERT INTO meta VALUES (?, ?) ON CONFLICT DO UPDATE SET value = excluded.value", rows)
 
 
+def mark_once(connection: sqlite3.Connection, name: str) -> bool:
+    """Write a mark within the transaction under way; False if it is there already."""
+    assert connection.in_transaction, "a mark belongs to what is written with it"
+    return bool(connection.execute("INSERT OR IGNORE INTO meta VALUES (?, 1)", (f"once/{name}",)).rowcount)
+
+
 def write_copy(source: sqlite3.Connection, path: Path) -> None:
     """Copy a database through SQLite's backup API into one self-contained file, put in place atomically."""
     with _aside(path) as aside:

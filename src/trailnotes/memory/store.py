@@ -18,12 +18,13 @@ import numpy as np
 
 from trailnotes.errors import MemoryStoreError
 from trailnotes.memory import schema
-from trailnotes.memory.marks import mark_once
 from trailnotes.memory.retrieval import ExactIndex, Floats, Index
 from trailnotes.memory.schema import Closes, Identity, OpenFile, named_errors
 from trailnotes.types import StrPath, Tip
 
 CACHED_PAGES = 128
+REQUEST = "request/"  # in the mark of a write that may be asked for again
+REQUESTS_KEPT = 64
 COLUMNS = (
     *("namespace", "text", "key", "score", "max_score", "action", "support", "step"),
     *("model", "version", "run", "created", "imported", "enabled"),
@@ -213,9 +214,16 @@ class TipStore(OpenFile):
     def once(self, name: str) -> bool:
         """Whether this is the first time for `name`: a mark that is written, or undone, with the whole transaction.
 
-        Marks travel with snapshots: a batch that a restored memory does not hold is not marked either.
+        Marks travel with snapshots: a batch that a restored memory does not hold is not marked either. One in whose
+        name `REQUEST` is gives way to the `REQUESTS_KEPT` newest of these: only what is under way is repeated.
         """
-        return mark_once(self._connection, name)
+        is_first = schema.mark_once(self._connection, name)
+        if is_first and REQUEST in name:
+            of_requests = f"name GLOB 'once/*{REQUEST}*'"
+            newest = f"(SELECT MAX(value) FROM meta WHERE {of_requests})"  # noqa: S608 (constants)
+            self._write(f"UPDATE meta SET value = {newest} + 1 WHERE name = ?", (f"once/{name}",))  # noqa: S608
+            self._write(f"DELETE FROM meta WHERE {of_requests} AND value <= {newest} - ?", (REQUESTS_KEPT,))  # noqa: S608
+        return is_first
 
     def record(self, change: Change) -> None:
         """Keep what the owner did, for a run that goes back to a snapshot from before (`owner.go_back`)."""
