@@ -154,8 +154,11 @@ def test_a_killed_run_takes_its_engine_with_it_and_resumes(start_model: Path, tm
     train(config, tmp_path / "one")
     (tmp_path / "config.toml").write_text(to_toml(config))
     command = [sys.executable, "-c", CHILD, str(CORE), str(tmp_path / "config.toml"), str(tmp_path / "two")]
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as run:
-        wait_for(lambda: (tmp_path / "two/metrics.jsonl").exists() and metrics(tmp_path / "two"), 300)
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}  # for the environment, which is tinyrun's
+    with subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL) as run:
+        lines = tmp_path / "two/metrics.jsonl"
+        wait_for(lambda: run.poll() is not None or (lines.exists() and lines.stat().st_size), 300)
+        assert run.poll() is None, "the run ended on its own"
         engines = children_of(run.pid)
         run.kill()
     assert engines

@@ -36,7 +36,8 @@ def main(arguments: list[str]) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
     rank, world, directory = int(arguments[0]), int(arguments[1]), Path(arguments[2])
-    watch = threading.Thread(target=_end_with_rank_0, args=(directory,), daemon=True)
+    speaking = threading.Lock()
+    watch = threading.Thread(target=_end_with_rank_0, args=(directory, speaking), daemon=True)
     watch.start()  # before torch: that takes seconds
     from trailnotes.learner.followers import failure_of
     from trailnotes.learner.processes import STORE, say_failed
@@ -50,7 +51,8 @@ def main(arguments: list[str]) -> None:
             circle = meet(rank, world, arguments[3], float(arguments[4]), FileStore(str(directory / STORE), world))
         serve(circle)
     except BaseException as error:  # noqa: BLE001 - the boundary: rank 0 must learn the reason, whatever it is
-        say_failed(directory, rank, failure_of(error))
+        with speaking:
+            say_failed(directory, rank, failure_of(error))
         watch.join(1.0)  # where it is rank 0 that is gone, it tidies up
         os._exit(1)
 
@@ -108,12 +110,13 @@ def serve(circle: Circle) -> None:
     circle.leave()
 
 
-def _end_with_rank_0(directory: Path) -> None:
+def _end_with_rank_0(directory: Path, speaking: threading.Lock) -> None:
     """The pipe from rank 0 ends when it does, and what it may not have had the time to remove goes with it."""
     while os.read(0, 1):
         pass
-    shutil.rmtree(directory, ignore_errors=True)
-    os._exit(1)
+    with speaking:  # a last word that came while the directory is emptied would keep it
+        shutil.rmtree(directory, ignore_errors=True)
+        os._exit(1)
 
 
 if __name__ == "__main__":

@@ -392,7 +392,7 @@ def test_a_python_that_is_none_and_one_without_vllm(config_of, monkeypatch: pyte
         vllm_policy(config_of())
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(process, "OWN", Path("not-there") / "python")
-    with pytest.raises(MissingExtraError, match=r"run make vllm .* install .*\[vllm\]"):
+    with pytest.raises(MissingExtraError, match=r"run make vllm in a clone .* as engine\.python"):
         process.engine_python("")
     own = tmp_path / "not-there" / "python"
     own.parent.mkdir()
