@@ -14,6 +14,8 @@ from html import escape
 from pathlib import Path
 from statistics import mean, stdev
 
+from picture import main
+
 PICTURE = Path(__file__).resolve().parent / "method.svg"
 WIDTH, HEIGHT = 880, 436
 INK, SOFT, PAPER, WALL, MARK, WARM = "#22303c", "#66788a", "#ffffff", "#eef3f7", "#1b6e5a", "#e3f1ec"
@@ -143,13 +145,5 @@ def draw() -> str:
     )
 
 
-def main() -> int:
-    """Write the picture, or check it."""
-    if "--check" in sys.argv[1:]:
-        return int(not PICTURE.exists() or PICTURE.read_text(encoding="utf-8") != draw())
-    PICTURE.write_text(draw(), encoding="utf-8")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(PICTURE, draw()))

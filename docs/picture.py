@@ -191,14 +191,13 @@ def way() -> str:
     return "The way of the data in one iteration: " + " → ".join(f"{i} {room}" for i, room in enumerate(WAY, 1))
 
 
-def main() -> int:
-    """Write the picture, or check it."""
-    drawn = draw()
+def main(path: Path, drawn: str) -> int:
+    """Write a picture, or check it; the exit status."""
     if "--check" in sys.argv[1:]:
-        return int(not PICTURE.exists() or PICTURE.read_text(encoding="utf-8") != drawn)
-    PICTURE.write_text(drawn, encoding="utf-8")
+        return int(not path.exists() or path.read_text(encoding="utf-8") != drawn)
+    path.write_text(drawn, encoding="utf-8")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(PICTURE, draw()))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from html import escape
 
-from picture import INK, MARK, PAPER, ROOT, SOFT, WALL
+from picture import INK, MARK, PAPER, ROOT, SOFT, WALL, main
 
 PICTURE = ROOT / "docs" / "places.svg"
 WIDTH, HEIGHT, GAP, MARGIN = 250, 64, 18, 24
@@ -80,14 +80,5 @@ def draw() -> str:
     return "\n".join([*lines, "</svg>"]) + "\n"
 
 
-def main() -> int:
-    """Write the picture, or check it."""
-    drawn = draw()
-    if "--check" in sys.argv[1:]:
-        return int(not PICTURE.exists() or PICTURE.read_text(encoding="utf-8") != drawn)
-    PICTURE.write_text(drawn, encoding="utf-8")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(PICTURE, draw()))

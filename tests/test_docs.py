@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import pkgutil
 import re
-import runpy
 import sys
 from functools import partial
 from pathlib import Path
@@ -106,11 +105,6 @@ def test_readme_names_what_a_stranger_needs() -> None:
     )
     (example,) = blocks(README, "python")
     assert len([line for line in example.splitlines() if line.strip()]) <= 20
-
-
-def test_the_picture_of_the_method_is_current() -> None:
-    drawn = runpy.run_path(str(ROOT / "docs" / "method.py"))["draw"]()
-    assert words(ROOT / "docs" / "method.svg") == drawn, "draw it anew: python docs/method.py"
 
 
 def test_citation_and_changes_know_the_version() -> None:

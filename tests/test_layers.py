@@ -316,7 +316,7 @@ def test_a_folder_of_a_method_bears_its_name_and_is_known_to_few() -> None:
                 assert module[0] in {"warmstart", "commands"}, f"{'/'.join(module)} imports {'/'.join(other)}. {RULE}"
 
 
-@pytest.mark.parametrize(("script", "drawing"), [("picture", "house"), ("places", "places")])
+@pytest.mark.parametrize(("script", "drawing"), [("picture", "house"), ("places", "places"), ("method", "method")])
 def test_the_pictures_are_current(script: str, drawing: str) -> None:
     done = subprocess.run([sys.executable, str(ROOT / "docs" / f"{script}.py"), "--check"], check=False)
     assert done.returncode == 0, f"draw docs/{drawing}.svg anew: python docs/{script}.py"

@@ -146,7 +146,7 @@ def test_a_killed_memory_service_has_forgotten_nothing(
 
 
 def serve(cluster: Cluster, path: Path, service: type[MemoryService] = MemoryService) -> ServedMemory:
-    return ServedMemory(cluster.config, path, cluster.home, cluster.name_of(cluster.home), service)
+    return ServedMemory(cluster.config, path, cluster.on(cluster.home), cluster.name_of(cluster.home), service)
 
 
 class Dying(MemoryService):

@@ -146,13 +146,14 @@ def test_the_gpu_of_the_run_is_given_to_nobody_else(
     monkeypatch.setattr("trailnotes.policies.hf.policy.device_of", lambda name: torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    seats = [take_gpu(config, node), take_gpu(config, node)]
+    here = Cluster.on(node)
+    seats = [take_gpu(config, here), take_gpu(config, here)]
     assert sorted(chosen) == [0, 1]
     assert ray.available_resources().get("GPU", 0) == 0
     ray.kill(seats.pop(chosen.index(1)))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
-    take_gpu(config, node)
+    take_gpu(config, here)
     assert chosen[2] == 1  # the second that it sees
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
     with pytest.raises(ClusterError, match="CUDA_VISIBLE_DEVICES is 7: unset it"):
-        take_gpu(config, node)
+        take_gpu(config, here)

@@ -68,13 +68,14 @@ class Cluster:
         """The memory file of the run as a service on this machine. Raises as `ServedMemory`."""
         from trailnotes.cluster.memory import ServedMemory
 
-        return ServedMemory(self.config, path, self.home, self.name_of(self.home))
+        return ServedMemory(self.config, path, self.on(self.home), self.name_of(self.home))
 
     def take_gpu(self) -> None:
         """Have Ray give the GPU of this process to nobody else. Raises as `seat.take_gpu`."""
         from trailnotes.cluster.seat import take_gpu
 
-        self._seat = None if self._is_outside else take_gpu(self.config, self.home)
+        if self._of_seat:
+            self._seat = take_gpu(self.config, self.on(self.home))
 
     def start_ranks(self) -> Followers:
         """The ranks of the learner beside this process: `make_learner`'s `start`. Raises as `ranks.start_ranks`."""

@@ -142,8 +142,8 @@ class ServedMemory(Closes):
     Args:
         config: of the run.
         path: of the memory file.
-        node: of this process, and of the actor.
-        place: what messages call that node.
+        here: the scheduling strategy that places the actor beside this process.
+        place: what messages call this node.
         service: the actor's class.
 
     Raises:
@@ -152,15 +152,13 @@ class ServedMemory(Closes):
     """
 
     def __init__(
-        self, config: Config, path: StrPath, node: str, place: str, service: type[MemoryService] = MemoryService
+        self, config: Config, path: StrPath, here: Any, place: str, service: type[MemoryService] = MemoryService
     ) -> None:
         import ray
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         path = Path(path).resolve()
         self._config, self._place = config, place
         self._at: int | None = None
-        here = NodeAffinitySchedulingStrategy(node, soft=False)
         actor = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1, scheduling_strategy=here)(service)
         self._actor = actor.remote(str(path), _identity(path), config)
         self.version = -1  # of the last answer

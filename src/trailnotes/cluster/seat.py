@@ -36,28 +36,23 @@ def needs_seat(config: Config, resources: Mapping[str, float]) -> bool:
     return device.type == "cuda" and device.index is None and resources.get("GPU", 0.0) >= 1
 
 
-def take_gpu(config: Config, node: str) -> Any:
+def take_gpu(config: Config, here: Any) -> Any:
     """Set a GPU of this machine aside, and compute on it from here on.
 
     Args:
-        config: of the run.
-        node: of this process.
+        config: of the run, which `needs_seat`.
+        here: the scheduling strategy that places an actor on the node of this process.
 
     Returns:
-        The actor that keeps it, as long as it is referred to; None where `needs_seat` says no.
+        The actor that keeps it, as long as it is referred to.
 
     Raises:
         ClusterError: others have all of them, or this process does not see the one that Ray gives.
     """
     import ray
     import torch
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    resources: dict[str, float] = next((found["Resources"] for found in ray.nodes() if found["NodeID"] == node), {})
-    if not needs_seat(config, resources):
-        return None
-    strategy = NodeAffinitySchedulingStrategy(node, soft=False)
-    seat = ray.remote(Seat).options(num_cpus=0, num_gpus=1, scheduling_strategy=strategy).remote()
+    seat = ray.remote(Seat).options(num_cpus=0, num_gpus=1, scheduling_strategy=here).remote()
     who = "a GPU of this machine for the process of the run (if others have them all, start it elsewhere)"
     gpu = result_of(seat.gpu.remote(), Patience(lambda: who, config.cluster.timeout, "cluster.timeout"))
     visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]

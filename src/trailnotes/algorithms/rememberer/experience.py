@@ -96,7 +96,7 @@ class ExperienceTable(OpenFile):
 
     def once(self, name: str) -> bool:
         """Whether this is the first time for `name`: a mark that is written, or undone, with the transaction."""
-        return bool(self._write("INSERT OR IGNORE INTO meta VALUES (?, 1)", (f"once/{name}",)).rowcount)
+        return schema.mark_once(self._connection, name)
 
     def learn(self, episode: Sequence[Experience]) -> None:
         """Update the table by the decisions of one episode, in their order.
