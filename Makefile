@@ -1,4 +1,5 @@
 # make demo | test | lint | bench: each builds .venv first, once, and again when pyproject.toml or constraints.txt change.
+# make test COVERAGE=--cov also counts the lines and branches that tests reach; it takes half as long again.
 # make test-ray: kills parts of a Ray cluster of two nodes on this machine; some minutes.
 # make vllm | test-vllm: build .venv-vllm, an environment for engines of vLLM alone, whose versions do not fit beside ours.
 # make gpu: the tests that need a GPU, and a table of what one card gives (runs/gpu/gpu.md); without a GPU that of a toy.
@@ -22,7 +23,7 @@ demo: $(INSTALLED)
 	$(BIN)/python -m trailnotes demo
 
 test: lint
-	$(BIN)/python -m mypy & types=$$!; $(BIN)/python -m pytest $(SPREAD) --cov --cov-report=term $(PYTEST); tests=$$?; \
+	$(BIN)/python -m mypy & types=$$!; $(BIN)/python -m pytest $(SPREAD) $(COVERAGE) $(PYTEST); tests=$$?; \
 	  wait $$types && exit $$tests
 
 lint: $(INSTALLED)
