@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from children import children_of
 from trailnotes.errors import ClusterError
 
 SMALL = {"num_cpus": 4, "include_dashboard": False, "object_store_memory": 100 << 20}
@@ -51,9 +53,14 @@ class TwoNodes:
         return str(self._other.node_id)
 
     def lose_other(self) -> None:
-        """Kill all processes of the second node at once."""
+        """Kill all processes of the second node at once; its workers would end by themselves, but some time later."""
+        raylets = [started.process.pid for started in self._other.all_processes["raylet"]]
+        workers = [worker for raylet in raylets for worker in children_of(raylet)]
         self._cluster.remove_node(self._other, allow_graceful=False)
         self._other = None
+        for worker in workers:
+            with suppress(ProcessLookupError):
+                os.kill(worker, signal.SIGKILL)
 
     def mend(self) -> None:
         """Have two nodes again."""
