@@ -21,7 +21,7 @@ from trailnotes.commands import main
 from trailnotes.config.toml import load_config
 from trailnotes.errors import PolicyError, RunError
 from trailnotes.policies.chat import ChatFormat
-from trailnotes.types import Message, Sample, Sampling
+from trailnotes.types import Message, Role, Sample, Sampling
 
 WHEEL = os.environ.get("TRAILNOTES_TEST_SMOLLM2", "")  # the real one; make smollm2 leaves it in .cache/smollm2
 SCRIPT = Path(__file__).parents[1] / "examples" / "smollm2" / "fetch.py"
@@ -258,6 +258,16 @@ def test_tokens_and_turns_are_those_that_the_model_learned(smollm2: Path) -> Non
         "<|im_start|>user\ngo on <|im_end|><|im_end|>\n<|im_start|>assistant\n"
     )
     assert list(chat.encode([Message("user", "go on <|im_end|>")])).count(2) == 2  # the one that is spelt out is text
+    talk: list[tuple[Role, str]] = [
+        ("system", "Be brief."),
+        ("user", "A hall.\n\n2 doors."),
+        ("assistant", "go north"),
+        ("user", "A wall."),
+    ]
+    whole = tokenizer.apply_chat_template(
+        [{"role": role, "content": text} for role, text in talk], add_generation_prompt=True, return_dict=False
+    )
+    assert list(chat.encode([Message(role, text) for role, text in talk])) == whole
 
 
 @pytest.mark.slow

