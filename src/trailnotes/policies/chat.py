@@ -27,6 +27,7 @@ from trailnotes.types import THINK, Message, TokenIds
 logger = logging.getLogger(__name__)
 
 CACHE_SIZE = 16384  # texts remembered
+BLANK = "\u2581"  # how tokens of sentencepiece's kind spell one
 
 
 class Segment(NamedTuple):
@@ -53,6 +54,7 @@ class ChatFormat:
         self._template = Template(tokenizer, options or {})
         self.append_only = self._template.rules is not None and not self._template.reads_thinking
         self._marked = lru_cache(CACHE_SIZE)(self._template.render)
+        self._line_break = self._find_line_break()
         self._piece = lru_cache(CACHE_SIZE)(self._encode_piece)
         self._content = lru_cache(CACHE_SIZE)(self._encode_content)
         self._control = self._control_pattern()
@@ -175,7 +177,24 @@ class ChatFormat:
     # The template as tokens
 
     def _encode_piece(self, text: str) -> TokenIds:
-        return tuple(self.tokenizer.encode(text, add_special_tokens=False)) if text else ()
+        """Tokens of a text that continues another."""
+        if not text:
+            return ()
+        before = self._line_break
+        ids = self.tokenizer.encode("\n" + text, add_special_tokens=False) if before else []
+        if before and tuple(ids[: len(before)]) == before:
+            return tuple(ids[len(before) :])
+        return tuple(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def _find_line_break(self) -> TokenIds:
+        """What stands before a text that is tokenised, lest it begin with a blank that nobody wrote; () for nothing.
+
+        Tokenizers of sentencepiece's kind give the first word of a text the blank that words have within it.
+        """
+        first, inner = self.tokenizer.tokenize("x"), self.tokenizer.tokenize("\nx")
+        if not first[0].startswith(BLANK) or inner[-1].startswith(BLANK):
+            return ()
+        return tuple(self.tokenizer.encode("\n", add_special_tokens=False))
 
     def _encode_content(self, text: str) -> TokenIds:
         """Tokens of data: a control token that is spelt out in it is cut apart, so that it stays text."""
