@@ -20,8 +20,8 @@ from itertools import chain, groupby
 from typing import Any, NamedTuple
 
 from trailnotes.errors import PolicyError
-from trailnotes.policies.marks import MARK, TAG, Part, cut, join, mark, mark_words, open_tag
-from trailnotes.policies.template import Roles, Template, alternating, check_roles
+from trailnotes.policies.marks import MARK, TAG, Part, join, mark, mark_words, open_tag
+from trailnotes.policies.template import NO_HEAD, Roles, Template, alternating, check_roles
 from trailnotes.types import THINK, Message, TokenIds
 
 logger = logging.getLogger(__name__)
@@ -125,11 +125,12 @@ class ChatFormat:
         pieces, parts = self._parts(messages)
         spoken: TokenIds = ()
         for text, after, part in zip(pieces[:-1], pieces[1:], parts, strict=True):
-            yield Segment(_without_overlap(spoken, self._piece(text)), spoken=False)
             message = messages[part.message]
             is_spoken = message.role == "assistant"
+            blanks = "" if is_spoken else text[len(text.rstrip(" ")) :]  # are the beginning of a word
+            yield Segment(_without_overlap(spoken, self._piece(text.removesuffix(blanks))), spoken=False)
             spoken = self._spoken_ids(message, part.texts, after) if is_spoken else ()
-            yield Segment(spoken if is_spoken else self._content(self._trimmed(message)), spoken=is_spoken)
+            yield Segment(spoken if is_spoken else self._content(blanks + self._trimmed(message)), spoken=is_spoken)
         yield Segment(_without_overlap(spoken, self._piece(pieces[-1])), spoken=False)
 
     def _parts(self, messages: Sequence[Message]) -> tuple[tuple[str, ...], list[Part]]:
@@ -157,7 +158,7 @@ class ChatFormat:
             if _thinks(messages[index]) and MARK.search(content) and content + end in text:
                 text = text.replace(content, mark(len(words)))
                 words.append((index, ""))
-        return join(cut(text), words, self._template.prompt)
+        return join(self._template.parted(text, [roles[index] for index, _ in words]), words, self._template.prompt)
 
     def _spoken_ids(self, message: Message, texts: Sequence[str], after: str) -> TokenIds:
         if texts:
@@ -165,7 +166,8 @@ class ChatFormat:
             size = len(self._end_mark)
             return tuple(chain(*ids, self._end_mark if self._piece(after)[:size] == self._end_mark else ()))
         if message.token_ids is None:
-            return self._own(self._trimmed(message)) + self._end_mark
+            left, right = self._template.blanks
+            return self._own(left + self._trimmed(message) + right) + self._end_mark
         opened = self.opening if message.content.startswith(self.opening) else ""
         return self._piece(opened) + message.token_ids
 
@@ -229,7 +231,13 @@ class ChatFormat:
 
     def _warn(self, options: Mapping[str, Any]) -> None:
         """Say what this template costs, and which options it does not know."""
-        if self._template.rules is None:
+        if self._template.rules is None and self._template.learn_rules([NO_HEAD]) is not None:
+            logger.warning(
+                "this chat template moves what the system says from turn to turn: each step is computed and trained as "
+                'a row of its own (as with optim.rows = "step"), which costs time and tokens that grow with the square '
+                'of the number of turns; with rollout.system_prompt = "" it leaves earlier turns alone'
+            )
+        elif self._template.rules is None:
             logger.warning(
                 "this chat template rewrites earlier turns: each step is rendered, computed and trained as a row of "
                 'its own (as with optim.rows = "step"), which costs time and tokens that grow with the square of the '

@@ -42,6 +42,8 @@ class Template:
     `rules` give the layout of every conversation, or are None if no such rules do: then earlier turns are rewritten.
     `reads_thinking` says whether the thinking of a turn is. `prompt` is the text after a user's message, for the
     assistant to speak. `trims` says of each role whether the left and the right end of its contents are stripped.
+    `blanks` are those that stand on either side of an answer in the history alone: they belong to its words, since who
+    answers writes them or not. A system message that the template has no place for opens the user's first message.
 
     Args:
         tokenizer: of transformers.
@@ -54,6 +56,9 @@ class Template:
     def __init__(self, tokenizer: Any, options: Mapping[str, Any]) -> None:
         self._tokenizer = tokenizer
         self._options = {**_template_options(tokenizer), **options}
+        self._folds = False
+        self._folds = self._has_no_system()
+        self.blanks = self._find_blanks()
         self.trims = {role: self._trimming(role) for role in SYSTEM_HEAD + TURN}
         self.rules = self.learn_rules(HEADS)
         self.reads_thinking = self._find_thinking()
@@ -68,6 +73,16 @@ class Template:
             raise PolicyError(f"the model's chat template refuses a conversation of {', '.join(roles)}")
         return text
 
+    def parted(self, text: str, roles: Sequence[Role]) -> Layout:
+        """`text` cut at its marks, whose roles are given; the `blanks` of an answer are no part of the template."""
+        pieces, order = cut(text)
+        parts, (left, right) = list(pieces), self.blanks
+        for place, index in enumerate(order):
+            if roles[index] == "assistant":
+                parts[place] = parts[place].removesuffix(left)
+                parts[place + 1] = parts[place + 1].removeprefix(right)
+        return Layout(tuple(parts), order)
+
     def learn_rules(self, heads: Sequence[Roles]) -> Rules | None:
         """The rules for conversations that begin with any of `heads`, or None if there are none."""
         rules: Rules = {}
@@ -76,7 +91,7 @@ class Template:
             text = self._try_render(roles, [mark(index) for index in range(len(roles))])
             if text is None and head:
                 continue
-            pieces, order = cut(text or "")
+            pieces, order = self.parted(text or "", roles)
             if order != tuple(range(len(roles))):
                 return None
             for pair, piece in zip(_pairs(roles), pieces, strict=True):
@@ -85,13 +100,15 @@ class Template:
         if rules["user", "assistant"] != rules["user", None]:  # what prompts the assistant is not what stays
             return None
         closed = self._try_render(TURN, [mark(0), mark(1)])
-        rules["assistant", None] = cut(closed or "").pieces[-1]
+        rules["assistant", None] = self.parted(closed or "", TURN).pieces[-1]
         return rules
 
     def _try_render(self, roles: Roles, contents: Sequence[str]) -> str | None:
         """The rendered text, or None where the template refuses these roles."""
         from jinja2 import TemplateError
 
+        if self._folds and roles[0] == "system":
+            roles, contents = roles[1:], ["\n\n".join(contents[:2]), *contents[2:]]
         messages = [{"role": role, "content": content} for role, content in zip(roles, contents, strict=True)]
         try:
             text: str = self._tokenizer.apply_chat_template(
@@ -104,16 +121,27 @@ class Template:
     def _render_layout(self, roles: Roles) -> Layout:
         """Layout of a conversation as the template itself renders it."""
         check_roles(roles)
-        return cut(self.render(roles, [mark(index) for index in range(len(roles))]))
+        return self.parted(self.render(roles, [mark(index) for index in range(len(roles))]), roles)
 
     def _assemble(self, roles: Roles) -> Layout:
         """Layout of a conversation by the learnt rules."""
         check_roles(roles)
         assert self.rules is not None
-        missing = [pair for pair in _pairs(roles) if pair not in self.rules]
-        if missing:
-            raise PolicyError('the model\'s chat template has no system role: set rollout.system_prompt = ""')
         return Layout(tuple(self.rules[pair] for pair in _pairs(roles)), tuple(range(len(roles))))
+
+    def _has_no_system(self) -> bool:
+        """Whether a system message is refused, or left out without a word."""
+        text = self._try_render(SYSTEM_HEAD + TURN[:1], [mark(0), mark(1)])
+        return (text is None or mark(0) not in text) and self._try_render(TURN[:1], [mark(0)]) is not None
+
+    def _find_blanks(self) -> tuple[str, str]:
+        """Blanks before and after an answer in the history that the prompt for it, and the end of it, do not have."""
+        asked, told = (self._try_render(alternating(num), [mark(i) for i in range(num)]) for num in (1, 3))
+        before, (_, given, after, *_) = cut(asked or "").pieces[-1], (*cut(told or "").pieces, "", "", "")
+        left = given.removeprefix(before) if given.startswith(before) else ""
+        right = after[: len(after) - len(after.lstrip(" "))]
+        closes = after[len(right) :].startswith(tuple(self._tokenizer.all_special_tokens) or ("\0",))
+        return left if not left.strip(" ") else "", right if closes else ""
 
     def _find_thinking(self) -> bool:
         """Whether the template does anything to the thinking of a turn, be it the newest or an earlier one."""
