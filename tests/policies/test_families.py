@@ -7,10 +7,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import torch
 
 from families import FAMILIES, family_tokenizer
+from puppet import OneTip, ids_of, led, play
+from trailnotes.learner.samples import build_samples
 from trailnotes.policies.chat import ChatFormat
-from trailnotes.types import Message
+from trailnotes.policies.hf.policy import HFPolicy
+from trailnotes.types import Message, Sample, Trajectory, TrajectoryGroup
 
 SPOKEN = ("A hall.", "go north", "A key.", "take key", "Taken.")
 
@@ -90,3 +94,65 @@ def test_a_context_begins_once(chats, name) -> None:
     chat, bos = chats[name], chats[name].tokenizer.bos_token_id
     ids = chat.encode(talk("A hall.", system="Explore."))
     assert bos is None or (ids[0] == bos and ids[1] != bos)
+
+
+# -- played and trained
+
+
+def player(model_of: Any, name: str) -> tuple[Any, Any]:
+    tokenizer = family_tokenizer(name)
+    return tokenizer, model_of("qwen2", positions=512, vocab_size=len(tokenizer))
+
+
+def rows_of(done: Trajectory) -> list[Sample]:
+    return build_samples([TrajectoryGroup(done.task, (done,))], [[1.0]])
+
+
+def trained(sample: Sample) -> list[int]:
+    return [token for token, mask in zip(sample.token_ids, sample.loss_mask, strict=True) if mask]
+
+
+@pytest.mark.parametrize("system", ["", "Explore."])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_game_is_played_and_trained_in_the_words_of_the_template(model_of, name, system) -> None:
+    """The end of a turn ends the answer, also where it is not the tokenizer's end token."""
+    (tokenizer, model), end = player(model_of, name), FAMILIES[name].end
+    said = ("go north", "take key", "look")
+    answers = [f"{words}{end} and then what" for words in said]
+    runs = [
+        play(led(tokenizer, model, *answers), mode, OneTip() if mode != "plain" else None, system_prompt=system)
+        for mode in ("plain", "off_policy")
+    ]
+    (plain, actions), (tipped, actions_with_tips) = runs
+    assert actions == actions_with_tips == list(said)
+    seen = ("leave\na hall", "after go north", "after take key")
+    for turn, (step, other) in enumerate(zip(plain.steps, tipped.steps, strict=True)):
+        so_far = [text for pair in zip(seen, said, strict=True) for text in pair][: 2 * turn + 1]
+        messages = shown_of(name, talk(*so_far, system=system or None))
+        text = text_of(tokenizer, step.completion.prompt_ids)
+        assert text.replace(" ", "") == rendered(tokenizer, messages).replace(" ", "")  # those of an answer are its own
+        assert other.plain_prompt_ids == step.completion.prompt_ids
+        assert "the key is north" in text_of(tokenizer, other.completion.prompt_ids)
+        assert step.completion.finish_reason == "stop"
+        assert step.completion.token_ids == ids_of(tokenizer, f"{said[turn]}{end}")
+    rows = rows_of(plain)
+    assert [row.token_ids for row in rows_of(tipped)] == [row.token_ids for row in rows]
+    assert len(rows) == (3 if name == "mistral3" and system else 1)
+    assert [token for row in rows for token in trained(row)] == [
+        token for step in plain.steps for token in step.completion.token_ids
+    ]
+
+
+@pytest.mark.parametrize("name", ["llama3", "gemma2", "mistral1", "mistral3", "llama2"])
+def test_rows_give_what_was_sampled_the_probabilities_it_was_sampled_with(model_of, name) -> None:
+    """Whatever the model says, end of turn or not, in one row or in one for each step."""
+    tokenizer, model = player(model_of, name)
+    done, _ = play(HFPolicy(model, tokenizer), system_prompt="Explore.", max_action_tokens=9, stop=())
+    sampled = [logprob for step in done.steps for logprob in step.completion.logprobs]
+    found: list[float] = []
+    for row in rows_of(done):
+        ids = torch.tensor([row.token_ids])
+        with torch.no_grad():
+            logprobs = torch.log_softmax(model(ids).logits[0].float(), dim=-1)
+        found += [float(logprobs[i - 1, ids[0, i]]) for i, mask in enumerate(row.loss_mask) if mask]
+    assert found == pytest.approx(sampled, abs=1e-4)
