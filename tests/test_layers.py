@@ -96,7 +96,7 @@ HOUSE = {
         tasks textworld
         __init__
         check
-        base
+        base imperative
     """,
     "envs/scienceworld": """
         __init__ env
