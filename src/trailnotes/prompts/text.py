@@ -14,6 +14,8 @@ CountTokens = Callable[[str], int]
 
 MAX_ACTION_CHARS: Final = 500  # a longer action cannot be read
 CUT: Final = " [...]"  # marks where text was cut; tips cannot hold it, their brackets are replaced
+_JOINER: Final = "\u200d"
+_ONTO: Final = frozenset({_JOINER, *map(chr, range(0x1F3FB, 0x1F400))})  # joiner and skin tones
 _PREFIX: Final = re.compile(r"^(?:(?:>|action\s*:)\s*)+", re.IGNORECASE)
 _TAGS: Final = re.compile(r"<action>((?:(?!</?action>).)*)", re.IGNORECASE | re.DOTALL)
 # How a model of language dresses an action up: as a list, a heading, a label, in bold, in quotes, as a sentence.
@@ -96,7 +98,8 @@ def _undressed(line: str) -> str:
 def truncate(text: str, max_tokens: int, count_tokens: CountTokens) -> str:
     """Cut `text` to `max_tokens` tokens, the mark " [...]" included; shorter text stays as it is.
 
-    Where not even the mark fits, the mark alone is left: a cut is never silent.
+    Where not even the mark fits, the mark alone is left: a cut is never silent. Accents, vowel signs and composed emoji
+    stay whole.
     """
     if count_tokens(text) <= max_tokens:
         return text
@@ -107,8 +110,15 @@ def truncate(text: str, max_tokens: int, count_tokens: CountTokens) -> str:
             low = middle
         else:
             high = middle - 1
+    while low and _joins(text[low - 1 : low + 1]):
+        low -= 1
     kept = text[:low].rstrip()
     return kept + CUT if kept else CUT.strip()
+
+
+def _joins(pair: str) -> bool:
+    """Whether the second of two characters is written onto the first: a mark, a skin tone, or what a joiner joins."""
+    return pair[0] == _JOINER or unicodedata.category(pair[-1])[0] == "M" or pair[-1] in _ONTO
 
 
 def quoted(text: str) -> str:
