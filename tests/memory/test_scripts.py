@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
 import random
 import re
+import subprocess
+import sys
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +19,7 @@ from hypothesis import strategies as st
 from tiny import step, trajectory
 from trailnotes.config.schema import Config, MemoryConfig, RolloutConfig
 from trailnotes.memory import clean_tip, open_memory
-from trailnotes.memory.exchange import export_tips, import_tips
+from trailnotes.memory.exchange import add_tip, export_tips, import_tips
 from trailnotes.memory.retrieval import HashingEmbedder, words_of
 from trailnotes.policies.scripted import ScriptedPolicy
 from trailnotes.prompts import CUT, truncate
@@ -122,3 +127,17 @@ def test_a_tip_that_the_limit_cuts_ends_with_a_whole_character() -> None:
     said = Completion((1,), (2,), (-0.1,), "钥匙在\ufffd\ufffd", "length")
     (written,) = written_tips(ScriptedPolicy(lambda messages: ""), [done], [said], config, step=0)
     assert [tip.text for tip in written.tips] == ["钥匙在"]
+
+
+def test_a_terminal_of_few_letters_lists_tips_in_any_script(tmp_path: Path) -> None:
+    """What it cannot show it names by number; JSON stays JSON."""
+    with closing(open_memory(tmp_path / "memory.db", MemoryConfig()).store) as store:
+        add_tip(store, "t", "钥匙 🔑")
+    command = [sys.executable, "-m", "trailnotes", "memory", "list", str(tmp_path / "memory.db")]
+    env = os.environ | {"PYTHONIOENCODING": "ascii"}
+    listed, as_json = (
+        subprocess.run([*command, *more], env=env, check=True, capture_output=True, text=True).stdout
+        for more in ([], ["--json"])
+    )
+    assert listed.split("  ")[-1] == "\\u94a5\\u5319 \\U0001f511\n"
+    assert json.loads(as_json)["text"] == "钥匙 🔑"
