@@ -96,7 +96,7 @@ HOUSE = {
         tasks textworld
         __init__
         check
-        base imperative
+        base
     """,
     "envs/scienceworld": """
         __init__ env

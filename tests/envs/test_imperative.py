@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trailnotes.envs.imperative import imperative
+from trailnotes.envs.base import imperative
 from trailnotes.envs.scienceworld.actions import correct
 from trailnotes.envs.waymarks.env import WaymarksSimulator, as_command, make_tasks
 

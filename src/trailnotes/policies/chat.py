@@ -20,13 +20,13 @@ from itertools import chain, groupby
 from typing import Any, NamedTuple
 
 from trailnotes.errors import PolicyError
-from trailnotes.policies.marks import MARK, TAG, Part, join, mark, mark_words, open_tag
-from trailnotes.policies.template import NO_HEAD, Roles, Template, alternating, check_roles
+from trailnotes.policies.marks import MARK, TAG, Layout, Part, join, mark, mark_words, open_tag
+from trailnotes.policies.template import NO_HEAD, SYSTEM_HEAD, TURN, Roles, Template, alternating
 from trailnotes.types import THINK, Message, TokenIds
 
 logger = logging.getLogger(__name__)
 
-CACHE_SIZE = 16384  # texts remembered
+CACHE_SIZE = 16384  # texts and layouts remembered
 BLANK = "\u2581"  # how tokens of sentencepiece's kind spell one
 
 
@@ -53,6 +53,7 @@ class ChatFormat:
         self.tokenizer = tokenizer
         self._template = Template(tokenizer, options or {})
         self.append_only = self._template.rules is not None and not self._template.reads_thinking
+        self._layout = lru_cache(CACHE_SIZE)(self._find_layout)
         self._marked = lru_cache(CACHE_SIZE)(self._template.render)
         self._line_break = self._find_line_break()
         self._piece = lru_cache(CACHE_SIZE)(self._encode_piece)
@@ -138,12 +139,21 @@ class ChatFormat:
         roles = tuple(message.role for message in messages)
         if self._template.reads_thinking and any(map(_thinks, messages)):
             return self._parts_with_thinking(roles, messages)
-        pieces, order = self._template.layout(roles)
+        pieces, order = self._layout(roles)
         return pieces, [Part(index) for index in order]
+
+    def _find_layout(self, roles: Roles) -> Layout:
+        """By the rules of the template, or as it renders the conversation where there are none."""
+        _check_roles(roles)
+        rules = self._template.rules
+        if rules is None:
+            return self._template.layout(roles)
+        pairs = zip((None, *roles), (*roles, None), strict=True)
+        return Layout(tuple(rules[pair] for pair in pairs), tuple(range(len(roles))))
 
     def _parts_with_thinking(self, roles: Roles, messages: Sequence[Message]) -> tuple[tuple[str, ...], list[Part]]:
         """The same where the template looks into contents: what it leaves as it was enters whole, with its ids."""
-        check_roles(roles)
+        _check_roles(roles)
         contents: list[str] = []
         words: list[tuple[int, str]] = []  # by mark: index of the message, and what is marked ("" = all of it)
         for index, message in enumerate(messages):
@@ -213,7 +223,7 @@ class ChatFormat:
         """Where a control token begins. Tokens of one character are ordinary text to the people who write it."""
         added = self.tokenizer.added_tokens_decoder.values()
         literals = {str(token.content) for token in added if token.special} | set(self.tokenizer.all_special_tokens)
-        template = "".join(self._template.rendered(alternating(3)).pieces)
+        template = "".join(self._template.layout(alternating(3)).pieces)
         tags = {str(token.content) for token in added} & set(THINK)
         self._has_tags = bool(tags)
         literals |= tags | {str(token.content) for token in added if str(token.content) in template}
@@ -222,7 +232,7 @@ class ChatFormat:
 
     def _find_end_ids(self) -> frozenset[int]:
         """The tokenizer's end token, and the control token that the template closes the assistant's turn with."""
-        pieces, order = self._template.rendered(alternating(3))
+        pieces, order = self._template.layout(alternating(3))
         closing = self._piece(pieces[order.index(1) + 1])[:1] if 1 in order else ()
         control = set(self.tokenizer.all_special_ids) | set(self.tokenizer.added_tokens_decoder)
         self._end_mark = closing if set(closing) <= control else ()
@@ -275,6 +285,14 @@ def replies_of(
     if width > context_length:
         raise PolicyError(f"a prompt and reply of {width} tokens exceed the context of {context_length}")
     return prompt, rows
+
+
+def _check_roles(roles: Roles) -> None:
+    turns = roles[1:] if roles[:1] == SYSTEM_HEAD else roles
+    if not turns or turns != (TURN * len(turns))[: len(turns)]:
+        raise ValueError(
+            f"a conversation is (system,) user, assistant, user, ...: got {', '.join(roles) or 'no message'}"
+        )
 
 
 def _without_overlap(spoken: TokenIds, piece: TokenIds) -> TokenIds:

@@ -7,15 +7,12 @@ what stays of it, so that a turn that was sampled need not be touched again.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
 from itertools import product
 from typing import Any
 
 from trailnotes.errors import PolicyError
 from trailnotes.policies.marks import Layout, cut, mark
 from trailnotes.types import THINK, Role
-
-CACHE_SIZE = 16384  # layouts remembered
 
 PLAIN_TEMPLATE = (
     "{{ prefix }}{% for message in messages %}"
@@ -62,8 +59,6 @@ class Template:
         self.trims = {role: self._trimming(role) for role in SYSTEM_HEAD + TURN}
         self.rules = self.learn_rules(HEADS)
         self.reads_thinking = self._find_thinking()
-        self.rendered = lru_cache(CACHE_SIZE)(self._render_layout)
-        self.layout = self.rendered if self.rules is None else lru_cache(CACHE_SIZE)(self._assemble)
         self.prompt = self.layout(TURN[:1]).pieces[-1]
 
     def render(self, roles: Roles, contents: Sequence[str]) -> str:
@@ -82,6 +77,10 @@ class Template:
                 parts[place] = parts[place].removesuffix(left)
                 parts[place + 1] = parts[place + 1].removeprefix(right)
         return Layout(tuple(parts), order)
+
+    def layout(self, roles: Roles) -> Layout:
+        """Layout of a conversation as the template itself renders it; raises `PolicyError` as `render`."""
+        return self.parted(self.render(roles, [mark(index) for index in range(len(roles))]), roles)
 
     def learn_rules(self, heads: Sequence[Roles]) -> Rules | None:
         """The rules for conversations that begin with any of `heads`, or None if there are none."""
@@ -117,17 +116,6 @@ class Template:
         except TemplateError:
             return None
         return text
-
-    def _render_layout(self, roles: Roles) -> Layout:
-        """Layout of a conversation as the template itself renders it."""
-        check_roles(roles)
-        return self.parted(self.render(roles, [mark(index) for index in range(len(roles))]), roles)
-
-    def _assemble(self, roles: Roles) -> Layout:
-        """Layout of a conversation by the learnt rules."""
-        check_roles(roles)
-        assert self.rules is not None
-        return Layout(tuple(self.rules[pair] for pair in _pairs(roles)), tuple(range(len(roles))))
 
     def _has_no_system(self) -> bool:
         """Whether a system message is refused, or left out without a word."""
@@ -172,15 +160,6 @@ class Template:
 def alternating(num: int) -> Roles:
     """`num` roles: user, assistant, user, ..."""
     return (TURN * num)[:num]
-
-
-def check_roles(roles: Roles) -> None:
-    """Raise `ValueError` unless they are (system,) user, assistant, user, ..."""
-    turns = roles[1:] if roles[:1] == SYSTEM_HEAD else roles
-    if not turns or turns != alternating(len(turns)):
-        raise ValueError(
-            f"a conversation is (system,) user, assistant, user, ...: got {', '.join(roles) or 'no message'}"
-        )
 
 
 def _pairs(roles: Roles) -> Iterator[Pair]:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
-from trailnotes.envs.imperative import imperative
+from trailnotes.envs.base import imperative
 from trailnotes.errors import ConfigError
 
 MODES = ("exact", "jaccard", "ordered")

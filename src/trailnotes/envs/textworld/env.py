@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from trailnotes.envs.imperative import imperative
+from trailnotes.envs.base import imperative
 from trailnotes.envs.textworld.interpreter import (
     Answer,
     Position,

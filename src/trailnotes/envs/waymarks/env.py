@@ -16,7 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
-from trailnotes.envs.imperative import imperative
+from trailnotes.envs.base import imperative
 from trailnotes.envs.tasks import panel, recorded_of, tasks_of
 from trailnotes.envs.textworld.interpreter import Position, cached_game, one_line, open_story, play, textworld_version
 from trailnotes.envs.waymarks import spec as ws
