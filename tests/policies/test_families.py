@@ -99,6 +99,21 @@ def test_a_context_begins_once(chats, name) -> None:
     assert bos is None or (ids[0] == bos and ids[1] != bos)
 
 
+@pytest.mark.parametrize("system", [None, "Explore."])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_what_is_taught_are_the_chosen_answers_with_their_ends(chats, name, system) -> None:
+    chat, messages = chats[name], talk(*SPOKEN, system=system)
+    first, second = (i for i, message in enumerate(messages) if message.role == "assistant")
+    for turns, words in (((first,), "go north"), ((second,), "take key"), ((), "")):
+        ids, mask = chat.taught(messages, turns)
+        assert tuple(ids) == chat.encode(messages)
+        taught = text_of(chat.tokenizer, [token for token, one in zip(ids, mask, strict=True) if one])
+        assert taught.replace(" ", "") == (words + FAMILIES[name].end if words else "").replace(" ", "")
+    ids, mask = chat.taught(messages[:-1], {second})  # the answer to come, as a demonstration ends
+    taught = text_of(chat.tokenizer, [token for token, one in zip(ids, mask, strict=True) if one])
+    assert taught.replace(" ", "") == f"take key{FAMILIES[name].end}".replace(" ", "")
+
+
 # -- played and trained
 
 
@@ -197,3 +212,26 @@ def test_a_tip_of_several_lines_keeps_its_words() -> None:
     assert clean_tip(PROSE[0]) == (
         "Here is my note: 1. Go north. 2. Take the 'brass' key. - **Never** read the note! ''' open door '''"
     )
+
+
+@pytest.mark.parametrize("name", ["llama3", "mistral3", "gemma3"])
+def test_a_long_episode_tokenises_each_text_once(name) -> None:
+    """Sixty turns and both contexts: the work grows with what is new, also where a template rewrites earlier turns."""
+    tokenizer = family_tokenizer(name)
+    chat, encode, seen = ChatFormat(tokenizer), tokenizer.encode, list[str]()
+
+    def counted(text: str, **options: Any) -> list[int]:
+        seen.append(text)
+        ids: list[int] = encode(text, **options)
+        return ids
+
+    tokenizer.encode = counted
+    live = Conversation(RolloutConfig(style="full"), MemoryConfig(), chat.count_tokens)
+    live.start("leave")
+    for turn in range(60):
+        live.observe(Observation(f"hall {turn}"), [Tip("t", f"tip {turn}", "", 1.0)])
+        chat.encode(live.acting)
+        chat.encode(live.plain)
+        live.act("go", (40, 41))
+    assert len(seen) < 60 * 8
+    assert sum(map(len, seen)) < 60 * 300
