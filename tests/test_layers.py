@@ -143,6 +143,7 @@ HOUSE = {
         __init__ base openai scripted vllm
         hf
         chat
+        template
         marks
     """,
     "policies/hf": """

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from puppet import OneTip, ids_of, led, play
 from trailnotes.algorithms.rememberer.advice import Valued, parse_advice
 from trailnotes.config.model_schema import ModelConfig
 from trailnotes.config.schema import Config, MemoryConfig, RolloutConfig
@@ -20,20 +20,14 @@ from trailnotes.memory import clean_tip
 from trailnotes.policies.chat import ChatFormat
 from trailnotes.policies.hf.policy import HFPolicy
 from trailnotes.prompts import Conversation, memory_query, parse_action
-from trailnotes.rollout import run_episode
 from trailnotes.runs.players import model_policy
 from trailnotes.types import (
     NO_OP,
     THINK,
     Completion,
     Message,
-    Mode,
     Observation,
     Sampling,
-    Task,
-    Tip,
-    TokenIds,
-    Trajectory,
     TrajectoryGroup,
     answer_of,
 )
@@ -100,10 +94,6 @@ def rendered(tokenizer: Any, messages: Sequence[Message], **options: Any) -> str
 def text_of(tokenizer: Any, ids: Sequence[int]) -> str:
     text: str = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     return text
-
-
-def ids_of(tokenizer: Any, text: str) -> tuple[int, ...]:
-    return tuple(tokenizer.encode(text, add_special_tokens=False))
 
 
 # -- templates
@@ -212,46 +202,12 @@ def test_a_run_hands_the_options_of_its_settings_to_the_template(start_model, ca
 # -- what is sampled
 
 
-def led(tokenizer: Any, model: Any, *answers: str, **options: Any) -> HFPolicy:
-    """A policy whose k-th completion is the k-th answer, as far as stops and limits let it."""
-    policy = HFPolicy(model, tokenizer, **options)
-    generate, extend = policy.engine.generate, policy.engine.decoder.extend
-    left, saying = [list(ids_of(tokenizer, answer)) for answer in answers], list[int]()
-
-    async def led_generate(prompt_ids: TokenIds, sampling: Sampling, episode: str) -> Completion:
-        saying[:] = left.pop(0)
-        return await generate(prompt_ids, sampling, episode)
-
-    def led_extend(rows: Sequence[Any]) -> torch.Tensor:
-        logits = torch.full_like(extend(rows), -100.0)
-        logits[0, saying.pop(0)] = 0.0
-        return logits
-
-    policy.engine.generate = led_generate  # type: ignore[method-assign]
-    policy.engine.decoder.extend = led_extend  # type: ignore[method-assign]
-    return policy
-
-
 def say(policy: HFPolicy, **sampling: Any) -> Completion:
     async def run() -> Completion:
         policy.open_episode("e")
         return await policy.generate(talk("A hall."), Sampling(max_tokens=40, **sampling), "e")
 
     return asyncio.run(run())
-
-
-class Hall:
-    """Three steps, whatever is done."""
-
-    def __init__(self) -> None:
-        self.actions: list[str] = []
-
-    async def reset(self, task: Task) -> Observation:
-        return Observation("a hall", instruction="leave")
-
-    async def step(self, action: str) -> Observation:
-        self.actions.append(action)
-        return Observation(f"after {action}", reward=1.0, terminated=len(self.actions) == 3)
 
 
 @pytest.fixture(scope="module")
@@ -263,17 +219,6 @@ def thinker(tokenizer_of, model_of):
         return tokenizer, model_of("qwen2", positions=512, vocab_size=len(tokenizer))
 
     return make
-
-
-def play(policy: HFPolicy, mode: Mode = "plain", memory: Any = None) -> tuple[Trajectory, list[str]]:
-    config = Config(rollout=RolloutConfig(style="terse", max_steps=3, max_action_tokens=40, max_context_tokens=500))
-    env = Hall()
-
-    async def run() -> Trajectory:
-        policy.open_episode("t/0")
-        return await run_episode(policy, env, Task("t", "hall"), mode, memory, config, member=0, seed=1)
-
-    return asyncio.run(run()), env.actions
 
 
 ANSWERS = (
@@ -299,13 +244,6 @@ def test_each_turn_acts_and_is_trained_in_the_context_of_the_template(thinker, o
     assert [row.token_ids for row in rows] == contexts
     for row, step in zip(rows, done.steps, strict=True):
         assert sum(row.loss_mask) == len(step.completion.token_ids)
-
-
-class OneTip:
-    """Shows the same tip to everybody."""
-
-    def search(self, namespace: str, query: str, top_k: int) -> list[Tip]:
-        return [Tip(namespace, "the key is north", "a hall", 1.0)]
 
 
 def test_the_context_without_tips_drops_earlier_thinking_too(thinker) -> None:

@@ -519,9 +519,46 @@ def test_line_actions(text: str, action: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "**go north**", "*go north*", "`go north`", '"go north"', "\u201cgo north\u201d", "'go north'", "(go north)",
+        "[go north]", "go north.", "go north!", '"go north".', '"go north."', "- go north", "* go north", "1. go north",
+        "2) go north", "### Action: go north", "**Action:** go north", "**Action**: go north", "Action: **go north**",
+        'My action: "go north".', "The next action is: go north", "Command: go north", "> `go north`", "go **north**",
+        "```\ngo north\n```", "```text\ngo north", "Sure! Here is my action:\ngo north",
+        "---\n\n**Action:**\n\ngo north",
+    ],
+)  # fmt: skip
+def test_an_action_is_read_however_a_model_of_language_dresses_it_up(text: str) -> None:
+    assert parse_action(text, "line") == ParsedAction("go north", ok=True)
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        "say \"hello\" to 'him'", "set x = 2 * 3 * 4", "'hello' is not 'goodbye'", "open (red) or (blue)", "3",
+        "dial 3.",
+        "__init__", "2 apples", "wait...", "go to door.txt", "0: wood", "the action hero", "ask a.b.",
+    ],
+)  # fmt: skip
+def test_what_belongs_to_an_action_stays(action: str) -> None:
+    left = action.removesuffix(".") if action.endswith("b.") else action
+    assert parse_action(action, "line") == ParsedAction(left, ok=True)
+
+
+@pytest.mark.parametrize("text", ['" go', "**go**", "go .", "- go", "1. go", "`go`", "...", "go:"])
+def test_in_terse_style_an_action_is_taken_as_it_stands(text: str) -> None:
+    """Tiny models were trained on what their words led to."""
+    assert parse_action(f"{text}\nlook", "line", "terse") == ParsedAction(text, ok=True)
+
+
+@pytest.mark.parametrize(
     ("text", "action"),
     [
         ("<action>go east</action>", "go east"),
+        ("<action>go east<action>", "go east"),  # a closing tag as small models write it
+        ("<action>go east</action><action></action>", "go east"),
+        ("<action>**go east**.</action>", "go east"),
         ("I think.\n<ACTION>\n go\neast </ACTION> done", "go east"),
         ("<action>look</action> no: <action>go east</action>", "go east"),
         ("<action>go east", "go east"),  # the closing tag was the stop string

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import os
 import signal
@@ -60,6 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     argparse itself exits with 2 for a command line that it cannot read.
     """
     args = parse(TABLE, sys.argv[1:] if argv is None else argv)
+    if argv is None:
+        _write_anything()
     if argv is None and not args.debug:
         _silence_libraries()
     logging.basicConfig(level=logging.DEBUG if args.debug else logging.WARNING, format="%(levelname)s: %(message)s")
@@ -82,6 +85,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         return _fail(f"{error.filename or 'system error'}: {error.strerror or error}", debug=args.debug)
     return 0
+
+
+def _write_anything() -> None:
+    """Let a terminal of few letters show those it lacks by their numbers: a tip may be in any script."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _silence_libraries() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -37,9 +38,10 @@ def _store(args: Namespace) -> Iterator[TipStore]:
 def _list(args: Namespace) -> None:
     from trailnotes.memory.exchange import list_tips
 
+    few_letters = not (sys.stdout.encoding or "").lower().startswith("utf")
     with _store(args) as store:
         for tip in list_tips(store, args.namespace, limit=args.limit):
-            print(json.dumps(asdict(tip), ensure_ascii=False) if args.json else _line(tip))
+            print(json.dumps(asdict(tip), ensure_ascii=few_letters) if args.json else _line(tip))
 
 
 def _show(args: Namespace) -> None:

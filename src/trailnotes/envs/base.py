@@ -1,13 +1,23 @@
-"""What an environment is: three methods and a list of tasks; and how what its code raises becomes an `EnvError`."""
+"""What an environment is: three methods and a list of tasks; what its code raises, and what an agent says to it."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
 from trailnotes.errors import ConfigError, EnvError, MissingExtraError
 from trailnotes.types import Observation, Task
+
+_WILL: Final = (
+    r"will|shall|should|must|can|could|would like to|would|want to|need to|have to|am going to|decide to|try to"
+)
+_OPENING: Final = re.compile(
+    r"^(?:(?i:ok|okay|sure|well|now|next|first|so|then)\s*[,:!.]\s*)*"
+    rf"(?:(?:I|[Ww]e)(?:\s+(?:{_WILL})|['\u2019](?:ll|d like to|m going to))?|[Ll]et (?:me|us)|[Ll]et['\u2019]s)\s+"
+    r"(?:(?:now|then|next|first|just|try to)\s+)*(?=[^\W\d_])"
+)
 
 
 @runtime_checkable
@@ -51,3 +61,12 @@ def one_line(error: BaseException) -> str:
     text = " ".join(str(error).split())
     name = type(error).__name__
     return f"{name}: {text[:500]}" if text else name
+
+
+def imperative(action: str) -> str:
+    """The command in "I will COMMAND", "Let me COMMAND" or "Okay, I'll now COMMAND"; any other `action` as it is.
+
+    For games whose commands are imperatives, none of which begins like that. A small "i" stays: to their parsers it is
+    short for the inventory.
+    """
+    return _OPENING.sub("", action)

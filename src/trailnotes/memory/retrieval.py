@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import threading
+import unicodedata
 import zlib
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
@@ -29,6 +30,12 @@ Ints = npt.NDArray[np.intp]
 CACHED_TEXTS = 2048
 BATCH_SIZE = 64  # texts in one forward pass of a model
 WORD = re.compile(r"\w+")
+# Scripts without blanks between words (Chinese, Japanese, Thai, Lao, Burmese, Khmer), of which each letter is taken for
+# one, as it is alike of emoji. Pairs of them are hashed as pairs of words are.
+ALONE = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2600-\u27bf\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+    "\U0001f000-\U0001faff\U00020000-\U0003ffff]"
+)
 MIX = np.uint32(0x9E3779B1)  # 2^32 / golden ratio: spreads the low bits of a CRC over the whole word
 DECIMALS = 6  # equal vectors must tie, whatever the matrix product does to the last bits
 
@@ -63,7 +70,7 @@ class HashingEmbedder:
         return np.stack([self._vector(text) for text in texts]) if texts else np.empty((0, self.dim), np.float32)
 
     def _vector(self, text: str) -> Floats:
-        words = [word.encode("utf-8", "replace") for word in WORD.findall(text.lower())]
+        words = [word.encode("utf-8", "replace") for word in words_of(text)]
         hashes = [zlib.crc32(word) for word in words]
         hashes += [zlib.crc32(b" " + after, crc) for crc, after in zip(hashes, words[1:], strict=False)]
         mixed = np.array(hashes, dtype=np.uint32) * MIX
@@ -73,6 +80,24 @@ class HashingEmbedder:
         if norm == 0:
             vector[0] = norm = 1.0
         return (vector / norm).astype(np.float32)
+
+
+def words_of(text: str) -> list[str]:
+    """Words in lower case, in any script: with the marks that are written above and below their letters."""
+    text = text.lower()
+    if text.isascii():
+        return WORD.findall(text)
+    return "".join(map(_spaced, unicodedata.normalize("NFC", text))).split()
+
+
+def _spaced(char: str) -> str:
+    """A character as part of a word, as a word, as what is between words, or as nothing."""
+    if ALONE.match(char):
+        return f" {char} "
+    kind = unicodedata.category(char)
+    if kind == "Cf" or "\ufe00" <= char <= "\ufe0f":  # joins, directs or varies what is beside it
+        return ""
+    return char if char.isalnum() or char == "_" or kind[0] == "M" else " "
 
 
 class SentenceTransformerEmbedder:

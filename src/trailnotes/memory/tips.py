@@ -306,7 +306,7 @@ def clean_tip(text: str, max_words: int = MAX_TIP_WORDS) -> str:
 
 
 def _cleaned_once(text: str, max_words: int) -> str:
-    text = MARKUP.sub(" ", text)
+    text = MARKUP.sub(" ", unicodedata.normalize("NFC", text))  # or one text could be stored twice
     text = "".join(" " if char.isspace() else char for char in text if char.isspace() or not _is_control(char))
     text = LEADING_MARKS.sub("", " ".join(text.split()).translate(QUOTES))
     while len(text) > 1 and text[0] == text[-1] == "'":

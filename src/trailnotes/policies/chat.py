@@ -16,32 +16,18 @@ import re
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from itertools import chain, groupby, product
+from itertools import chain, groupby
 from typing import Any, NamedTuple
 
 from trailnotes.errors import PolicyError
-from trailnotes.policies.marks import MARK, TAG, Layout, Part, cut, join, mark, mark_words, open_tag
-from trailnotes.types import THINK, Message, Role, TokenIds
+from trailnotes.policies.marks import MARK, TAG, Layout, Part, join, mark, mark_words, open_tag
+from trailnotes.policies.template import NO_HEAD, SYSTEM_HEAD, TURN, Roles, Template, alternating
+from trailnotes.types import THINK, Message, TokenIds
 
 logger = logging.getLogger(__name__)
 
 CACHE_SIZE = 16384  # texts and layouts remembered
-
-PLAIN_TEMPLATE = (
-    "{{ prefix }}{% for message in messages %}"
-    "{% if message.role == 'system' %}{{ message.content }}\n\n"
-    "{% elif message.role == 'user' %}User:\n{{ message.content }}\n"
-    "{% else %}Assistant:\n{{ message.content }}{{ suffix }}\n{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}Assistant:\n{% endif %}"
-)
-
-Roles = tuple[Role, ...]
-Pair = tuple[Role | None, Role | None]
-
-TURN: Roles = ("user", "assistant")
-NO_HEAD: Roles = ()
-SYSTEM_HEAD: Roles = ("system",)
-PROBED_TURNS = (1, 2, 3, 4, 20)  # of the user, in the conversations that a template is tried on
+BLANK = "\u2581"  # how tokens of sentencepiece's kind spell one
 
 
 class Segment(NamedTuple):
@@ -65,21 +51,18 @@ class ChatFormat:
 
     def __init__(self, tokenizer: Any, options: Mapping[str, Any] | None = None) -> None:
         self.tokenizer = tokenizer
-        self._options = {**_template_options(tokenizer), **(options or {})}
-        self._trims = {role: self._trimming(role) for role in SYSTEM_HEAD + TURN}
-        self._rules = self._learn_rules()
-        self._reads_thinking = self._find_thinking()
-        self.append_only = self._rules is not None and not self._reads_thinking
-        self._layout = lru_cache(CACHE_SIZE)(self._render_layout if self._rules is None else self._assemble)
-        self._marked = lru_cache(CACHE_SIZE)(self._render_marked)
+        self._template = Template(tokenizer, options or {})
+        self.append_only = self._template.rules is not None and not self._template.reads_thinking
+        self._layout = lru_cache(CACHE_SIZE)(self._find_layout)
+        self._marked = lru_cache(CACHE_SIZE)(self._template.render)
+        self._line_break = self._find_line_break()
         self._piece = lru_cache(CACHE_SIZE)(self._encode_piece)
         self._content = lru_cache(CACHE_SIZE)(self._encode_content)
         self._control = self._control_pattern()
         added = tokenizer.added_tokens_decoder.items()
         self._special_tags = {index for index, token in added if token.special and token.content in THINK}
         self.end_ids = self._find_end_ids()
-        self._prompt = self._layout(("user",)).pieces[-1]  # after a user's message, for the assistant to speak
-        self.opening = open_tag(self._prompt)
+        self.opening = open_tag(self._template.prompt)
         self._warn(options or {})
 
     def encode(self, messages: Sequence[Message]) -> TokenIds:
@@ -143,20 +126,30 @@ class ChatFormat:
         pieces, parts = self._parts(messages)
         spoken: TokenIds = ()
         for text, after, part in zip(pieces[:-1], pieces[1:], parts, strict=True):
-            yield Segment(_without_overlap(spoken, self._piece(text)), spoken=False)
             message = messages[part.message]
             is_spoken = message.role == "assistant"
+            blanks = "" if is_spoken else text[len(text.rstrip(" ")) :]  # are the beginning of a word
+            yield Segment(_without_overlap(spoken, self._piece(text.removesuffix(blanks))), spoken=False)
             spoken = self._spoken_ids(message, part.texts, after) if is_spoken else ()
-            yield Segment(spoken if is_spoken else self._content(self._trimmed(message)), spoken=is_spoken)
+            yield Segment(spoken if is_spoken else self._content(blanks + self._trimmed(message)), spoken=is_spoken)
         yield Segment(_without_overlap(spoken, self._piece(pieces[-1])), spoken=False)
 
     def _parts(self, messages: Sequence[Message]) -> tuple[tuple[str, ...], list[Part]]:
         """Template texts, and what stands between them."""
         roles = tuple(message.role for message in messages)
-        if self._reads_thinking and any(map(_thinks, messages)):
+        if self._template.reads_thinking and any(map(_thinks, messages)):
             return self._parts_with_thinking(roles, messages)
         pieces, order = self._layout(roles)
         return pieces, [Part(index) for index in order]
+
+    def _find_layout(self, roles: Roles) -> Layout:
+        """By the rules of the template, or as it renders the conversation where there are none."""
+        _check_roles(roles)
+        rules = self._template.rules
+        if rules is None:
+            return self._template.layout(roles)
+        pairs = zip((None, *roles), (*roles, None), strict=True)
+        return Layout(tuple(rules[pair] for pair in pairs), tuple(range(len(roles))))
 
     def _parts_with_thinking(self, roles: Roles, messages: Sequence[Message]) -> tuple[tuple[str, ...], list[Part]]:
         """The same where the template looks into contents: what it leaves as it was enters whole, with its ids."""
@@ -175,7 +168,7 @@ class ChatFormat:
             if _thinks(messages[index]) and MARK.search(content) and content + end in text:
                 text = text.replace(content, mark(len(words)))
                 words.append((index, ""))
-        return join(cut(text), words, self._prompt)
+        return join(self._template.parted(text, [roles[index] for index, _ in words]), words, self._template.prompt)
 
     def _spoken_ids(self, message: Message, texts: Sequence[str], after: str) -> TokenIds:
         if texts:
@@ -183,102 +176,37 @@ class ChatFormat:
             size = len(self._end_mark)
             return tuple(chain(*ids, self._end_mark if self._piece(after)[:size] == self._end_mark else ()))
         if message.token_ids is None:
-            return self._own(self._trimmed(message)) + self._end_mark
+            left, right = self._template.blanks
+            return self._own(left + self._trimmed(message) + right) + self._end_mark
         opened = self.opening if message.content.startswith(self.opening) else ""
         return self._piece(opened) + message.token_ids
 
     def _trimmed(self, message: Message) -> str:
-        left, right = self._trims[message.role]
+        left, right = self._template.trims[message.role]
         text = message.content.lstrip() if left else message.content
         return text.rstrip() if right else text
-
-    # The template as text
-
-    def _render(self, roles: Sequence[Role], contents: Sequence[str]) -> str:
-        messages = [{"role": role, "content": content} for role, content in zip(roles, contents, strict=True)]
-        text: str = self.tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=roles[-1] != "assistant", **self._options
-        )
-        return text
-
-    def _try_render(self, roles: Sequence[Role], contents: Sequence[str]) -> str | None:
-        """The rendered text, or None where the template refuses these roles."""
-        from jinja2 import TemplateError
-
-        try:
-            return self._render(roles, contents)
-        except TemplateError:
-            return None
-
-    def _render_layout(self, roles: Roles) -> Layout:
-        """Layout of a conversation as the template itself renders it."""
-        _check_roles(roles)
-        return cut(self._render_marked(roles, tuple(mark(index) for index in range(len(roles)))))
-
-    def _render_marked(self, roles: Roles, contents: tuple[str, ...]) -> str:
-        text = self._try_render(roles, contents)
-        if text is None:
-            raise PolicyError(f"the model's chat template refuses a conversation of {', '.join(roles)}")
-        return text
-
-    def _find_thinking(self) -> bool:
-        """Whether the template does anything to the thinking of a turn, be it the newest or an earlier one."""
-        opened, closed = THINK
-        thought, answer = mark(0), mark(1)
-        for content in (
-            f"{opened}\n{thought}\n{closed}\n\n{answer}",
-            f"{opened}{thought}{closed}{answer}",
-            f"{opened}\n{thought}",
-            f"{thought}\n{closed}\n\n{answer}",
-        ):
-            for head, num in product((NO_HEAD, SYSTEM_HEAD), (2, 3, 5)):
-                roles: Roles = (*head, *_alternating(num))
-                text = self._try_render(roles, [content if role == "assistant" else "x" for role in roles])
-                if text is not None and text.count(content) != roles.count("assistant"):
-                    return True
-        return False
-
-    def _trimming(self, role: Role) -> tuple[bool, bool]:
-        """Whether the template strips the left and the right end of such a content."""
-        roles = (SYSTEM_HEAD if role == "system" else NO_HEAD) + _alternating(3)
-        text = self._try_render(roles, [f" {mark(0)} " if each == role else "x" for each in roles])
-        if text is None or mark(0) not in text:
-            return False, False
-        return f" {mark(0)}" not in text, f"{mark(0)} " not in text
-
-    def _learn_rules(self) -> dict[Pair, str] | None:
-        """Text between two neighbouring roles (None: the ends), or None if no such rules give the template."""
-        rules: dict[Pair, str] = {}
-        for turns, head in product(PROBED_TURNS, (NO_HEAD, SYSTEM_HEAD)):
-            roles: Roles = (*head, *_alternating(2 * turns - 1))
-            text = self._try_render(roles, [mark(index) for index in range(len(roles))])
-            if text is None and head:
-                continue
-            pieces, order = cut(text or "")
-            if order != tuple(range(len(roles))):
-                return None
-            for pair, piece in zip(_pairs(roles), pieces, strict=True):
-                if rules.setdefault(pair, piece) != piece:
-                    return None
-        if rules["user", "assistant"] != rules["user", None]:  # what prompts the assistant is not what stays
-            return None
-        closed = self._try_render(_alternating(2), [mark(0), mark(1)])
-        rules["assistant", None] = cut(closed or "").pieces[-1]
-        return rules
-
-    def _assemble(self, roles: Roles) -> Layout:
-        """Layout of a conversation by the learnt rules."""
-        _check_roles(roles)
-        assert self._rules is not None
-        missing = [pair for pair in _pairs(roles) if pair not in self._rules]
-        if missing:
-            raise PolicyError('the model\'s chat template has no system role: set rollout.system_prompt = ""')
-        return Layout(tuple(self._rules[pair] for pair in _pairs(roles)), tuple(range(len(roles))))
 
     # The template as tokens
 
     def _encode_piece(self, text: str) -> TokenIds:
-        return tuple(self.tokenizer.encode(text, add_special_tokens=False)) if text else ()
+        """Tokens of a text that continues another."""
+        if not text:
+            return ()
+        before = self._line_break
+        ids = self.tokenizer.encode("\n" + text, add_special_tokens=False) if before else []
+        if before and tuple(ids[: len(before)]) == before:
+            return tuple(ids[len(before) :])
+        return tuple(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def _find_line_break(self) -> TokenIds:
+        """What stands before a text that is tokenised, lest it begin with a blank that nobody wrote; () for nothing.
+
+        Tokenizers of sentencepiece's kind give the first word of a text the blank that words have within it.
+        """
+        first, inner = self.tokenizer.tokenize("x"), self.tokenizer.tokenize("\nx")
+        if not first[0].startswith(BLANK) or inner[-1].startswith(BLANK):
+            return ()
+        return tuple(self.tokenizer.encode("\n", add_special_tokens=False))
 
     def _encode_content(self, text: str) -> TokenIds:
         """Tokens of data: a control token that is spelt out in it is cut apart, so that it stays text."""
@@ -295,7 +223,7 @@ class ChatFormat:
         """Where a control token begins. Tokens of one character are ordinary text to the people who write it."""
         added = self.tokenizer.added_tokens_decoder.values()
         literals = {str(token.content) for token in added if token.special} | set(self.tokenizer.all_special_tokens)
-        template = "".join(self._render_layout(_alternating(3)).pieces)
+        template = "".join(self._template.layout(alternating(3)).pieces)
         tags = {str(token.content) for token in added} & set(THINK)
         self._has_tags = bool(tags)
         literals |= tags | {str(token.content) for token in added if str(token.content) in template}
@@ -304,7 +232,7 @@ class ChatFormat:
 
     def _find_end_ids(self) -> frozenset[int]:
         """The tokenizer's end token, and the control token that the template closes the assistant's turn with."""
-        pieces, order = self._render_layout(_alternating(3))
+        pieces, order = self._template.layout(alternating(3))
         closing = self._piece(pieces[order.index(1) + 1])[:1] if 1 in order else ()
         control = set(self.tokenizer.all_special_ids) | set(self.tokenizer.added_tokens_decoder)
         self._end_mark = closing if set(closing) <= control else ()
@@ -313,13 +241,19 @@ class ChatFormat:
 
     def _warn(self, options: Mapping[str, Any]) -> None:
         """Say what this template costs, and which options it does not know."""
-        if self._rules is None:
+        if self._template.rules is None and self._template.learn_rules([NO_HEAD]) is not None:
+            logger.warning(
+                "this chat template moves what the system says from turn to turn: each step is computed and trained as "
+                'a row of its own (as with optim.rows = "step"), which costs time and tokens that grow with the square '
+                'of the number of turns; with rollout.system_prompt = "" it leaves earlier turns alone'
+            )
+        elif self._template.rules is None:
             logger.warning(
                 "this chat template rewrites earlier turns: each step is rendered, computed and trained as a row of "
                 'its own (as with optim.rows = "step"), which costs time and tokens that grow with the square of the '
                 "number of turns"
             )
-        elif self._reads_thinking:
+        elif self._template.reads_thinking:
             logger.warning(
                 "this chat template rewrites the thinking of earlier turns: a step after one with thinking is trained "
                 'as a row of its own (as with optim.rows = "step"), which costs tokens that grow with the square of '
@@ -330,27 +264,8 @@ class ChatFormat:
             logger.warning("the model's chat template knows nothing of model.template_options.%s", unknown[0])
 
 
-def _template_options(tokenizer: Any) -> dict[str, Any]:
-    """Arguments for `apply_chat_template`; a tokenizer without a template gets the plain one."""
-    if tokenizer.chat_template is not None:
-        return {}
-    first = tokenizer("x").input_ids[:1]
-    has_prefix = bool(first) and tokenizer.bos_token_id is not None and first[0] == tokenizer.bos_token_id
-    prefix = tokenizer.bos_token if has_prefix else ""
-    return {"chat_template": PLAIN_TEMPLATE, "prefix": prefix, "suffix": tokenizer.eos_token or ""}
-
-
 def _thinks(message: Message) -> bool:
     return message.role == "assistant" and TAG.search(message.content) is not None
-
-
-def _pairs(roles: Roles) -> Iterator[Pair]:
-    return zip((None, *roles), (*roles, None), strict=True)
-
-
-def _alternating(num: int) -> Roles:
-    """`num` roles: user, assistant, user, ..."""
-    return (TURN * num)[:num]
 
 
 def replies_of(
@@ -374,7 +289,7 @@ def replies_of(
 
 def _check_roles(roles: Roles) -> None:
     turns = roles[1:] if roles[:1] == SYSTEM_HEAD else roles
-    if not turns or turns != _alternating(len(turns)):
+    if not turns or turns != (TURN * len(turns))[: len(turns)]:
         raise ValueError(
             f"a conversation is (system,) user, assistant, user, ...: got {', '.join(roles) or 'no message'}"
         )

@@ -14,8 +14,18 @@ CountTokens = Callable[[str], int]
 
 MAX_ACTION_CHARS: Final = 500  # a longer action cannot be read
 CUT: Final = " [...]"  # marks where text was cut; tips cannot hold it, their brackets are replaced
+_JOINER: Final = "\u200d"
+_ONTO: Final = frozenset({_JOINER, *map(chr, range(0x1F3FB, 0x1F400))})  # joiner and skin tones
 _PREFIX: Final = re.compile(r"^(?:(?:>|action\s*:)\s*)+", re.IGNORECASE)
-_TAGS: Final = re.compile(r"<action>(.*?)(?:</action>|\Z)", re.IGNORECASE | re.DOTALL)
+_TAGS: Final = re.compile(r"<action>((?:(?!</?action>).)*)", re.IGNORECASE | re.DOTALL)
+# How a model of language dresses an action up: as a list, a heading, a label, in bold, in quotes, as a sentence.
+_BOLD: Final = re.compile(r"(?<!\w)(\*{1,3}|`{1,3})(?=[^\s*`])([^*`]*[^\s*`])\1(?!\w)")
+_LABEL: Final = re.compile(
+    r"^(?:[-*#>\u2022]+\s+|\d{1,2}[.)]\s+(?=\D)|>|(?:(?:my|the|next|final|chosen)\s+)*(?:action|command)(?:\s+is)?\s*:)\s*",
+    re.IGNORECASE,
+)
+_QUOTES: Final = ('""', "''", "\u201c\u201d", "\u2018\u2019", "\u00ab\u00bb", "\u300c\u300d", "()", "[]")
+_STOPS: Final = re.compile(r"(?:(?<=[^\W\d_])|(?<=[\"'\u201d\u2019\u00bb]))[.!\u3002]$")
 # One-to-one replacements: nothing is left that closes a quote, opens a tag or imitates a chat template's brackets.
 _HARMLESS: Final = str.maketrans(
     {**dict.fromkeys('"“”„‟«»`', "'"), "<": "\u2039", ">": "\u203a", "[": "(", "]": ")", "|": "/", "#": " "}
@@ -38,30 +48,58 @@ class ParsedAction:
     ok: bool
 
 
-def parse_action(text: str, action_format: Literal["line", "tags"]) -> ParsedAction:
+def parse_action(
+    text: str, action_format: Literal["line", "tags"], style: Literal["full", "terse"] = "full"
+) -> ParsedAction:
     """Read the action out of what the policy wrote; never raises.
 
     Thinking is no part of an action: what stands before the last </think>, or after a <think> that is never closed, is
-    not read. Of the rest "line" takes the first non-blank line, "tags" what stands in the last pair of action tags (the
-    closing one may be missing, it is a common stop string). A leading "Action:" or ">" is dropped, control characters
-    too, blanks are joined. What is empty then, or longer than `MAX_ACTION_CHARS`, becomes `NO_OP`, with ok = False.
+    not read. Of the rest "line" takes the first non-blank line, "tags" what stands between action tags, in the last
+    place where something does (the closing one may be missing, it is a common stop string). A leading "Action:" or ">"
+    is dropped, control characters too, blanks are joined. In the style "full" bold type, quotes around the whole,
+    bullets, numbers and labels before it, and a full stop behind it go as well, and "line" passes over lines of which
+    nothing is left, or which announce the next with a colon. What is empty then, or longer than `MAX_ACTION_CHARS`,
+    becomes `NO_OP`, with ok = False.
     """
     answer = answer_of(text)
     if action_format == "tags":
-        found = _TAGS.findall(answer)
-        raw = found[-1] if found else ""
+        found = [inner for inner in _TAGS.findall(answer) if inner.strip()]
+        lines = found[-1:]
     else:
-        raw = next((line for line in answer.splitlines() if line.strip()), "")
-    visible = "".join(c for c in raw if c.isspace() or unicodedata.category(c) not in {"Cc", "Cs"})
-    action = _PREFIX.sub("", " ".join(visible.split())).strip()
+        lines = [line for line in answer.splitlines() if line.strip()]
+    if style == "terse":
+        action = _PREFIX.sub("", _visible(lines[0])).strip() if lines else ""
+    else:
+        said = [bare for line in lines if (bare := _undressed(_visible(line)))]
+        action = next((bare for bare in said if bare[-1] != ":"), said[0] if said else "")
     ok = 0 < len(action) <= MAX_ACTION_CHARS
     return ParsedAction(action if ok else NO_OP, ok)
+
+
+def _visible(line: str) -> str:
+    """Without control characters, blanks joined."""
+    return " ".join("".join(c for c in line if c.isspace() or unicodedata.category(c) not in {"Cc", "Cs"}).split())
+
+
+def _undressed(line: str) -> str:
+    """The bare action; a line without a letter or digit, such as a fence of code, is none."""
+    line = line[: 4 * MAX_ACTION_CHARS]
+    if line.startswith("```") or not any(map(str.isalnum, line)):
+        return ""
+    before = ""
+    while line != before:
+        before = line
+        line = _STOPS.sub("", _LABEL.sub("", _BOLD.sub(r"\2", line)).strip())
+        if len(line) > 1 and line[0] + line[-1] in _QUOTES and line[-1] not in line[1:-1]:
+            line = line[1:-1].strip()
+    return line
 
 
 def truncate(text: str, max_tokens: int, count_tokens: CountTokens) -> str:
     """Cut `text` to `max_tokens` tokens, the mark " [...]" included; shorter text stays as it is.
 
-    Where not even the mark fits, the mark alone is left: a cut is never silent.
+    Where not even the mark fits, the mark alone is left: a cut is never silent. Accents, vowel signs and composed emoji
+    stay whole.
     """
     if count_tokens(text) <= max_tokens:
         return text
@@ -72,8 +110,15 @@ def truncate(text: str, max_tokens: int, count_tokens: CountTokens) -> str:
             low = middle
         else:
             high = middle - 1
+    while low and _joins(text[low - 1 : low + 1]):
+        low -= 1
     kept = text[:low].rstrip()
     return kept + CUT if kept else CUT.strip()
+
+
+def _joins(pair: str) -> bool:
+    """Whether the second of two characters is written onto the first: a mark, a skin tone, or what a joiner joins."""
+    return pair[0] == _JOINER or unicodedata.category(pair[-1])[0] == "M" or pair[-1] in _ONTO
 
 
 def quoted(text: str) -> str:

@@ -228,7 +228,7 @@ class TipsActor:
         completion = await policy.generate(tuple(conversation.acting), sampling, seating.episode)
         plain_ids = policy.encode(conversation.plain) if conversation.shown else completion.prompt_ids
         conversation.act(completion.text, completion.token_ids)
-        action = parse_action(completion.text, config.rollout.action_format).action
+        action = parse_action(completion.text, config.rollout.action_format, config.rollout.style).action
         return Decision(action, completion, plain_ids, tips)
 
 

@@ -171,8 +171,11 @@ def written_tips(
 def _written(policy: Policy, trajectory: Trajectory, completion: Completion, config: Config, step: int) -> WrittenTip:
     """The tip with its entries, found by the final state or, with entries = "step", by each step's."""
     keys = memory_keys(trajectory, config.rollout, config.memory, policy.count_tokens)
+    text = completion.text
+    if completion.finish_reason == "length" and config.rollout.style == "full":
+        text = text.rstrip("\ufffd")  # the first bytes of a character that the limit has cut in two
     tips = tips_of(
-        trajectory, completion.text, config.memory, keys=keys[-1:] if config.memory.entries == "episode" else keys[:-1],
+        trajectory, text, config.memory, keys=keys[-1:] if config.memory.entries == "episode" else keys[:-1],
         model=policy.name, version=policy.version, run=config.run.name, step=step,
     )  # fmt: skip
     return WrittenTip(trajectory, completion, tuple(tips))

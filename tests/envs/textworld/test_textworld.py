@@ -103,6 +103,20 @@ def test_odd_actions_neither_crash_nor_leave_the_game(game: Path, actions: bool)
     assert env.step("take passkey").success
 
 
+def test_a_command_may_be_said_in_a_sentence(game: Path) -> None:
+    (task,) = tasks_of(game)
+    plain, prose = TextWorldEnv(), TextWorldEnv()
+    try:
+        plain.reset(task)
+        prose.reset(task)
+        for command, sentence in (("look", "I will look."), ("inventory", "Let me inventory"), ("i", "i")):
+            assert prose.step(sentence) == plain.step(command)
+        assert prose.step("I will quit").info == {"action_refused": True}
+    finally:
+        plain.close()
+        prose.close()
+
+
 def test_the_step_limit_truncates(game: Path) -> None:
     env = TextWorldEnv(max_steps=2)
     env.reset(tasks_of(game)[0])

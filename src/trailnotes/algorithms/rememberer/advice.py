@@ -135,7 +135,7 @@ def parse_advice(text: str) -> list[Valued]:
         match = _LINE.match(_OPENING.sub("", line))
         if match is None:
             continue
-        action = parse_action(match["action"].strip(" \"'"), "line")
+        action = parse_action(match["action"].strip(" \"'"), "line", "terse")
         if action.ok:
             found.append(Valued(action.action, float("".join(match["value"].split()))))
     return found

@@ -107,7 +107,7 @@ class Rescorer:
             return None
         said = await self._propose()
         actions = self._candidates(
-            [parse_action(c.text, config.rollout.action_format).action for c in said], observation
+            [parse_action(c.text, config.rollout.action_format, config.rollout.style).action for c in said], observation
         )
         speakers = [self._speaker(action, said) for action in actions]
         chosen = await self._choose(actions, speakers, observation)
@@ -142,8 +142,9 @@ class Rescorer:
 
     def _speaker(self, action: str, said: Sequence[Completion]) -> Completion | None:
         """The first completion that the action was read from, if any."""
-        kind = self.seating.config.rollout.action_format
-        return next((each for each in said if parse_action(each.text, kind).action == action), None)
+        rollout = self.seating.config.rollout
+        kind = rollout.action_format, rollout.style
+        return next((each for each in said if parse_action(each.text, *kind).action == action), None)
 
     async def _choose(
         self, actions: Sequence[str], speakers: Sequence[Completion | None], observation: Observation

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
+from trailnotes.envs.base import imperative
 from trailnotes.errors import ConfigError
 
 MODES = ("exact", "jaccard", "ordered")
@@ -76,12 +77,12 @@ def correct(text: str, mode: str, valid: Callable[[], Sequence[str]], answers: S
 
 
 def clean(text: str) -> str:
-    """Lower case, one blank between words, nothing but letters and digits at the end, no quote before the first word.
+    """Lower case, one blank between words, no quote or "I will" before them, nothing but letters and digits at the end.
 
     Characters that cannot be printed (line breaks, control characters, lone surrogates) count as blanks.
     """
-    printable = "".join(char if char.isprintable() else " " for char in text.lower())
-    words = " ".join(printable.split()).lstrip(_OPENING + " ")
+    printable = "".join(char if char.isprintable() else " " for char in text)
+    words = imperative(" ".join(printable.split()).lstrip(_OPENING + " ")).lower()
     end = len(words)
     while end and not words[end - 1].isalnum():
         end -= 1

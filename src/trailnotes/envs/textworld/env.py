@@ -13,6 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from trailnotes.envs.base import imperative
 from trailnotes.envs.textworld.interpreter import (
     Answer,
     Position,
@@ -129,7 +130,7 @@ class TextWorldEnv:
         """Say one line to the game; ``info["action_refused"]`` when it was cut or is one that no player may say."""
         if self._game is None or not self._steps_left:
             raise EnvError("the episode is over: call reset before step")
-        command, refused = one_line(action)
+        command, refused = one_line(imperative(action))
         if refused or _FORBIDDEN.search(command):
             command, refused = "", True
         answer = self._game.say(command)

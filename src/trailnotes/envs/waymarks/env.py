@@ -16,6 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
+from trailnotes.envs.base import imperative
 from trailnotes.envs.tasks import panel, recorded_of, tasks_of
 from trailnotes.envs.textworld.interpreter import Position, cached_game, one_line, open_story, play, textworld_version
 from trailnotes.envs.waymarks import spec as ws
@@ -336,10 +337,11 @@ class WaymarksSimulator(_Waymarks):
 def as_command(action: str) -> tuple[str, bool]:
     """`action` as the line that the game gets, and whether it was cut or turned away.
 
-    Lower case, words and single spaces only, no articles. A line with one of the parser's shortcuts ("again", "then",
-    "it", "all", numbers), or of more than ten words, becomes the empty line, which the game does not understand.
+    Lower case, words and single spaces only, no articles, no "I will". A line with one of the parser's shortcuts
+    ("again", "then", "it", "all", numbers), or of more than ten words, becomes the empty line, which the game does not
+    understand.
     """
-    line, cut = one_line(action)
+    line, cut = one_line(imperative(action))
     words = [word for word in re.sub(r"[^a-z0-9]+", " ", line.lower()).split() if word not in _ARTICLES]
     if cut or len(words) > _MAX_WORDS or any(w in _REFUSED or not w.isalpha() for w in words):
         return "", True

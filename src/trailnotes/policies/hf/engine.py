@@ -23,6 +23,7 @@ Uniforms = npt.NDArray[np.float32]
 Decode = Callable[[TokenIds], str]  # without special tokens
 
 CACHE_SIZE = 65536  # decoded texts remembered
+SHORT = 64  # tokens of the longest of them: thoughts never come twice, and all their beginnings would fill the memory
 
 
 @dataclass(slots=True)
@@ -192,7 +193,8 @@ class Endings:
     def __init__(self, decode: Decode, end_ids: Collection[int], opening: str = "") -> None:
         self.end_ids = frozenset(end_ids)
         self.opening = opening
-        self._decode = lru_cache(CACHE_SIZE)(decode)
+        self._decode = decode
+        self._short = lru_cache(CACHE_SIZE)(decode)
 
     def end(self, sampled: Sequence[int], sampling: Sampling) -> tuple[str, FinishReason] | None:
         """Text and reason where the newest of the sampled ids, of which there is at least one, ends them; else None."""
@@ -201,7 +203,8 @@ class Endings:
         full = len(sampled) >= sampling.max_tokens
         if not (ended or full or any(self._may_end(token, stop) for stop in sampling.stop)):
             return None
-        text, stopped = sampling.cut(self.opening + self._decode(tuple(sampled[:-1] if ended else sampled)))
+        said = tuple(sampled[:-1] if ended else sampled)
+        text, stopped = sampling.cut(self.opening + (self._short if len(said) <= SHORT else self._decode)(said))
         if not (ended or full or stopped):
             return None
         return text, "stop" if ended or stopped else "length"
@@ -209,7 +212,7 @@ class Endings:
     def _may_end(self, token: int, stop: str) -> bool:
         """Whether a stop text may end inside this token: a cheap test that spares decoding the whole each time."""
         last = stop[-1]
-        return not last.isascii() or last == " " or last in self._decode((token,))
+        return not last.isascii() or last == " " or last in self._short((token,))
 
 
 def draw_uniforms(seed: int, num: int) -> Uniforms:

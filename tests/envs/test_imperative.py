@@ -1,0 +1,65 @@
+"""Commands in a model's own words, and what each game makes of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from trailnotes.envs.base import imperative
+from trailnotes.envs.scienceworld.actions import correct
+from trailnotes.envs.waymarks.env import WaymarksSimulator, as_command, make_tasks
+
+OPENINGS = (
+    "I will ", "I'll ", "I\u2019ll ", "I ", "I should ", "I would like to ", "I'd like to ", "I am going to ",
+    "I'm going to ", "I will now ", "I need to ", "Let me ", "Let's ", "let's first ", "We should ", "Okay, I will ",
+    "Sure! Let me try to ",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("opening", OPENINGS)
+def test_what_a_model_says_of_itself_becomes_a_command(opening: str) -> None:
+    assert imperative(f"{opening}go to the kitchen") == "go to the kitchen"
+    assert as_command(f"{opening}go north.") == ("go north", False)
+    assert correct(f"{opening}go to kitchen.", "exact", list).action == "go to kitchen"
+    assert (
+        correct(f"{opening}go to the kitchen.", "ordered", lambda: ["go to kitchen", "look"]).action == "go to kitchen"
+    )
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        "",
+        "i",
+        "I",
+        "i will",
+        "inventory",
+        "go north",
+        "i go north",
+        "Ill",
+        "let go",
+        "Insert key",
+        "well",
+        "first",
+        "We",
+    ],
+)
+def test_a_command_stays_as_it_is(action: str) -> None:
+    assert imperative(action) == action
+
+
+def test_the_release_s_rule_sees_the_words_as_they_were_said() -> None:
+    assert correct("I will go", "jaccard", lambda: ["i will", "go"]).action == "i will"
+
+
+@pytest.mark.parametrize("words", ["go north", "I will go north.", "Let me go to the north"])
+def test_a_waymark_is_walked_in_any_words(words: str) -> None:
+    (task, *_) = make_tasks("train", ["route/amber"])
+    plain, prose = WaymarksSimulator(), WaymarksSimulator()
+    plain.reset(task)
+    prose.reset(task)
+    expected = plain.step("go to north" if "to" in words else "go north")
+    assert prose.step(words) == expected
+
+
+def test_a_forbidden_command_is_still_refused() -> None:
+    assert as_command("I will do it again") == ("", True)

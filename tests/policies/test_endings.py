@@ -1,0 +1,80 @@
+"""Where an answer ends: stop texts and tokens need not begin and end in the same places."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trailnotes.policies.hf.engine import SHORT, Endings
+from trailnotes.types import Sampling, TokenIds
+
+TEXTS = (
+    "go",
+    " north",
+    ".\n\nThen",
+    "\n",
+    " \n ",
+    "</act",
+    "ion>",
+    "</action> ",
+    "x</",
+    "action",
+    ">",
+    "\r\n",
+    "é",
+    "",
+)
+BYTES = "走".encode()
+END = 99
+
+
+def decode(ids: TokenIds) -> str:
+    """Tokens 20, 21 and 22 are the bytes of one character, as in byte-level vocabularies."""
+    data = b"".join(BYTES[i - 20 : i - 19] if i >= 20 else TEXTS[i].encode() for i in ids)
+    return data.decode("utf-8", "replace")
+
+
+def said(ids: TokenIds, *stop: str, max_tokens: int = 1000) -> tuple[int, str, str]:
+    """Tokens taken, text and reason."""
+    endings, sampling = Endings(decode, {END}), Sampling(max_tokens=max_tokens, stop=stop)
+    for num in range(1, len(ids) + 1):
+        if end := endings.end(ids[:num], sampling):
+            return num, *end
+    raise AssertionError("it never ends")
+
+
+@pytest.mark.parametrize(
+    ("ids", "stop", "num", "text"),
+    [
+        ((0, 1, 2, 0, END), "\n", 3, "go north."),  # within a token that goes on behind it
+        ((0, 1, 4, 0, END), "\n", 3, "go north "),
+        ((0, 11, END), "\n", 2, "go\r"),
+        ((0, 2, END), "\n\n", 2, "go."),
+        ((0, 5, 6, 0, END), "</action>", 3, "go"),  # in two tokens
+        ((0, 8, 9, 10, 0, END), "</action>", 4, "gox"),  # in three, the first of which begins with something else
+        ((0, 7, 0, END), "</action>", 2, "go"),
+        ((0, 20, 21, 22, 0, END), "走", 4, "go"),  # a character of three tokens
+        ((0, 1, END), "\n", 3, "go north"),
+    ],
+)
+def test_a_stop_text_ends_an_answer_wherever_tokens_are_cut(ids: TokenIds, stop: str, num: int, text: str) -> None:
+    assert said(ids, stop) == (num, text, "stop")
+
+
+@settings(deadline=None)
+@given(st.lists(st.sampled_from([*range(len(TEXTS)), 20, 21, 22]), max_size=2 * SHORT).map(tuple))
+def test_an_answer_ends_with_the_first_token_that_completes_a_stop_text(ids: TokenIds) -> None:
+    stops = ("\n", "</action>", "走")
+    wanted = next((n for n in range(len(ids) + 1) if any(stop in decode(ids[:n]) for stop in stops)), len(ids) + 1)
+    num, text, reason = said((*ids, END), *stops)
+    assert (num, reason) == (wanted, "stop")
+    assert decode(ids).startswith(text)
+    assert not any(stop in text for stop in stops)
+
+
+def test_a_long_answer_is_not_remembered_from_each_of_its_beginnings() -> None:
+    endings, sampling = Endings(decode, {END}), Sampling(max_tokens=1000, stop=("never\n",))
+    for num in range(1, 500):
+        endings.end((3,) * num, sampling)
+    assert endings._short.cache_info().currsize <= SHORT
