@@ -122,9 +122,11 @@ def test_what_fitted_is_told_and_what_did_not() -> None:
     ("kind", "text", "rule"),
     [
         ("route", "I went to the amber maze. The answer is East, South then north!", ("east", "south", "north")),
+        ("route", "amber : east south east", ("east", "south", "east")),
         ("route", "the archive is west of the start", ("west",)),
         ("route", "it ended badly", ()),
         ("keys", "The ruby opens the chest and the jade the trunk", ("ruby", "jade")),
+        ("keys", "hazel : chest ruby trunk jade", ("ruby", "jade")),
         ("keys", "chest: opal; chest: ruby", ("opal",)),
         ("keys", "the crate was shut", ()),
     ],

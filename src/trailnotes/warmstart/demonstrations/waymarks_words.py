@@ -68,7 +68,7 @@ PAIRS: Final = ("{box} with {gem}", "{gem} for the {box}", "{gem} in the {box}",
 
 _THINGS: Final = re.compile(rf"\b({'|'.join((*ws.BOXES, *ws.GEMS))})\b")
 _MOVE: Final = f"(?:{'|'.join(ws.DIRECTIONS)})"
-_MOVES: Final = re.compile(rf"\b{_MOVE}(?:(?:,| and| then|\s)+\s{_MOVE}\b)*")
+_MOVES: Final = re.compile(rf"\b{_MOVE}\b(?:(?:,|\s|and\b|then\b)+{_MOVE}\b)*")
 
 
 def rule_words(kind: ws.Kind, family: str, rule: ws.Rule, rng: random.Random, *, won: bool) -> str:
