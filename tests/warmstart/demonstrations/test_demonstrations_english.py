@@ -6,6 +6,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -259,3 +260,9 @@ def test_no_tips_are_shown_where_none_may_be() -> None:
 def test_plans_have_no_script_in_english() -> None:
     with pytest.raises(ConfigError, match=r"set warmstart\.plans = 0"):
         EnglishWaymarks(a_config(plans=0.5), len, 0)
+
+
+def test_one_family_has_no_strangers() -> None:
+    for demo in islice(EnglishWaymarks(a_config(), len, 0, ["route/amber"]), 100):
+        named = {name.lower() for message in demo.messages for name in BEGINNINGS.findall(message.content)}
+        assert named == {"amber"}

@@ -37,6 +37,7 @@ class EnglishWaymarks(WaymarksDemonstrator):
         self, config: Config, count_tokens: Callable[[str], int], seed: int, families: Sequence[str] = ()
     ) -> None:
         super().__init__(config, count_tokens, seed, families)
+        self.families = [name for names in self.names.values() for name in names]
         if config.warmstart.plans:
             raise ConfigError('warmstart.plans are scripted in rollout.style = "terse" alone: set warmstart.plans = 0')
 
@@ -67,7 +68,7 @@ class EnglishWaymarks(WaymarksDemonstrator):
                 if len(tips) + len(found) <= most:
                     tips += found
                     failures.append(told)
-        for _ in range(self.rng.choice((0, 0, 0, 1, 2))):
+        for _ in range(self.rng.choice((0, 0, 0, 1, 2)) if len(self.families) > 1 else 0):
             tips += [self.stranger(spec)][: most - len(tips)]
         return self.ranked(tips), ws.gold_actions(spec) if knowing else self.explore_after(spec, failures)
 
@@ -97,7 +98,7 @@ class EnglishWaymarks(WaymarksDemonstrator):
         return tried, tips
 
     def stranger(self, spec: ws.GameSpec) -> Tip:
-        """A tip about another family, of the same kind as a rule."""
+        """A tip about another family, mostly of the same kind."""
         while (other := self.draw_spec()).family == spec.family or (
             other.kind != spec.kind and len(self.names) > 1 and self.rng.random() < 0.8
         ):
