@@ -210,8 +210,8 @@ HOUSE = {
         demonstrations small_model
     """,
     "warmstart/demonstrations": """
-        __init__ scienceworld waymarks
-        scienceworld_scripts
+        __init__ scienceworld waymarks_english
+        scienceworld_scripts waymarks waymarks_words
     """,
 }
 LAYERS = "\n".join(line.strip() for line in HOUSE[""].strip().splitlines())

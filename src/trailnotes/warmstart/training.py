@@ -141,7 +141,7 @@ def _demonstrations(config: Config, count_tokens: Callable[[str], int], seed: in
         rng = random.Random(seed)
         while True:
             yield from rng.sample(given, len(given))
-    demonstrator = demonstrator_of(config.env.name)
+    demonstrator = demonstrator_of(config.env.name, config.rollout.style)
     if demonstrator is None:
         known = ", ".join(sorted(DEMONSTRATORS))
         raise ConfigError(

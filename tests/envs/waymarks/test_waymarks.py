@@ -217,6 +217,13 @@ def test_a_size_changes_its_family_alone() -> None:
     assert {task.id for task in wm.make_tasks("test", SMALL, 3, SMALL)}.isdisjoint(task.id for task in sized)
 
 
+def test_a_size_may_be_given_to_a_kind_and_a_family_goes_first() -> None:
+    named = {name: 4 if name.startswith("route") else 2 for name in wm.FEW_FAMILIES} | {"keys/hazel": 3}
+    assert wm.make_tasks("test", sizes={"route": 4, "keys": 2, "keys/hazel": 3}) == wm.make_tasks("test", sizes=named)
+    new = wm.make_tasks("new", 2, sizes={"route": 4}, new_families=2)
+    assert {(spec.kind, spec.size) for spec in map(wm.spec_of, new)} == {("route", 4), ("keys", 4)}
+
+
 def test_rules_of_a_size_are_pure_functions_of_seed_family_and_size() -> None:
     rules = {
         (kind, size): [ws.family_rule.__wrapped__(kind, name, 0, size) for name in ws.FAMILY_NAMES[kind]]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import random
 import re
@@ -26,7 +27,13 @@ from trailnotes.policies.chat import ChatFormat
 from trailnotes.policies.scripted import ScriptedPolicy
 from trailnotes.rollout import run_episode, write_tips
 from trailnotes.types import Message, Tip, Trajectory, TrajectoryGroup
-from trailnotes.warmstart.demonstrations import DEMONSTRATORS, Demonstration, from_jsonl, scripted_apart
+from trailnotes.warmstart.demonstrations import (
+    DEMONSTRATORS,
+    Demonstration,
+    demonstrator_of,
+    from_jsonl,
+    scripted_apart,
+)
 from trailnotes.warmstart.demonstrations.waymarks import (
     NOTHING_FOUND,
     WaymarksDemonstrator,
@@ -55,10 +62,10 @@ def bytes_of(text: str) -> int:
     return len(text.encode())
 
 
-def a_config(**warmstart: Any) -> Config:
+def a_config(style: str = "terse", **warmstart: Any) -> Config:
     options = {"dataset_seed": 7}
     env = {"name": "waymarks-simulator", "num_workers": 0, "options": options}
-    rollout = {"style": "terse", "max_steps": 20, "max_observation_tokens": 4000, "max_context_tokens": 9000}
+    rollout = {"style": style, "max_steps": 20, "max_observation_tokens": 4000, "max_context_tokens": 9000}
     rollout["max_action_tokens"] = 99
     memory = {"top_k": 4, "threshold": -1.0, "max_tip_tokens": 400}
     return small_config(env=env, rollout=rollout, memory=memory, warmstart=warmstart)
@@ -66,7 +73,7 @@ def a_config(**warmstart: Any) -> Config:
 
 def episodes(config: Config, num: int, count: Callable[[str], int] = words, seed: int = 0) -> Iterator[Played]:
     """Each episode's game, tips, intended actions and trajectory beside its demonstrations."""
-    demonstrator = WaymarksDemonstrator(config, count, seed)
+    demonstrator = demonstrator_of(config.env.name, config.rollout.style)(config, count, seed)
     seen: list[Any] = []
     play = demonstrator.play
 
@@ -168,9 +175,10 @@ def test_empty_notes_are_read_but_never_obeyed() -> None:
     assert tips_seen
 
 
-def test_every_taught_action_is_legal() -> None:
+@pytest.mark.parametrize("style", ["terse", "full"])
+def test_every_taught_action_is_legal(style: str) -> None:
     env = WaymarksSimulator(actions=True)
-    for spec, *_, trajectory, demos in episodes(a_config(), 300):
+    for spec, *_, trajectory, demos in episodes(a_config(style), 300):
         observation = env.reset_spec(spec)
         taught = [demos[0].messages[i].content for i in sorted(demos[0].taught)][: len(trajectory.steps)]
         for action in taught:
@@ -212,11 +220,23 @@ def test_readers_and_guessers_come_in_the_shares_asked_for() -> None:
     assert readers / 800 == pytest.approx(0.35, abs=0.06)
 
 
-def test_demonstrations_repeat_with_the_seed() -> None:
-    config = a_config(**EVERYTHING)
-    first, again, other = (list(islice(WaymarksDemonstrator(config, words, seed), 50)) for seed in (1, 1, 2))
+@pytest.mark.parametrize("style", ["terse", "full"])
+def test_demonstrations_repeat_with_the_seed(style: str) -> None:
+    config = a_config(style, **EVERYTHING | ({"plans": 0.0} if style == "full" else {}))
+    demonstrator = demonstrator_of(config.env.name, style)
+    first, again, other = (list(islice(demonstrator(config, words, seed), 50)) for seed in (1, 1, 2))
     assert first == again
     assert first != other
+
+
+def test_the_published_start_model_would_be_shown_the_same() -> None:
+    config = load_config(Path("configs/demo-warmstart.toml"))
+    shown = hashlib.sha256()
+    for demo in islice(WaymarksDemonstrator(config, words, config.run.seed), 200):
+        for i, message in enumerate(demo.messages):
+            shown.update(f"{message.role}\x1f{int(i in demo.taught)}\x1f{message.content}\x1e".encode())
+        shown.update(b"\x1d")
+    assert shown.hexdigest() == "e8e1a5538a50a38ff3e79520e7e0ce807abae7dcb6d5153e6c0d28e80abaf2ee"
 
 
 def test_scores_are_shown_in_the_share_asked_for() -> None:
@@ -350,8 +370,9 @@ class Shelf:
         return self.tips[:top_k]
 
 
-def test_demonstrations_are_what_real_episodes_render_byte_for_byte() -> None:
-    asyncio.run(_compare(a_config(), 80))
+@pytest.mark.parametrize("style", ["terse", "full"])
+def test_demonstrations_are_what_real_episodes_render_byte_for_byte(style: str) -> None:
+    asyncio.run(_compare(a_config(style), 80))
 
 
 async def _compare(config: Config, num: int) -> None:

@@ -66,7 +66,8 @@ def make_tasks(
             "spare", all that none of the others has; there each variation has a rule of its own.
         families: names, or a number: the first of `spec.FAMILY_NAMES`, half of either kind.
         dataset_seed: another one is another panel.
-        sizes: moves or boxes of a family, where they are not `spec.DEFAULT_SIZE`.
+        sizes: moves or boxes of a family, or of all of a kind ("route", "keys") that are not named themselves, where
+            they are not `spec.DEFAULT_SIZE`.
         new_families: those of the split "new"; a number takes the first that `families` leaves.
         new_validation: those of "new-validation"; a number takes the first that the others leave.
 
@@ -154,13 +155,19 @@ def _names(number: int, free: Mapping[Kind, Sequence[str]]) -> list[str]:
     return [name for names in free.values() for name in names[: number // len(ws.KINDS)]]
 
 
+def size_of(family: str, sizes: Mapping[str, int]) -> int | None:
+    """The size that `sizes` gives a family (``kind/name``): under its own name, else under its kind; None for none."""
+    return sizes.get(family, sizes.get(family.partition("/")[0]))
+
+
 def _rules(families: Sequence[str], dataset_seed: int, sizes: Mapping[str, int]) -> list[tuple[Kind, str, Rule]]:
     """Each family with its rule, at its size."""
     if not isinstance(sizes, Mapping) or not all(type(size) is int for size in sizes.values()):
         raise ConfigError(f'sizes = {sizes!r} is not a table of whole numbers; write {{"route/birch" = 3}}')
     for name, size in sizes.items():
-        ws.family_rule(*ws.split_family(name), dataset_seed, size)
-    named = [(*ws.split_family(name), sizes.get(name)) for name in families]
+        family = f"{name}/{ws.FAMILY_NAMES[name][0]}" if name in ws.KINDS else name
+        ws.family_rule(*ws.split_family(family), dataset_seed, size)
+    named = [(*ws.split_family(name), size_of(name, sizes)) for name in families]
     return [(kind, family, ws.family_rule(kind, family, dataset_seed, size)) for kind, family, size in named]
 
 

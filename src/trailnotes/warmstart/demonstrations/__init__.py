@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from trailnotes.errors import ConfigError
 from trailnotes.storage.demonstrations import Demonstration, from_jsonl
@@ -23,12 +23,19 @@ DEMONSTRATORS: dict[str, str] = {
     "waymarks-simulator": "trailnotes.warmstart.demonstrations.waymarks:WaymarksDemonstrator",
 }
 
+# Those of them that have another script where `rollout.style` is "full".
+ENGLISH: dict[str, str] = {
+    "waymarks": "trailnotes.warmstart.demonstrations.waymarks_english:EnglishWaymarks",
+    "waymarks-simulator": "trailnotes.warmstart.demonstrations.waymarks_english:EnglishWaymarks",
+}
 
-def demonstrator_of(env: str) -> Any:
-    """The class behind `env`'s scripted episodes, None if it has none."""
+
+def demonstrator_of(env: str, style: Literal["full", "terse"]) -> Any:
+    """The class behind `env`'s scripted episodes in this wording, None if it has none."""
     if env not in DEMONSTRATORS:
         return None
-    module, _, name = DEMONSTRATORS[env].partition(":")
+    scripts = DEMONSTRATORS | ENGLISH if style == "full" else DEMONSTRATORS
+    module, _, name = scripts[env].partition(":")
     return getattr(importlib.import_module(module), name)
 
 
@@ -38,7 +45,7 @@ def scripted_apart(config: Config, count_tokens: Callable[[str], int], seed: int
     Raises:
         ConfigError: the environment has no script, or no such games.
     """
-    demonstrator = demonstrator_of(config.env.name)
+    demonstrator = demonstrator_of(config.env.name, config.rollout.style)
     if demonstrator is None:
         known = ", ".join(sorted(DEMONSTRATORS))
         raise ConfigError(

@@ -19,6 +19,7 @@ from trailnotes.envs.waymarks.env import (
     WaymarksSimulator,
     families_of,
     panel_rules,
+    size_of,
     task_of,
 )
 from trailnotes.errors import ConfigError
@@ -86,7 +87,7 @@ class WaymarksDemonstrator:
         """A game of a family name drawn at random, under a fresh rule that no panel has."""
         kind = self.rng.choice([*self.names])
         family = self.rng.choice(self.names[kind])
-        size = ws.DEFAULT_SIZE[kind]
+        size = size_of(f"{kind}/{family}", self.config.env.options.get("sizes", NO_SIZES)) or ws.DEFAULT_SIZE[kind]
         if self.rng.random() < self.config.warmstart.sizes:
             size = self.rng.choice(ws.SIZES[kind])
         return ws.make_spec(kind, family, self.draw_rule(kind, family, size), self.rng.getrandbits(40))
@@ -106,11 +107,7 @@ class WaymarksDemonstrator:
         if self.rng.random() < warm.advice:
             return [self.advised()]
         spec = self.draw_spec()
-        if self.rng.random() < warm.obey:
-            tips, actions = self.tips_for(spec, knowing=True), ws.gold_actions(spec)
-        else:
-            tips = self.tips_for(spec, knowing=False) if self.rng.random() < 0.5 else ()
-            actions = self.explore(spec)
+        tips, actions = self.lesson(spec)
         trajectory, conversation = self.play(spec, tips, actions)
         written = (*self.request(spec, trajectory), Message("assistant", self.note(spec, trajectory)))
         last = len(written) - 1
@@ -122,6 +119,13 @@ class WaymarksDemonstrator:
             Demonstration(acted, spoken(acted), trajectory.task),
             Demonstration(written, frozenset({last}), trajectory.task),
         ]
+
+    def lesson(self, spec: ws.GameSpec) -> tuple[tuple[Tip, ...], tuple[str, ...]]:
+        """What an episode shows: the tips at hand, and what is done with them."""
+        if self.rng.random() < self.config.warmstart.obey:
+            return self.tips_for(spec, knowing=True), ws.gold_actions(spec)
+        tips = self.tips_for(spec, knowing=False) if self.rng.random() < 0.5 else ()
+        return tips, self.explore(spec)
 
     def request(self, spec: ws.GameSpec, trajectory: Trajectory) -> list[Message]:
         """What is asked after an episode: for a tip or, after a failure, for a plan, with some that came before."""
@@ -140,6 +144,10 @@ class WaymarksDemonstrator:
             wrong and self.rng.random() < wrong
         ):  # without any, nothing is drawn, and models of before come out as they did
             return self.wrong_note(spec)
+        return self.note_after(spec, trajectory)
+
+    def note_after(self, spec: ws.GameSpec, trajectory: Trajectory) -> str:
+        """What a good writer writes after an episode."""
         return note_after(spec, trajectory)
 
     def wrong_note(self, spec: ws.GameSpec) -> str:
@@ -297,8 +305,12 @@ def rule_note(family: str, rule: ws.Rule) -> str:
 
 def note_after(spec: ws.GameSpec, trajectory: Trajectory) -> str:
     """The tip that a good writer writes: the rule if the episode showed all of it, else that nothing was found."""
-    read = ws.archive_actions(spec)[0] == trajectory.steps[-1].action and len(trajectory.steps) == 1
-    return rule_note(spec.family, spec.rule) if trajectory.success or read else NOTHING_FOUND
+    return rule_note(spec.family, spec.rule) if trajectory.success or has_read(spec, trajectory) else NOTHING_FOUND
+
+
+def has_read(spec: ws.GameSpec, trajectory: Trajectory) -> bool:
+    """Whether the episode went to the archive at once."""
+    return tuple(step.action for step in trajectory.steps) == ws.archive_actions(spec)
 
 
 def demonstrated(spec: ws.GameSpec) -> Task:

@@ -1,0 +1,268 @@
+"""Waymarks demonstrations in the full wording."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import pytest
+
+from small import small_config
+from trailnotes.config.schema import Config
+from trailnotes.envs.waymarks import spec as ws
+from trailnotes.envs.waymarks.env import COMPARE_SIZES, panel_rules, spec_of
+from trailnotes.errors import ConfigError
+from trailnotes.storage.demonstrations import Demonstration
+from trailnotes.types import Tip, Trajectory
+from trailnotes.warmstart.demonstrations import waymarks_words as words
+from trailnotes.warmstart.demonstrations.waymarks_english import EnglishWaymarks, outcome, played
+
+Played = tuple[ws.GameSpec, tuple[Tip, ...], tuple[str, ...], Trajectory, list[Demonstration]]
+SIZES = {"route": 4, "keys": 3}
+KIND_OF = {family: kind for kind in ws.KINDS for family in ws.FAMILY_NAMES[kind]}
+PANELS = frozenset().union(
+    *(
+        panel_rules([f"{k}/{f}" for f, k in KIND_OF.items()], seed, s)
+        for seed in (0, 7)
+        for s in ({}, COMPARE_SIZES, SIZES)
+    )
+)
+BEGINNINGS = re.compile(rf"\b({'|'.join(KIND_OF)})\b", re.IGNORECASE)
+
+
+def a_config(**warmstart: Any) -> Config:
+    env = {"name": "waymarks-simulator", "num_workers": 0, "options": {"dataset_seed": 7, "sizes": SIZES}}
+    rollout = {"style": "full", "max_observation_tokens": 4000, "max_context_tokens": 9000}
+    return small_config(env=env, rollout=rollout, memory={"max_tip_tokens": 400}, warmstart=warmstart)
+
+
+def episodes(num: int, seed: int = 0, **warmstart: Any) -> Iterator[Played]:
+    """Each episode's game, tips, intended actions and trajectory beside its demonstrations."""
+    script = EnglishWaymarks(a_config(**warmstart), len, seed)
+    seen: list[Any] = []
+    play = script.play
+
+    def watched(spec: ws.GameSpec, tips: tuple[Tip, ...], actions: tuple[str, ...]) -> Any:
+        result = play(spec, tips, actions)
+        seen.append((spec, tips, actions, result[0]))
+        return result
+
+    script.play = watched  # type: ignore[method-assign]
+    for _ in range(num):
+        demos = script.episode()
+        yield (*seen.pop(), demos)
+
+
+def family_of(text: str) -> str:
+    """The only family that a tip names."""
+    (family,) = {name.lower() for name in BEGINNINGS.findall(text)}
+    return str(family)
+
+
+def told(text: str) -> ws.Rule:
+    """What a tip tells about its own family."""
+    return words.told_rule(KIND_OF[family_of(text)], text)
+
+
+def failed(text: str) -> bool:
+    """Whether a tip says so."""
+    return not any(
+        re.fullmatch(re.escape(wording).replace(r"\{family\}", r"\w+").replace(r"\{way\}", ".*"), text, re.IGNORECASE)
+        for wordings in (*words.READ.values(), *words.WON.values())
+        for wording in wordings
+    )
+
+
+def tells_a_panel(family: str, rule: ws.Rule) -> bool:
+    return any((KIND_OF[family], family, rule[:n]) in PANELS for n in range(1, len(rule) + 1))
+
+
+# -- words
+
+
+@pytest.mark.parametrize("won", [True, False])
+@pytest.mark.parametrize("kind", ws.KINDS)
+def test_a_rule_is_read_back_out_of_every_wording(kind: ws.Kind, won: bool) -> None:
+    rng, texts = random.Random(0), set()
+    for _ in range(600):
+        rule = ws.random_rule(kind, rng, rng.choice(ws.SIZES[kind]))
+        family = rng.choice(ws.FAMILY_NAMES[kind])
+        text = words.rule_words(kind, family, rule, rng, won=won)
+        assert (family_of(text), told(text), failed(text)) == (family, rule, False), text
+        texts.add(re.sub(r"\b(?:ruby|north|east)\b", "x", text.lower().replace(family, "")))
+    assert len(texts) > 100
+
+
+@pytest.mark.parametrize("kind", ws.KINDS)
+def test_an_attempt_is_read_back_out_of_every_wording(kind: ws.Kind) -> None:
+    rng = random.Random(0)
+    for _ in range(600):
+        size = rng.choice(ws.SIZES[kind])
+        rule, guess = ws.random_rule(kind, rng, size), ws.random_rule(kind, rng, size)
+        if rule != guess:
+            spec = ws.make_spec(kind, "amber" if kind == "route" else "granite", rule, 0)
+            tried = played(spec, guess)
+            text = words.failure_words(spec, tried, rng)
+            assert (told(text), failed(text)) == (tried, True), text
+
+
+def test_what_fitted_is_told_and_what_did_not() -> None:
+    spec = ws.make_spec("keys", "hazel", ("ruby", "opal", "jade"), 0)
+    said = {gems: words.failure_words(spec, gems, random.Random(0)) for gems in (
+        ("onyx", "pearl", "topaz"), ("ruby", "pearl", "topaz"), ("ruby", "opal", "topaz"))}  # fmt: skip
+    ends = ["nothing opened", "only the chest opened", "only the chest and the trunk opened"]
+    for text, end in zip(said.values(), ends, strict=True):
+        assert end in text
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "rule"),
+    [
+        ("route", "I went to the amber maze. The answer is East, South then north!", ("east", "south", "north")),
+        ("route", "amber : east south east", ("east", "south", "east")),
+        ("route", "the archive is west of the start", ("west",)),
+        ("route", "it ended badly", ()),
+        ("keys", "The ruby opens the chest and the jade the trunk", ("ruby", "jade")),
+        ("keys", "hazel : chest ruby trunk jade", ("ruby", "jade")),
+        ("keys", "chest: opal; chest: ruby", ("opal",)),
+        ("keys", "the crate was shut", ()),
+    ],
+)
+def test_a_models_own_words_are_understood(kind: ws.Kind, text: str, rule: ws.Rule) -> None:
+    assert words.told_rule(kind, text) == rule
+
+
+# -- no answers
+
+
+def all_that_is_said(demo: Demonstration) -> Iterator[tuple[str, ws.Rule]]:
+    """Family and rule of each line that tells one, be it quoted, read in the archive, or written."""
+    assert demo.task
+    own = spec_of(demo.task).family
+    for message in demo.messages:
+        for line in message.content.splitlines():
+            if line.startswith("Observation: ") and "carved here: " not in line:
+                continue  # the ways out of a room tell nothing
+            named = {name.lower() for name in BEGINNINGS.findall(line)}
+            family = named.pop() if named else own
+            yield family, words.told_rule(KIND_OF[family], line.partition("carved here: ")[2] or line)
+
+
+@pytest.mark.parametrize("shares", [{}, {"sizes": 1.0, "wrong_notes": 0.5}])
+def test_no_rule_of_any_panel_is_told_or_played_not_even_as_a_beginning(shares: dict[str, float]) -> None:
+    for spec, tips, actions, _, demos in episodes(800, **shares):
+        assert not tells_a_panel(spec.family, spec.rule)
+        assert not any(tells_a_panel(family_of(tip.text), told(tip.text)) for tip in tips)
+        if actions != ws.archive_actions(spec):
+            assert not tells_a_panel(spec.family, tuple(action.split()[-1] for action in actions))
+        for demo in demos:
+            for family, rule in all_that_is_said(demo):
+                assert not tells_a_panel(family, rule), (family, rule)
+
+
+def test_a_rule_of_a_panel_is_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every other draw is the answer of some panel; with luck alone a test of many draws might miss it."""
+    draw, draws = ws.random_rule, 0
+
+    def loaded(kind: ws.Kind, rng: random.Random, size: int) -> ws.Rule:
+        nonlocal draws
+        draws += 1
+        answers = sorted(rule for k, _, rule in PANELS if k == kind and len(rule) == size)
+        return draw(kind, rng, size) if draws % 2 or not answers else rng.choice(answers)
+
+    monkeypatch.setattr(ws, "random_rule", loaded)
+    for spec, _, _, _, demos in episodes(300):
+        assert not tells_a_panel(spec.family, spec.rule)
+        for demo in demos:
+            assert not any(tells_a_panel(family, rule) for family, rule in all_that_is_said(demo))
+
+
+# -- what follows from tips
+
+
+def test_the_right_tip_is_obeyed_and_leads_those_of_its_family_or_the_others_are_refuted() -> None:
+    seen: Counter[str] = Counter()
+    for spec, tips, actions, trajectory, _ in episodes(600, obey=1.0):
+        assert 1 <= len(tips) <= 4
+        assert [tip.score for tip in tips] == sorted((tip.score for tip in tips), reverse=True)
+        own = [tip for tip in tips if family_of(tip.text) == spec.family]
+        rules = [tip for tip in own if not failed(tip.text)]
+        (right,) = (tip for tip in rules if told(tip.text) == spec.rule)
+        assert actions == ws.gold_actions(spec)
+        assert trajectory.success
+        refuted = [told(tip.text) for tip in own if failed(tip.text)]
+        for tip in rules:
+            if tip is not right:
+                beaten = right.score > tip.score
+                assert beaten or any(told(tip.text)[: len(tried)] == tried for tried in refuted)
+                seen["beaten" if beaten else "refuted"] += 1
+        seen["last of several"] += len(tips) > 1 and tips[-1] is right
+        seen["a better score elsewhere"] += any(t.score > right.score for t in tips if t not in own)
+    assert min(seen.values()) > 10, seen
+    assert len(seen) == 4
+
+
+def test_without_a_right_tip_failures_are_heeded_and_strangers_ignored() -> None:
+    seen: Counter[str] = Counter()
+    for spec, tips, actions, _, _ in episodes(800, obey=0.0):
+        own = [tip for tip in tips if family_of(tip.text) == spec.family]
+        tried = [told(tip.text) for tip in own if failed(tip.text)]
+        rules = [told(tip.text) for tip in own if not failed(tip.text)]
+        strange = [told(tip.text) for tip in tips if tip not in own]
+        assert spec.rule not in rules
+        if actions == ws.archive_actions(spec):
+            seen["read"] += 1
+            continue
+        guess = tuple(action.split()[-1] for action in actions)
+        if len(tips) == 1 and rules == [guess]:
+            seen["misled"] += 1
+            continue
+        other = ws.make_spec(spec.kind, spec.family, guess, 0)
+        assert all(outcome(other, attempt) == outcome(spec, attempt) for attempt in tried)
+        seen["after a failure"] += bool(tried)
+        seen["beside a stranger"] += bool(strange)
+        seen["free"] += not tips
+    assert seen["read"] / 800 == pytest.approx(0.5 * 0.9, abs=0.06)
+    assert seen["misled"] / 800 == pytest.approx(0.1, abs=0.04)
+    assert min(seen.values()) > 30
+
+
+def test_tips_say_what_happened() -> None:
+    kinds: Counter[bool] = Counter()
+    for spec, _, actions, trajectory, demos in episodes(500):
+        text = demos[-1].messages[-1].content
+        showed = trajectory.success or ws.note_text(spec.rule) in trajectory.final_observation.text
+        kinds[showed] += 1
+        assert family_of(text) == spec.family
+        assert failed(text) is not showed
+        guess = tuple(action.split()[-1] for action in actions)
+        assert told(text) == (spec.rule if showed else played(spec, guess)), text
+    assert min(kinds.values()) > 80
+
+
+def test_a_bad_writer_tells_another_rule() -> None:
+    for spec, _, _, trajectory, demos in episodes(100, wrong_notes=1.0, obey=0.5):
+        text = demos[-1].messages[-1].content
+        assert family_of(text) == spec.family
+        assert not failed(text)
+        assert len(told(text)) == spec.size, trajectory
+
+
+def test_no_tips_are_shown_where_none_may_be() -> None:
+    assert not any(tips for _, tips, *_ in episodes(100, num_tips=0))
+    assert max(len(tips) for _, tips, *_ in episodes(200, num_tips=2)) == 2
+
+
+def test_plans_have_no_script_in_english() -> None:
+    with pytest.raises(ConfigError, match=r"set warmstart\.plans = 0"):
+        EnglishWaymarks(a_config(plans=0.5), len, 0)
+
+
+def test_one_family_has_no_strangers() -> None:
+    for demo in islice(EnglishWaymarks(a_config(), len, 0, ["route/amber"]), 100):
+        named = {name.lower() for message in demo.messages for name in BEGINNINGS.findall(message.content)}
+        assert named == {"amber"}
