@@ -94,8 +94,8 @@ class Continuous:
 def continuous(policy: HFPolicy, load: Workload, context: int) -> Iterator[Continuous]:
     """It runs in a thread inside the block, with room for all episodes, as both others have it."""
     settings = transformers.generation.configuration_utils.ContinuousBatchingConfig(
-        page_size=PAGE, num_blocks=load.batch * context // PAGE + 176, max_batch_tokens=CONTEXT, return_logprobs=True, auto_switch_to_flash=False,
-        use_cuda_graph=False, use_async_batching=False, seed=0,
+        page_size=PAGE, num_blocks=load.batch * context // PAGE + 176, max_batch_tokens=CONTEXT, return_logprobs=True,
+        auto_switch_to_flash=False, use_cuda_graph=False, use_async_batching=False, seed=0,
     )  # fmt: skip
     sampled = transformers.GenerationConfig(do_sample=True, temperature=1.0, eos_token_id=-1, pad_token_id=0)
     manager = policy.model.init_continuous_batching(sampled, settings)

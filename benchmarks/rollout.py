@@ -52,7 +52,7 @@ def model_of(load: Workload) -> Any:
 
 
 def observations(load: Workload, words: Sequence[str] = ()) -> list[list[str]]:
-    """Texts by turn and episode, of `words` or of those of `make_tokenizer`; lengths vary by a third around the mean."""
+    """Texts by turn and episode, of `words` or those of `make_tokenizer`; lengths vary by a third around the mean."""
     rng, num = random.Random(0), len(words) or load.vocab_size - len(SPECIAL)
     third = load.observation_tokens // 3
 
