@@ -149,8 +149,10 @@ def timed(call: Callable[[], Any]) -> tuple[float, Any]:
     return time.perf_counter() - start, result
 
 
-def measure_vllm(path: Path, model: Any, texts: Any, load: Workload, python: str, context: int) -> dict[str, float]:
-    """What the engine takes, and what it gives."""
+def measure_vllm(
+    path: Path, model: Any, texts: Any, load: Workload, python: str, context: int, *, faults: bool = True
+) -> dict[str, float]:
+    """What the engine gives; with `faults` also what it takes to feed it, and to start anew after a kill."""
     config = Config(
         run={"deterministic": False, "threads": 1},
         model={"path": str(path), "device": "cpu", "dtype": str(model.dtype).removeprefix("torch.")},
@@ -165,6 +167,8 @@ def measure_vllm(path: Path, model: Any, texts: Any, load: Workload, python: str
         play(policy, texts[:1], load)  # whatever is made at the first request
         pid = policy.replicas[0].about["pid"]
         speeds = [play(policy, texts, load, pid) for _ in range(load.repeats)]
+        if not faults:
+            return medians(speeds) | {"start_seconds": start}
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.mul_(1.01)

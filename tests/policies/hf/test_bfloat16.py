@@ -24,7 +24,7 @@ from trailnotes.policies.hf.policy import HFPolicy, load_model
 from trailnotes.types import Message, Observation, Sample, Sampling, Step, Trajectory, TrajectoryGroup
 
 HALF = torch.bfloat16
-NATS = 0.03  # by which a log-probability may differ on average, and the mean ratio from 1
+NATS = 0.01  # by which a log-probability may differ on average, and the mean ratio from 1
 
 
 def adapted(dtype: torch.dtype = HALF, size: float = 0.1) -> Any:
