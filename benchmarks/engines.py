@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import statistics
 import tempfile
@@ -34,10 +35,9 @@ from trailnotes.policies.hf.policy import HFPolicy
 from trailnotes.policies.vllm import VLLMPolicy, vllm_policy
 from trailnotes.types import Completion, Message, Sampling
 
-CONTEXT = 2048
+CONTEXT = 2048  # at least
 PAGE = 32  # tokens that are shared at a time, the block of vLLM on a CPU
 SIDES = ("hf", "transformers", "vllm")
-PAGES = 1200  # room for all episodes, as both others have it
 SPARE = 64  # rows of the embeddings, for what transformers adds to a tokenizer that it loads
 
 
@@ -91,11 +91,11 @@ class Continuous:
 
 
 @contextmanager
-def continuous(policy: HFPolicy) -> Iterator[Continuous]:
-    """It runs in a thread inside the block."""
+def continuous(policy: HFPolicy, load: Workload, context: int) -> Iterator[Continuous]:
+    """It runs in a thread inside the block, with room for all episodes, as both others have it."""
     settings = transformers.generation.configuration_utils.ContinuousBatchingConfig(
-        page_size=PAGE, num_blocks=PAGES, max_batch_tokens=CONTEXT, return_logprobs=True, auto_switch_to_flash=False,
-        use_cuda_graph=False, use_async_batching=False, seed=0,
+        page_size=PAGE, num_blocks=load.batch * context // PAGE + 176, max_batch_tokens=CONTEXT, return_logprobs=True,
+        auto_switch_to_flash=False, use_cuda_graph=False, use_async_batching=False, seed=0,
     )  # fmt: skip
     sampled = transformers.GenerationConfig(do_sample=True, temperature=1.0, eos_token_id=-1, pad_token_id=0)
     manager = policy.model.init_continuous_batching(sampled, settings)
@@ -105,6 +105,20 @@ def continuous(policy: HFPolicy) -> Iterator[Continuous]:
     finally:
         manager.stop(block=True)
         manager.destroy()
+
+
+def words_of(tokenizer: Any) -> list[str]:
+    """Words that are one token each after a space, in the order of their ids; [] where words are tokens anyway."""
+    vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda entry: entry[1])
+    return [token[1:] for token, _ in vocabulary if re.fullmatch("[Ġ▁][a-z]{3,9}", token)]
+
+
+def context_of(policy: HFPolicy, texts: Sequence[Sequence[str]], load: Workload) -> int:
+    """Tokens that the longest episode may take, in whole pages."""
+    said = Message("assistant", "", (policy.encode([Message("user", "a")])[0],) * load.action_tokens)
+    talks = [[m for row in texts for m in (Message("user", row[index]), said)] for index in range(load.batch)]
+    longest = max(len(policy.encode(talk)) for talk in talks)
+    return max(CONTEXT, -(-longest // PAGE) * PAGE)
 
 
 def medians(speeds: Sequence[tuple[float, float]]) -> dict[str, float]:
@@ -135,13 +149,15 @@ def timed(call: Callable[[], Any]) -> tuple[float, Any]:
     return time.perf_counter() - start, result
 
 
-def measure_vllm(path: Path, model: Any, texts: Any, load: Workload, python: str) -> dict[str, float]:
-    """What the engine takes, and what it gives."""
+def measure_vllm(
+    path: Path, model: Any, texts: Any, load: Workload, python: str, context: int, *, faults: bool = True
+) -> dict[str, float]:
+    """What the engine gives; with `faults` also what it takes to feed it, and to start anew after a kill."""
     config = Config(
         run={"deterministic": False, "threads": 1},
-        model={"path": str(path), "device": "cpu"},
+        model={"path": str(path), "device": "cpu", "dtype": str(model.dtype).removeprefix("torch.")},
         engine={"name": "vllm", "python": python, "max_concurrent": load.batch},
-        rollout={"max_context_tokens": CONTEXT},
+        rollout={"max_context_tokens": context},
     )
     start, policy = timed(lambda: vllm_policy(config))
     assert isinstance(policy, VLLMPolicy)
@@ -151,6 +167,8 @@ def measure_vllm(path: Path, model: Any, texts: Any, load: Workload, python: str
         play(policy, texts[:1], load)  # whatever is made at the first request
         pid = policy.replicas[0].about["pid"]
         speeds = [play(policy, texts, load, pid) for _ in range(load.repeats)]
+        if not faults:
+            return medians(speeds) | {"start_seconds": start}
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.mul_(1.01)
@@ -168,10 +186,10 @@ def measure_vllm(path: Path, model: Any, texts: Any, load: Workload, python: str
         policy.close()
 
 
-def loaded(load: Workload, path: str) -> tuple[Any, Any]:
+def loaded(load: Workload, path: str, dtype: str) -> tuple[Any, Any]:
     """The model, and its tokenizer."""
     if path:
-        model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+        model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype))
         return model.eval(), transformers.AutoTokenizer.from_pretrained(path)
     model = make_model(
         load.vocab_size + SPARE, load.hidden_size, load.num_layers, heads=load.hidden_size // 64, pad_token_id=0,
@@ -180,24 +198,27 @@ def loaded(load: Workload, path: str) -> tuple[Any, Any]:
     return model, make_tokenizer(load.vocab_size)
 
 
-def measure(load: Workload, python: str, path: str = "") -> dict[str, Any]:
+def measure(load: Workload, python: str, path: str = "", dtype: str = "float32") -> dict[str, Any]:
     """All engines on one workload."""
     torch.set_num_threads(1)
-    model, tokenizer = loaded(load, path)
-    texts = observations(load)
+    model, tokenizer = loaded(load, path, dtype)
+    texts = observations(load, words_of(tokenizer))
     policy = HFPolicy(model, tokenizer, deterministic=False)
     policy.engine.endings.end_ids = frozenset()
+    context = context_of(policy, texts, load)
     play(policy, texts[:1], load)
     speeds = [play(policy, texts, load) for _ in range(load.repeats)]
-    result: dict[str, Any] = {"workload": asdict(load), "model": path or "random", "hf": medians(speeds)}
-    with continuous(policy) as theirs:
+    result: dict[str, Any] = {
+        "workload": asdict(load), "model": path or "random", "dtype": dtype, "context": context, "hf": medians(speeds),
+    }  # fmt: skip
+    with continuous(policy, load, context) as theirs:
         play(theirs, texts[:1], load)
         result["transformers"] = medians([play(theirs, texts, load) for _ in range(load.repeats)])
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         try:
-            result["vllm"] = measure_vllm(Path(folder), model, texts, load, python)
+            result["vllm"] = measure_vllm(Path(folder), model, texts, load, python, context)
         except MissingExtraError as error:
             result["vllm_missing"] = str(error)
     result["ratios"] = {
@@ -229,17 +250,21 @@ def main() -> None:
     parser = make_parser(__doc__, "a smaller model, once")
     parser.add_argument("--python", default="", metavar="PATH", help="as engine.python")
     parser.add_argument("--model", default="", metavar="PATH", help="a causal LM of transformers, played once")
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"), help="of --model")
     parser.add_argument("--episodes", type=int, metavar="N", help="side by side (16)")
     parser.add_argument("--action-tokens", type=int, metavar="N", help="sampled in each turn (8)")
+    parser.add_argument("--turns", type=int, metavar="N", help="of each episode (20)")
     args = parser.parse_args()
     load = QUICK if args.quick else Workload()
     if args.episodes:
         load = replace(load, batch=args.episodes)
     if args.action_tokens:
         load = replace(load, action_tokens=args.action_tokens)
+    if args.turns:
+        load = replace(load, turns=args.turns)
     if args.model:
         load = replace(load, repeats=1)
-    finish(measure(load, args.python, args.model), report, args.json)
+    finish(measure(load, args.python, args.model, args.dtype), report, args.json)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import asyncio
 import random
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,13 +51,18 @@ def model_of(load: Workload) -> Any:
     )  # fmt: skip
 
 
-def observations(load: Workload) -> list[list[str]]:
-    """Texts by turn and episode; lengths vary by a third around the mean."""
-    rng, words = random.Random(0), load.vocab_size - len(SPECIAL)
+def observations(load: Workload, words: Sequence[str] = ()) -> list[list[str]]:
+    """Texts by turn and episode, of `words` or those of `make_tokenizer`; lengths vary by a third around the mean."""
+    rng, num = random.Random(0), len(words) or load.vocab_size - len(SPECIAL)
     third = load.observation_tokens // 3
+
+    def word() -> str:
+        index = rng.randrange(num)
+        return words[index] if words else f"w{index}"
+
     return [
         [
-            " ".join(f"w{rng.randrange(words)}" for _ in range(load.observation_tokens + rng.randint(-third, third)))
+            " ".join(word() for _ in range(load.observation_tokens + rng.randint(-third, third)))
             for _ in range(load.batch)
         ]
         for _ in range(load.turns)

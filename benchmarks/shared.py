@@ -54,9 +54,8 @@ def make_model(vocab_size: int, hidden_size: int, num_layers: int, *, heads: int
         hidden_size=hidden_size,
         num_hidden_layers=num_layers,
         num_attention_heads=heads,
-        num_key_value_heads=heads,
         tie_word_embeddings=True,
-        **{"intermediate_size": 4 * hidden_size, **options},
+        **{"num_key_value_heads": heads, "intermediate_size": 4 * hidden_size, **options},
     )
     return Qwen2ForCausalLM(config).eval()
 

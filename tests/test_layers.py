@@ -151,7 +151,7 @@ HOUSE = {
         policy
         adapters engine hub
         decoder
-        network
+        attention network
     """,
     "policies/openai": """
         __init__

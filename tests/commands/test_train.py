@@ -416,9 +416,12 @@ def test_an_environment_that_never_works_ends_the_run(start_model: Path, tmp_pat
 # --- adapters
 
 
-def test_adapters_train_and_resume(start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_adapters_train_and_resume(
+    dtype: str, start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lora = {"enabled": True, "rank": 4, "dropout": 0.1}
-    config = tiny_config(start_model, model={"lora": lora})
+    config = tiny_config(start_model, model={"lora": lora, "dtype": dtype})
     train_in_process(config, tmp_path / "whole")
     with monkeypatch.context() as patch:
         at_update(patch, 2, lambda: signal.raise_signal(signal.SIGINT))

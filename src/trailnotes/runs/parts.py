@@ -16,9 +16,8 @@ Parts = Mapping[str, float]  # bytes, by what they are for
 
 FLOAT32 = 4
 # Bytes that a layer saves for each token: (size of a number, whether adapters are trained) -> for each unit of the
-# hidden width, of the queries, the keys, the intermediate width. Adapters are float32, and keep a copy of their input
-# where that is not.
-SAVED = {(4, False): (24, 8, 8, 16), (2, False): (16, 4, 4, 8), (4, True): (16, 8, 8, 16), (2, True): (28, 8, 4, 10)}
+# hidden width, of the queries, the keys, the intermediate width. Adapters compute in the precision of their base.
+SAVED = {(4, False): (24, 8, 8, 16), (2, False): (16, 4, 4, 8), (4, True): (16, 8, 8, 16), (2, True): (12, 4, 4, 8)}
 LOGIT = 2 * FLOAT32  # bytes of one logit, forwards and backwards
 # The same in `Learner._terms`: both distributions, what lies between them, their gradients, and a mask.
 HELD_LOGIT = 7 * FLOAT32 + 1

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 from transformers.utils import find_adapter_config_file
 
 from trailnotes.config.model_schema import LoraConfig
@@ -64,7 +65,7 @@ def new_adapters(model: Any, config: LoraConfig, base: str) -> Any:
     except ValueError as error:
         raise ConfigError(f"model.lora.target_modules = {targets!r} does not fit this model: {error}") from error
     settings.base_model_name_or_path = base  # peft puts what `model` calls itself, which may be a relative path
-    return adapted
+    return _at_the_bases_precision(adapted)
 
 
 def put_on(model: Any, path: str, settings: Any, config: LoraConfig, base: str) -> Any:
@@ -83,9 +84,36 @@ def put_on(model: Any, path: str, settings: Any, config: LoraConfig, base: str) 
     settings.base_model_name_or_path = base
     with quiet():
         warnings.filterwarnings("error", "Found missing adapter keys")
-        return peft.PeftModel.from_pretrained(
-            model, path, is_trainable=config.enabled, config=settings, torch_device="cpu"
+        return _at_the_bases_precision(
+            peft.PeftModel.from_pretrained(
+                model, path, is_trainable=config.enabled, config=settings, torch_device="cpu"
+            )
         )
+
+
+class _Rounded(nn.Linear):
+    """A linear layer whose weights are rounded to the precision of what it is given, whenever it is called."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
+        return nn.functional.linear(input, self.weight.to(input.dtype), self.bias)
+
+
+def _at_the_bases_precision(model: Any) -> Any:
+    """The peft model itself, whose adapters of float32 compute in the precision of a base that is of less.
+
+    peft lets such adapters compute in float32, and rounds the sum: what they add is then lost to the same rounding, but
+    products and copies of whole activations cost more than those of the base. The weights and their gradients stay.
+    """
+    from peft.tuners.lora import Linear, LoraLayer
+
+    for layer in model.modules():
+        if not isinstance(layer, LoraLayer) or not isinstance(layer, Linear):
+            continue
+        if layer.get_base_layer().weight.dtype == torch.bfloat16 and not layer.lora_variant:
+            layer.cast_input_dtype_enabled = False
+            for adapter in (*layer.lora_A.values(), *layer.lora_B.values()):
+                adapter.__class__ = _Rounded
+    return model
 
 
 def adapter_names(model: Any, weights: Mapping[str, Any]) -> dict[str, Any]:
@@ -103,7 +131,7 @@ def trained_parameters(model: Any) -> dict[str, Any]:
     return adapter_names(model, parameters) if hasattr(model, "peft_config") else parameters
 
 
-def save_adapters(model: Any, path: Path, state: Mapping[str, torch.Tensor] | None = None) -> None:
+def save_adapters(model: Any, path: Path, state: Mapping[str, Tensor] | None = None) -> None:
     """Write adapters, without their base, into the directory `path`: ``adapter_config.json`` names the base.
 
     Their weights are those of `model`, or `state`, by the names that they have in it.

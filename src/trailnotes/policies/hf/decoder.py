@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trailnotes.policies.hf.attention import use_on
 from trailnotes.policies.hf.network import Access, Ints, Network, SlotCache, agree
 
 logger = logging.getLogger(__name__)
@@ -81,9 +82,16 @@ class SlotDecoder(_Contexts):
     """Appends only what is new to the cache that each episode keeps."""
 
     def __init__(
-        self, network: Network, context_length: int, windows: Windows = FULL, *, shared_prompts: bool = True
+        self,
+        network: Network,
+        context_length: int,
+        windows: Windows = FULL,
+        *,
+        shared_prompts: bool = True,
+        gapless: bool = False,  # single tokens see all columns that there are, and mask what is not yet taken
     ) -> None:
         super().__init__()
+        self.gapless = gapless
         self.shared_prompts = shared_prompts
         self.network = network
         self.context_length = context_length
@@ -168,16 +176,17 @@ class SlotDecoder(_Contexts):
         cache = self.cache
         cache.reserve(max(batch) + 1, int(starts.max()) + width)
         positions = starts[:, None] + np.arange(width)
-        written = (np.array(batch)[:, None] * cache.capacity + positions).reshape(-1)
-        slots = slice(batch[0], batch[-1] + 1) if is_span else torch.tensor(batch, device=device)
-        cache.access = Access(slots, torch.from_numpy(written).to(device), length)
+        length = cache.capacity if self.gapless and width == 1 else length
+        taken = torch.tensor(batch, device=device)
         position_ids = torch.from_numpy(positions).to(device)
+        slots = slice(batch[0], batch[-1] + 1) if is_span else taken
+        cache.access = Access(slots, (taken[:, None], position_ids), length)
         masks = {kind: self._mask(position_ids, length, window) for kind, window in self.windows.items()}
         return self.network(
             last,
             input_ids=torch.from_numpy(ids).to(device),
             attention_mask=masks if len(masks) > 1 else next(iter(masks.values())),
-            position_ids=position_ids.clamp_(max=self.context_length - 1),  # padding may stand past the end
+            position_ids=position_ids.clamp(max=self.context_length - 1),  # padding may stand past the end
             past_key_values=cache,
             use_cache=True,
         )
@@ -222,9 +231,14 @@ class RecomputeDecoder(_Contexts):
 def make_decoder(model: Any, context_length: int, *, shared_prompts: bool = True) -> Decoder:
     """The decoder that keeps its cache, if this model allows it."""
     network = Network(model)
+    gapless = use_on(model)
     try:
         decoder = SlotDecoder(
-            network, context_length, _windows(model.config, context_length), shared_prompts=shared_prompts
+            network,
+            context_length,
+            _windows(model.config, context_length),
+            shared_prompts=shared_prompts,
+            gapless=gapless,
         )
         _check(decoder)
     except (AttributeError, TypeError, ValueError, RuntimeError, IndexError) as error:

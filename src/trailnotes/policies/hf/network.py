@@ -166,24 +166,26 @@ class Access:
     """Where one forward pass of B rows and S new columns writes, and what its attention reads."""
 
     slots: slice | Tensor  # of the B rows
-    written: Tensor  # (B * S,) flat index slot * capacity + column
+    written: tuple[Tensor, Tensor]  # (B, 1) slots, and (B, S) columns of each
     length: int  # columns read
 
 
 class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
-    """Keys and values of one layer: two arrays (slots * capacity, kv_heads * head_dim), made at the first write."""
+    """Keys and values of one layer: two arrays (slots, kv_heads, capacity, head_dim), made at the first write.
+
+    What one head reads of one slot lies together, as a matrix product wants it.
+    """
 
     def __init__(self, cache: SlotCache) -> None:
         super().__init__()
         self.cache = cache
-        self.heads = 0
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Allocate zeros (a masked column must be finite: 0 * nan would spread)."""
-        rows = self.cache.num_slots * self.cache.capacity
-        self.heads = key_states.shape[1]
-        self.keys = key_states.new_zeros(rows, self.heads * key_states.shape[3])
-        self.values = value_states.new_zeros(rows, self.heads * value_states.shape[3])
+        slots, capacity = self.cache.num_slots, self.cache.capacity
+        self.keys, self.values = (
+            states.new_zeros(slots, states.shape[1], capacity, states.shape[3]) for states in (key_states, value_states)
+        )
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *_args: Any, **_kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -192,38 +194,31 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
             self.lazy_initialization(key_states, value_states)
         assert self.keys is not None
         assert self.values is not None
-        return self._exchange(self.keys, key_states), self._exchange(self.values, value_states)
+        slots, columns = (index[:, None, :] for index in self.cache.access.written)
+        heads = torch.arange(self.keys.shape[1], device=self.keys.device)[:, None]
+        written = ((slots * len(heads) + heads) * self.cache.capacity + columns).flatten()  # (B * kv_heads * S,)
+        return self._exchange(self.keys, key_states, written), self._exchange(self.values, value_states, written)
 
-    def _exchange(self, stored: Tensor, states: Tensor) -> Tensor:
+    def _exchange(self, stored: Tensor, states: Tensor, written: Tensor) -> Tensor:
+        stored.view(-1, stored.shape[-1]).index_copy_(0, written, states.reshape(len(written), -1))
         access = self.cache.access
-        stored.index_copy_(0, access.written, states.transpose(1, 2).reshape(len(access.written), -1))
-        columns = self._columns(stored)[:, : access.length]
-        rows = columns[access.slots] if isinstance(access.slots, slice) else columns.index_select(0, access.slots)
-        return rows.transpose(1, 2)
+        read = stored[access.slots] if isinstance(access.slots, slice) else stored.index_select(0, access.slots)
+        return read[:, :, : access.length]
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Give one slot the first columns of another."""
         assert self.keys is not None
         assert self.values is not None
-        for stored in map(self._columns, (self.keys, self.values)):
-            stored[target, :length] = stored[source, :length]
+        for stored in (self.keys, self.values):
+            stored[target, :, :length] = stored[source, :, :length]
 
     def resize(self, slots: int, capacity: int) -> None:
         """Copy into arrays of another size, of which only the common part is kept."""
         if self.is_initialized:
             assert self.keys is not None
             assert self.values is not None
-            self.keys = self._resized(self.keys, slots, capacity)
-            self.values = self._resized(self.values, slots, capacity)
-
-    def _resized(self, stored: Tensor, slots: int, capacity: int) -> Tensor:
-        old = self._columns(stored)
-        new = old.new_zeros(slots, capacity, *old.shape[2:])
-        new[: old.shape[0], : old.shape[1]] = old
-        return new.view(slots * capacity, -1)
-
-    def _columns(self, stored: Tensor) -> Tensor:
-        return stored.view(self.cache.num_slots, self.cache.capacity, self.heads, -1)
+            self.keys = _resized(self.keys, slots, capacity)
+            self.values = _resized(self.values, slots, capacity)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:  # noqa: ARG002
         """Keys that the attention sees, and the position of the first."""
@@ -249,7 +244,7 @@ class SlotCache(Cache):  # type: ignore[misc]
     def __init__(self) -> None:
         self.num_slots = 0
         self.capacity = 0
-        self.access = Access(slice(0, 0), torch.empty(0, dtype=torch.long), 0)
+        self.access = Access(slice(0, 0), (torch.empty(0, 1, dtype=torch.long), torch.empty(0, 0, dtype=torch.long)), 0)
         make_layer: Callable[[], SlotLayer] = lambda: SlotLayer(self)  # noqa: E731
         super().__init__(layer_class_to_replicate=make_layer)
 
@@ -276,3 +271,10 @@ class SlotCache(Cache):  # type: ignore[misc]
         """Give all memory back."""
         self.layers.clear()
         self.num_slots = self.capacity = 0
+
+
+def _resized(old: Tensor, slots: int, capacity: int) -> Tensor:
+    """(slots, kv_heads, capacity, head_dim) of another size, zero where nothing was."""
+    new = old.new_zeros(slots, old.shape[1], capacity, old.shape[3])
+    new[: old.shape[0], :, : old.shape[2]] = old
+    return new

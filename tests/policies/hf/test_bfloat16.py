@@ -1,0 +1,215 @@
+"""bfloat16: what was sampled over a cache is what the learner scores, within what 8 bits of mantissa allow."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from tiny import TASK, tiny_model, with_logprobs
+from trailnotes.config.model_schema import LoraConfig, ModelConfig
+from trailnotes.config.schema import LossConfig, OptimConfig
+from trailnotes.learner.learner import Learner
+from trailnotes.learner.samples import build_samples
+from trailnotes.policies.hf.adapters import merged, new_adapters
+from trailnotes.policies.hf.attention import NAME, attend
+from trailnotes.policies.hf.decoder import SlotDecoder, make_decoder
+from trailnotes.policies.hf.policy import HFPolicy, load_model
+from trailnotes.types import Message, Observation, Sample, Sampling, Step, Trajectory, TrajectoryGroup
+
+HALF = torch.bfloat16
+NATS = 0.01  # by which a log-probability may differ on average, and the mean ratio from 1
+
+
+def adapted(dtype: torch.dtype = HALF, size: float = 0.1) -> Any:
+    """A tiny model with adapters that change something."""
+    model = new_adapters(tiny_model(dtype=dtype), LoraConfig(rank=4), base="")
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=size)
+    return model.eval()
+
+
+def drawn(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0)).to(HALF)
+
+
+# --- the attention of one token
+
+
+class Heads(torch.nn.Module):
+    num_key_value_groups = 3
+
+
+@pytest.mark.parametrize("num_new", [1, 4])
+def test_looks_into_a_cache_are_attention(num_new: int) -> None:
+    """Six heads of which three share keys, 2 rows, 40 columns; the second row sees 25 of them."""
+    query, key, value = drawn(2, 6, num_new, 8), drawn(2, 2, 40, 8), drawn(2, 2, 40, 8)
+    hidden = torch.arange(40) >= torch.tensor([40, 25])[:, None, None, None]
+    mask = torch.zeros(2, 1, num_new, 40, dtype=HALF).masked_fill(hidden, torch.finfo(HALF).min)
+    found = attend(Heads(), query, key, value, mask, scaling=0.5)[0]
+    wide = [states.double() for states in (query, key.repeat_interleave(3, 1), value.repeat_interleave(3, 1))]
+    wanted = scaled_dot_product_attention(*wide, attn_mask=~hidden, scale=0.5).transpose(1, 2)
+    assert found.shape == (2, num_new, 6, 8)
+    torch.testing.assert_close(found.double(), wanted, rtol=2e-2, atol=2e-2)
+
+
+def test_one_visible_column_is_its_value() -> None:
+    mask = torch.full((1, 1, 1, 3), torch.finfo(HALF).min).to(HALF)
+    mask[..., 1] = 0
+    value = drawn(1, 2, 3, 8)
+    found = attend(Heads(), drawn(1, 6, 1, 8), drawn(1, 2, 3, 8), value, mask)[0]
+    assert found[0, 0].equal(value[0, :, 1].repeat_interleave(3, 0))
+
+
+def test_only_bfloat16_is_attended_so() -> None:
+    for dtype, name in [(torch.float32, "sdpa"), (HALF, NAME)]:
+        model = tiny_model(dtype=dtype)
+        decoder = make_decoder(model, 64)
+        assert isinstance(decoder, SlotDecoder)
+        assert decoder.gapless == (dtype == HALF)
+        assert model.config._attn_implementation == name
+    chosen = tiny_model(dtype=HALF)
+    chosen.set_attn_implementation("eager")
+    make_decoder(chosen, 64)
+    assert chosen.config._attn_implementation == "eager", "what was asked for stays"
+
+
+def test_the_learner_computes_what_it_did() -> None:
+    """Passes without a cache are transformers' own, bit for bit."""
+    ids, model = torch.tensor([[5, 6, 7, 8]]), tiny_model(dtype=HALF)
+    before = model(ids).logits
+    make_decoder(model, 64)
+    assert model.config._attn_implementation == NAME
+    assert model(ids).logits.equal(before)
+
+
+# --- ratio, resume, adapters
+
+
+def played(model: Any, tokenizer: Any, episodes: int = 6, turns: int = 4) -> list[TrajectoryGroup]:
+    """Episodes of random numbers of words and tokens, side by side."""
+    policy = HFPolicy(model, tokenizer)
+    policy.engine.endings.end_ids = frozenset()
+
+    async def episode(member: int) -> Trajectory:
+        rng, name = random.Random(member), f"e{member}"
+        policy.open_episode(name)
+        messages: list[Message] = []
+        steps = []
+        for turn in range(turns):
+            messages.append(Message("user", " ".join(rng.choices(["key", "door", "north"], k=rng.randint(2, 9)))))
+            sampling = Sampling(max_tokens=rng.randint(2, 8), seed=100 * member + turn)
+            done = await policy.generate(messages, sampling, name)
+            steps.append(Step(Observation("here"), (), done, done.prompt_ids, done.text, 0.0))
+            messages.append(Message("assistant", done.text, done.token_ids))
+        policy.close_episode(name)
+        return Trajectory(TASK, tuple(steps), Observation("end"), "terminated", True, 1.0, member=member)
+
+    async def run() -> list[Trajectory]:
+        return await asyncio.gather(*(episode(member) for member in range(episodes)))
+
+    return [TrajectoryGroup(TASK, tuple(asyncio.run(run())))]
+
+
+def sharpened(start_model: Path, *, lora: bool) -> tuple[Any, Any]:
+    """The start model in bfloat16, its weights tripled, so that its distributions are not flat; and its tokenizer."""
+    settings = ModelConfig(path=str(start_model), device="cpu", dtype="bfloat16", lora=LoraConfig(enabled=lora, rank=4))
+    torch.manual_seed(0)
+    model, tokenizer = load_model(settings)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.1)
+            elif parameter.ndim == 2 and "lora_" not in name:
+                parameter.mul_(3)
+    return model, tokenizer
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_the_first_step_has_a_ratio_of_one(start_model: Path, lora: bool) -> None:
+    """Sampled one by one over a cache, scored in one pass: apart by rounding, and by no more than that on average."""
+    model, tokenizer = sharpened(start_model, lora=lora)
+    groups = played(model, tokenizer)
+    samples = build_samples(groups, [[(-1.0) ** member for member in range(6)]])
+    learner = Learner(model, OptimConfig(minibatch=0, lr=1e-6), LossConfig())
+    apart = [
+        abs(mine - theirs)
+        for row, scored in zip(samples, learner.logprobs(samples), strict=True)
+        for mine, theirs, trained in zip(scored, row.behavior_logprobs, row.loss_mask, strict=True)
+        if trained
+    ]
+    assert sum(apart) / len(apart) < NATS
+    assert learner.update(samples)["ratio_mean"] == pytest.approx(1, abs=NATS)
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_denominators_of_the_learner_make_a_ratio_of_exactly_one(lora: bool) -> None:
+    model = adapted() if lora else tiny_model(dtype=HALF)
+    learner = Learner(model, OptimConfig(minibatch=0), LossConfig())
+    rows = with_logprobs(some_rows(), 1)
+    samples = [
+        Sample(r.token_ids, r.loss_mask, scored, r.advantages, trajectory=r.trajectory)
+        for r, scored in zip(rows, learner.logprobs(rows), strict=True)
+    ]
+    metrics = learner.update(samples)
+    assert (metrics["ratio_min"], metrics["ratio_mean"], metrics["ratio_max"]) == (1, 1, 1)
+
+
+def some_rows(num: int = 4) -> list[Sample]:
+    rng, rows = random.Random(0), []
+    for row in range(num):
+        ids = tuple(rng.randrange(48) for _ in range(rng.randint(12, 30)))
+        mask = tuple(int(i % 4 > 1) for i in range(len(ids)))
+        signed = tuple((-1.0) ** row * m for m in mask)
+        rows.append(Sample(ids, mask, tuple(-3.0 * m for m in mask), signed, trajectory=row))
+    return rows
+
+
+def test_adapters_go_on_bit_for_bit() -> None:
+    rows = with_logprobs(some_rows(), 1)
+    alone, first = (Learner(adapted(), OptimConfig(minibatch=0, lr=1e-3), LossConfig()) for _ in range(2))
+    for learner in (alone, first):
+        learner.update(rows, seed=1)
+    resumed = Learner(adapted(size=0.3), OptimConfig(minibatch=0, lr=1e-3), LossConfig())
+    resumed.load_state_dict(*first.state_dict())
+    for learner in (alone, resumed):
+        learner.update(rows, seed=2)
+    pairs = zip(alone.model.named_parameters(), resumed.model.named_parameters(), strict=True)
+    assert all(mine.equal(theirs) for (name, mine), (_, theirs) in pairs if "lora_" in name)
+
+
+def test_adapters_stay_in_float32_and_compute_in_bfloat16() -> None:
+    model = adapted()
+    kinds = {parameter.dtype for name, parameter in model.named_parameters() if "lora_" in name}
+    assert kinds == {torch.float32}
+    seen: set[torch.dtype] = set()
+    for name, module in model.named_modules():
+        if name.endswith(("lora_A.default", "lora_B.default")):
+            module.register_forward_hook(lambda _module, _inputs, output: seen.add(output.dtype))
+    model(torch.tensor([[5, 6, 7]])).logits.float().sum().backward()
+    assert seen == {HALF}
+    grads = [p.grad for name, p in model.named_parameters() if "lora_" in name]
+    assert all(grad is not None and grad.dtype == torch.float32 for grad in grads)
+
+
+def test_adapters_merged_in_float32_say_the_same() -> None:
+    """Apart they round what they add once more than merged: less than the base's own rounding moves the logits."""
+    ids = torch.tensor([[5, 6, 7, 8, 9, 10]])
+    apart, base = adapted()(ids).logits.float(), tiny_model(dtype=HALF)(ids).logits.float()
+    exact = adapted(torch.float32)
+    with torch.no_grad():
+        for name, parameter in exact.named_parameters():
+            if "lora_" not in name:
+                parameter.copy_(parameter.to(HALF).float())  # the base as it was
+        whole = merged(exact)[0](ids).logits
+    assert (apart - whole).norm() < 0.02 * whole.norm()
+    assert (base - whole).norm() > 0.1 * whole.norm(), "the adapters change something"
