@@ -78,7 +78,7 @@ def core(tmp_path: Path, faults: Path) -> Path:
 
 def replica_of(cluster: Cluster, core: Path) -> Replica:
     tokenizer = load_tokenizer(cluster.config.model)
-    (connect,) = place_engines(cluster.config, core)
+    _, (connect,) = place_engines(cluster.config, core)
     return Replica(connect, Endings(tokenizer.decode, ()), 0.05)
 
 

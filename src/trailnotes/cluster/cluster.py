@@ -87,7 +87,11 @@ class Cluster:
         """How to reach the engines of the run, which start now: `connects` of `vllm_policy`; [] if it needs none."""
         from trailnotes.cluster.engines import place_engines, places_engines
 
-        return place_engines(self.config, placed=self._engines) if places_engines(self.config) else []
+        if not places_engines(self.config):
+            return []
+        actors, connects = place_engines(self.config)
+        self._engines += actors
+        return connects
 
     def close(self) -> None:
         """End the engines, which Ray would start anew wherever they end by themselves."""

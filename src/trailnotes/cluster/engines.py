@@ -55,7 +55,7 @@ class Engine:
 
         here = ray.util.get_node_ip_address()
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")  # those that Ray has set aside, if any
-        own = config.engine.model_copy(update={"urls": (), "replicas": 1, "devices": (visible,) if visible else ()})
+        own = config.engine.model_copy(update={"devices": (visible,) if visible else ()})
 
         def ready(address: str) -> None:
             host, _, port = address.rpartition(":")
@@ -88,13 +88,15 @@ def resources_of_engine(config: Config) -> dict[str, float]:
     return cpus | {"GPU": float(max((len(devices.split(",")) for devices in config.engine.devices), default=1))}
 
 
-def place_engines(config: Config, core: Path | None = None, *, placed: list[Any] | None = None) -> list[Connect]:
-    """How to reach each of `engine.replicas` engines, which start now, spread over the nodes of the cluster.
+def place_engines(config: Config, core: Path | None = None) -> tuple[list[Any], list[Connect]]:
+    """Start `engine.replicas` engines, spread over the nodes of the cluster.
 
     Args:
         config: of the run.
         core: the file with the engine's class `Core`; None: vLLM's.
-        placed: gets the actors, for whoever is to end them.
+
+    Returns:
+        The actors, for whoever is to end them, and how to reach the engine of each.
 
     Raises:
         ConfigError: `model.path` cannot be read here.
@@ -116,9 +118,7 @@ def place_engines(config: Config, core: Path | None = None, *, placed: list[Any]
     )
     home, directory = ray.util.get_node_ip_address(), str(Path.cwd())
     actors = [kind.remote(config, token, home, directory, core or CORE) for _ in range(config.engine.replicas)]
-    if placed is not None:
-        placed += actors
-    return [
+    return actors, [
         partial(reach, partial(where, actor, number, config), config.engine, expected, token=token)
         for number, actor in enumerate(actors)
     ]

@@ -314,6 +314,11 @@ class Config(Section):
         return self.algorithm.author == "start" and method_of(self.algorithm.name).writes_tips
 
     @property
+    def author_apart(self) -> bool:
+        """Whether it does so as a model of its own: adapters and engines of vLLM are set back to it instead."""
+        return self.start_writes and self.engine.name == "hf" and not self.model.lora.enabled
+
+    @property
     def holds_rows(self) -> bool:
         """Whether rows that are no episodes are held to the start model, by whole distributions."""
         algorithm, rehearsal = self.algorithm, self.rehearsal

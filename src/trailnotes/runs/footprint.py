@@ -203,14 +203,9 @@ def _model_that_acts(config: Config, shape: Shape) -> dict[str, float]:
     parts: dict[str, float] = {}
     if config.engine.name == "hf" and (world > 1 or config.rollout.ahead):
         parts["weights of the model that acts"] = shape.whole * number + 2 * shape.adapters * FLOAT32
-    if _has_author(config) and (world > 1 or not config.holds):  # else it is the learner's reference
+    if config.author_apart and (world > 1 or not config.holds):  # else it is the learner's reference
         parts["weights of the author of the tips"] = shape.whole * number
     return parts
-
-
-def _has_author(config: Config) -> bool:
-    """Whether another model writes the tips: an engine of vLLM gets the start weights instead."""
-    return config.start_writes and config.engine.name == "hf" and not config.model.lora.enabled
 
 
 def _acting(config: Config, shape: Shape) -> dict[str, float]:
@@ -220,7 +215,7 @@ def _acting(config: Config, shape: Shape) -> dict[str, float]:
         size = MAX_TOKENS * number_of(config) * 3.0 * (shape.hidden + shape.intermediate)
         told = f"{conversations(config)} conversations of {config.rollout.max_context_tokens:,} tokens"
         parts = {f"cache of {told}": cache, f"pass of {MAX_TOKENS:,} tokens": size}
-    return parts | ({"cache of the author of the tips": cache} if _has_author(config) else {})
+    return parts | ({"cache of the author of the tips": cache} if config.author_apart else {})
 
 
 def conversations(config: Config) -> int:
@@ -283,7 +278,7 @@ def copies_handed_over(config: Config) -> int:
     """
     if config.engine.name == "hf" and not config.rollout.ahead:
         return int(config.learner.world_size > 1)
-    return 2 + (config.rollout.ahead > 1) + (config.start_writes and not _has_author(config))
+    return 2 + (config.rollout.ahead > 1) + (config.start_writes and not config.author_apart)
 
 
 def handed_over(config: Config, shape: Shape) -> dict[str, float]:

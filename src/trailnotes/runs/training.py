@@ -95,9 +95,9 @@ class TrainingRun:
     def _build(self, undone: contextlib.ExitStack) -> None:
         """What learns, and what remembers; `undone` closes what there is where the rest fails."""
         config, directory = self.config, self.directory
-        whole = not config.model.lora.enabled
-        held = config.holds and whole and config.learner.world_size == 1  # more ranks load it each
-        apart = config.start_writes and whole and config.engine.name == "hf"  # an author with a model of its own
+        apart = config.author_apart
+        alone = config.learner.world_size == 1  # more ranks load it each
+        held = config.holds and alone and not config.model.lora.enabled
         begun = load_model(config.model)[0] if held or apart else None
         start = self.cluster.start_ranks if self.cluster else None
         reference = begun if held else None
