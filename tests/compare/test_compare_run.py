@@ -261,7 +261,7 @@ def finished(start_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tup
         if run.trains:
             train_in_process(run.config, run.directory)
             evaluate(run.config, run.directory, out=run.directory / "eval")
-            note_process(run.directory, "train", Ended(0, 2.0, 1.5, 300 << 20))
+            note_process(run.directory, "train", Ended(0, 2e3, 1.5, 300 << 20))
         else:
             adapt(run.config, run.config.model.path, out=run.directory, method="naive")
             note_process(run.directory, "adapt", Ended(0, 1.0, 0.5, 200 << 20))
@@ -319,7 +319,7 @@ def test_costs_are_those_of_the_runs(finished: tuple[Path, Path]) -> None:
     costs = lines_of(out)["GRPO"]["costs"]
     for name in ("env_steps", "tokens_generated", "tokens_trained"):
         assert costs[name] == (spent[0][name] + spent[1][name]) / 2
-    assert (costs["seconds"], costs["cpu_seconds"], costs["peak_memory"]) == (2.0, 1.5, 300 << 20)
+    assert (costs["seconds"], costs["cpu_seconds"], costs["peak_memory"]) == (2e3, 1.5, 300 << 20)
     assert costs["tokens_read"] > costs["tokens_generated"], "each prompt is counted whole"
     naive = lines_of(out)["naive"]["costs"]
     assert naive["tokens_trained"] == 0
