@@ -291,6 +291,7 @@ def test_finished_runs_are_not_run_again(
     said = capsys.readouterr().out
     assert "Sample efficiency" in said
     assert f"written to {out}" in said
+    assert (out / "story.txt").read_text().startswith(("BEFORE. The start model", "No unseen game was won"))
 
 
 def test_the_table_has_the_numbers_of_the_evaluations(finished: tuple[Path, Path]) -> None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import time
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trailnotes.commands.command import Command, argument
 from trailnotes.errors import ConfigError
-from trailnotes.storage.files import read_jsonl, write_text_atomic
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -17,7 +15,6 @@ if TYPE_CHECKING:
 
     from trailnotes.compare.plan import Panel, Plan
     from trailnotes.compare.summary import Summary
-    from trailnotes.reporting.story import Played, Record
 
 CONFIG = Path("configs/demo.toml")
 NEW_FAMILIES = "new"  # the split of families that are never trained
@@ -52,7 +49,6 @@ def demo(
     """
     from trailnotes.compare.comparison import run_plan
     from trailnotes.compare.page import print_brief
-    from trailnotes.reporting.story import before_and_after
     from trailnotes.runs.console import clock
 
     started = time.monotonic()
@@ -60,9 +56,7 @@ def demo(
     print(f"{2 * seeds} training runs of {plan.budget.env_steps:,} environment steps each, in {out}", flush=True)
     summary = run_plan(plan, config_path, out, at_once=jobs_at_once)
     summary.refuse_missing()
-    text = before_and_after(_played(out, seed) for seed in range(seeds))
-    write_text_atomic(out / "story.txt", text)
-    print(text)
+    print((out / "story.txt").read_text(encoding="utf-8"))
     print_brief(summary)
     print(f"\n{out / 'curves.png'}  {out / 'table.json'}  {out / 'story.txt'}   ({clock(time.monotonic() - started)})")
     return summary
@@ -101,17 +95,6 @@ def _panel_with_tips(label: str, trials: int, **others: Any) -> Panel:
 
     order = {"memory.order": ["ucb"], "memory.ucb": 0.1}
     return Panel.model_validate({"label": label, "trials": trials, **order, **others})
-
-
-def _played(out: Path, seed: int) -> Played:
-    from trailnotes.reporting.story import Played
-
-    before, after = (_panel(out / "runs" / f"{name}-{seed}") for name in ("start", "empo2"))
-    return Played(before, after, partial(read_jsonl, out / "runs" / f"empo2-{seed}" / "trajectories.jsonl"))
-
-
-def _panel(run: Path) -> dict[str, Record]:
-    return {record["task"]["id"]: record for record in read_jsonl(run / "eval" / "episodes.jsonl")}
 
 
 def in_clone() -> tuple[Path, list[str]]:

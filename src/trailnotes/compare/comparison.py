@@ -7,6 +7,7 @@
     DIR/runs/NAME-SEED/   ordinary run directories, each with eval/ and cost.json
     DIR/runs/NAME-SEED/panels/PANEL/   its model on another panel, as `trailnotes adapt` leaves it
     DIR/table.json, table.md, curves.png
+    DIR/story.txt         an unseen game before and after, where a start model and one that learns from tips play it
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ import json
 import logging
 import shlex
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from trailnotes.compare.live import Board
 from trailnotes.compare.page import draw_summary, summary_json, summary_markdown
 from trailnotes.compare.panels import PanelQuestion, read_trials
-from trailnotes.compare.plan import Plan, load_plan, slug
+from trailnotes.compare.plan import START, Plan, load_plan, slug
 from trailnotes.compare.planned import PlannedRun, dotted, runs_of
 from trailnotes.compare.published.comparability import comparability
 from trailnotes.compare.published.figures import PANELS
@@ -39,10 +41,11 @@ from trailnotes.compare.running import (
 from trailnotes.compare.summary import Question, Summary, summarise
 from trailnotes.config.methods import method_of
 from trailnotes.errors import MissingExtraError, RunError
+from trailnotes.reporting.story import Played, Record, before_and_after
 from trailnotes.runs.directory import RunLock
 from trailnotes.runs.needs import refuse_missing
 from trailnotes.runs.signals import ended_by_signals
-from trailnotes.storage.files import write_text_atomic
+from trailnotes.storage.files import read_jsonl, write_text_atomic
 from trailnotes.types import StrPath
 
 logger = logging.getLogger(__name__)
@@ -136,7 +139,29 @@ def _conclude(plan: Plan, runs: Sequence[PlannedRun], missing: dict[str, str], o
     )
     summary = summarise(results, question, trials)
     write_summary(summary, results, out)
+    if played := _played(plan, [run for run in runs if run.name not in missing]):
+        write_text_atomic(out / "story.txt", before_and_after(played))
     return summary
+
+
+def _played(plan: Plan, runs: Sequence[PlannedRun]) -> list[Played]:
+    """The first method that learns from tips beside the start model, seed by seed."""
+    panels = {(run.method, run.seed): run.directory for run in runs}
+    start = next((name for name in plan.methods if plan.algorithm_of(name) == START), "")
+    taught = next((name for name in plan.methods if method_of(plan.algorithm_of(name)).shows_tips), "")
+    return [
+        Played(
+            _panel(panels[start, seed]),
+            _panel(panels[taught, seed]),
+            partial(read_jsonl, panels[taught, seed] / "trajectories.jsonl"),
+        )
+        for seed in plan.compare.seeds
+        if {(start, seed), (taught, seed)} <= panels.keys()
+    ]
+
+
+def _panel(run: Path) -> dict[str, Record]:
+    return {record["task"]["id"]: record for record in read_jsonl(run / "eval" / "episodes.jsonl")}
 
 
 def _asked(plan: Plan, name: str, runs: Sequence[PlannedRun], missing: Mapping[str, str]) -> PanelQuestion:
