@@ -191,7 +191,9 @@ class EvalConfig(Section):
     num_samples: int = key(1, "episodes for each task, each with its own sampling seed", ge=1)
     temperature: float = key(0.4, "sampling temperature", PAPER, ge=0)
     memory: bool = key(False, "act with the run's memory")
-    show_tips: Literal["own", "other", "empty"] = key("own", "algorithm.show_tips, for panels played with tips")
+    show_tips: Literal["own", "other", "empty"] = key(
+        "own", "algorithm.show_tips, for panels played with tips, and for the plans that reflexion shows"
+    )
     trials: int = key(10, "adapt: trials after trial 0, which acts without memory", PAPER, ge=0)
     metric: Literal["success", "return"] = key("success", "what tables and curves show")
     confidence: float = key(0.95, "level of the intervals", gt=0, lt=1)
@@ -270,6 +272,11 @@ class Config(Section):
             )
         if method.trains and not method.shows_tips and algorithm.intrinsic == "tips":
             raise ConfigError(f'{algorithm.name} retrieves no tips: set algorithm.intrinsic = "states" or "none"')
+        if method.trains and not method.memory and algorithm.show_tips != "own":
+            raise ConfigError(
+                f'{algorithm.name} shows no tips of a memory while it trains: set algorithm.show_tips = "own" (panels '
+                "that are played with tips have eval.show_tips)"
+            )
         if algorithm.name == "lamer" and (self.archive.share or algorithm.dynamic_sampling):
             raise ConfigError(
                 "lamer plays each task from its start: set archive.share and algorithm.dynamic_sampling to 0"
