@@ -85,6 +85,10 @@ class RolloutConfig(Section):
         None, "facts of the environment's briefing that open the first prompt; none = all in full style, [] in terse"
     )
     num_examples: int = key(0, "worked examples in the first prompt at most, of those in the briefing", ge=0)
+    example_turns: tuple[tuple[str, str], ...] = key(
+        (), "turns of an example that every conversation begins with: what was seen, written as turns are, and the "
+        "answer to it; for models that copy a form and follow no description of it"
+    )  # fmt: skip
     system_prompt: str | None = key(None, "replaces the environment-neutral instruction; '' for none")
     ahead: int = key(
         0, "iterations that may be played while earlier ones are learned from; 0 = none, and every token is of the "
@@ -256,6 +260,10 @@ class Config(Section):
         if self.train.split == self.train.validation_split and (self.train.eval_every or self.train.eval_notes_every):
             raise ValueError(
                 "train.validation_split must differ from train.split, or training games choose the best checkpoint"
+            )
+        if rollout.example_turns and (self.rehearsal.path or self.rehearsal.split):
+            raise ValueError(
+                "rehearsal imitates whole conversations, and would learn rollout.example_turns by heart: set it to []"
             )
         if algorithm.name in METHODS:  # one of module:NAME is asked when it is run: reading settings imports nothing
             self._refuse_for(METHODS[algorithm.name])
