@@ -36,7 +36,8 @@ HOUSE = {
     "algorithms": "__init__ empo2 empo2_tips gigpo grpo lamer naive opsd reflexion rememberer retrospex rloo",
     "algorithms/reflexion": """
         __init__ method
-        memory plans
+        plans
+        memory
     """,
     "algorithms/rememberer": """
         __init__ method

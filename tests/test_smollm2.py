@@ -235,7 +235,7 @@ def test_the_directory_is_that_of_a_plain_llama(smollm2: Path) -> None:
     assert (config["max_position_embeddings"], config["tie_word_embeddings"]) == (8192, True)
     assert (
         json.loads((smollm2 / "generation_config.json").read_text()).items()
-        >= {"eos_token_id": 2, "pad_token_id": 2}.items()
+        >= {"eos_token_id": 2, "pad_token_id": 2, "do_sample": True}.items()
     )
     model = AutoModelForCausalLM.from_pretrained(smollm2)
     assert (model.num_parameters(), str(model.dtype)) == (134_515_008, "torch.bfloat16")

@@ -111,7 +111,8 @@ def convert(gguf: Path, out: Path, dtype: str) -> None:
     plain = transformers.LlamaForCausalLM(model.config)
     plain.load_state_dict(model.state_dict())
     ends = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    plain.generation_config = transformers.GenerationConfig(**ends)
+    # Without do_sample, `transformers serve` takes the likeliest token at any temperature.
+    plain.generation_config = transformers.GenerationConfig(do_sample=True, **ends)
     plain.to(getattr(torch, dtype)).save_pretrained(out)
     tokenizer.save_pretrained(out)
 

@@ -121,6 +121,19 @@ def test_a_few_episodes_are_shown_with_their_number_and_not_judged() -> None:
     assert "\n" not in str(link)
 
 
+@pytest.mark.parametrize(("earned", "holds"), [(0.5, True), (0.25, False)])
+def test_an_adaptation_is_compared_with_its_trial_without_tips(earned: float, holds: bool) -> None:
+    def trial(number: int, mode: str, value: float, num: int = 12) -> list[dict[str, Any]]:
+        return [episode(number, mode, value) | {"task": {"id": f"t/{i}"}} for i in range(num)]
+
+    first, later = trial(0, "plain", 0.25), [each for i in (1, 2) for each in trial(i, "on_policy_tips", earned)]
+    adapts = {"algorithm": {"name": "empo2-tips"}}
+    gain = verdicts([], first + later, **adapts)["gain"]
+    assert (gain.last, gain.counts, gain.holds) == (earned - 0.25, (24, 24), holds)
+    failures = [each for i in (1, 2) for each in trial(i, "on_policy_tips", earned, 6)]
+    assert verdicts([], first + failures, **adapts)["gain"].last is None, "trying failures again wins by itself"
+
+
 def test_a_gain_that_may_as_well_be_a_loss_is_not_judged() -> None:
     noisy = [*played(10, ("off_policy", 0.0), ("plain", 0.0)), *played(10, ("off_policy", 1.0), ("plain", 1.0))]
     noisy += played(1, ("plain", 1.0))  # -0.02 with an interval of 0.3

@@ -126,6 +126,9 @@ def test_environment_options_of_file_and_command_line_are_merged(tmp_path: Path)
         (["--rehearsal.split", "spare", "--rehearsal.hold", "0"], ["neither held nor imitated", "rehearsal.imitate"]),
         (["--algorithm.author_credit", "1", "--algorithm.p_memory", "1"], ["members with tips and without"]),
         (["--algorithm.author_credit", "1", "--algorithm.show_tips", "other"], ['set algorithm.show_tips = "own"']),
+        (["--rollout.example_turns", '[["a", "b"]]', "--rehearsal.split", "spare"], ["rollout.example_turns by heart"]),
+        (["--rollout.example_turns", '[["a"]]'], ["rollout.example_turns"]),
+        (["--endpoint.extra.stop", "x"], ["endpoint.extra.stop is sent", "leave it out"]),
         (["--run.seed", "-1", "--optim.lr", "0"], ["(and 1 more)"]),
     ],
 )

@@ -10,7 +10,9 @@ import pytest
 
 from adaptrun import Guesser, adapt_by, gate_config
 from trailnotes.config.schema import MemoryConfig
+from trailnotes.config.toml import load_config
 from trailnotes.envs.workers.pool import EnvPool
+from trailnotes.errors import ConfigError
 from trailnotes.memory import TipMemory, embedder_of, open_memory
 from trailnotes.memory.controls import NO_WORDS, shown
 from trailnotes.runs.watching import watch
@@ -118,3 +120,17 @@ def test_panels_have_a_control_of_their_own(section: str, show: str, curve: list
     sections[section] = sections.get(section, {}) | {"show_tips": show}
     rows = adapt_by(Guesser(), "empo2-tips", tmp_path, **sections)
     assert [row.mean for row in rows] == curve
+
+
+@pytest.mark.parametrize("method", ["rememberer", "retrospex"])
+def test_a_method_that_shows_no_tips_refuses_a_control(method: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f'{method} shows no tips: set eval.show_tips = "own"'):
+        adapt_by(Guesser(), method, tmp_path, eval={"show_tips": "other"}, rememberer={"epochs": 0})
+
+
+@pytest.mark.parametrize("method", ["grpo", "lamer"])
+def test_a_training_that_shows_no_tips_refuses_a_control_of_its_own_and_none_of_its_panels(method: str) -> None:
+    words = ["--algorithm.name", method, "--algorithm.author_credit", "0"]
+    assert load_config(None, [*words, "--eval.show_tips", "other"]).eval.show_tips == "other"
+    with pytest.raises(ConfigError, match=r'algorithm.show_tips = "own"'):
+        load_config(None, [*words, "--algorithm.show_tips", "empty"])

@@ -675,6 +675,45 @@ def test_forgetting_takes_the_oldest_turns_and_keeps_the_task() -> None:
     assert forget_turn(last) == last
 
 
+def test_what_stands_before_the_task_is_never_forgotten() -> None:
+    example = [Message("user", "seen"), Message("assistant", "said")]
+    turns = [Message("system", "s"), *example, Message("user", "task\no0"), Message("assistant", "a1"), *example[:1]]
+    assert [m.content for m in forget_turn(turns, 3)] == ["s", "seen", "said", "task\no0\n[...]\nseen"]
+    assert forget_turn(turns[:4], 3) == turns[:4]
+
+
+@pytest.mark.parametrize("given_prompt", ["Act.", ""])
+def test_example_turns_open_both_contexts_and_belong_to_no_state(given_prompt: str) -> None:
+    turns = (("Task: a\n\nObservation: b", "go c"), ("Observation: d", "go e"))
+    said = conversation("full", system_prompt=given_prompt, example_turns=turns)
+    plain = conversation("full", system_prompt=given_prompt)
+    for each in (said, plain):
+        each.start("find the coin")
+        each.observe(Observation("a hall"), [Tip("t", "go east", "k", 0.0)])
+        each.act("go east")
+    num = len(said.plain) - len(plain.plain)
+    start = bool(given_prompt)
+    assert [(m.role, m.content) for m in said.plain[start : start + num]] == [
+        ("user", turns[0][0]), ("assistant", "go c"), ("user", turns[1][0]), ("assistant", "go e"),
+    ]  # fmt: skip
+    assert [*said.plain[:start], *said.plain[start + num :]] == plain.plain
+    assert [*said.acting[:start], *said.acting[start + num :]] == plain.acting
+    for kind in ("state", "conversation"):
+        assert memory_query(said, kind) == memory_query(plain, kind)
+    assert said.turn(Observation("a nook")) == plain.turn(Observation("a nook")) == "Observation: a nook"
+
+
+def test_the_request_for_a_tip_follows_the_example_turns() -> None:
+    step = Step(
+        Observation("a hall", instruction="find the coin"), (), Completion((), (), (), "go east"), (), "go east", 0
+    )
+    ended = Trajectory(Task("t", "e"), (step,), Observation("a nook"), "terminated", False, 0.0)
+    config = RolloutConfig(system_prompt="", example_turns=(("seen", "said"),))
+    messages = reflection_messages(ended, config, MemoryConfig(), words)
+    assert [m.content for m in messages[:2]] == ["seen", "said"]
+    assert messages[2].content == "Task: find the coin\n\nObservation: a hall"
+
+
 def test_a_tip_as_long_as_the_request_allows_is_shown_to_its_end() -> None:
     """A tip of 101 words loses the last one, by cleaning; none of what was asked for is cut where it is shown."""
     written = "open door to greenhouse, then " * 20 + "plant"

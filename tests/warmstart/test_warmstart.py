@@ -235,6 +235,11 @@ def test_adapters_are_tuned_and_their_base_is_not(start_model: Path, tmp_path: P
     assert not (tmp_path / "again").exists()
 
 
+def test_turns_of_an_example_are_not_taught(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"rollout.example_turns: set it to \[\]"):
+        warmstart(small_config(rollout={"example_turns": (("seen", "said"),)}), tmp_path / "model")
+
+
 def test_adapters_of_a_model_yet_to_be_made_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"set model\.path, or set it false"):
         warmstart(small_config(model={"lora": {"enabled": True}}), tmp_path / "model")

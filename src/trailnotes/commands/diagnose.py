@@ -180,7 +180,7 @@ def _gain(episodes: Sequence[Line], config: Config) -> Link:
     for i in range(5):
         part = [e for e in played if e["iteration"] * 5 // num_iterations == i]
         shown = [e["return"] for e in part if any(step["tips"] for step in e["steps"])]
-        plain = [e["return"] for e in part if e["mode"] == "plain"]
+        plain = [e["return"] for e in _without_tips(part, played, config)]
         if shown and plain:
             enough = min(len(shown), len(plain)) >= FEW
             width = 2 * math.sqrt(_variance(shown) / len(shown) + _variance(plain) / len(plain)) if enough else math.inf
@@ -188,7 +188,8 @@ def _gain(episodes: Sequence[Line], config: Config) -> Link:
     if not gains:
         return Link(question, None, None, None, "")
     last, width, _ = gains[-1]
-    helped = any(gain > 0 and bound < math.inf for gain, bound, _ in gains[:-1])
+    trains = method_of(config.algorithm.name).trains
+    helped = trains and any(gain > 0 and bound < math.inf for gain, bound, _ in gains[:-1])
     if helped and last < HARM:
         milder = "train a share of these episodes with their tips (algorithm.q_off_policy below 1), or "
         advice = (
@@ -202,6 +203,17 @@ def _gain(episodes: Sequence[Line], config: Config) -> Link:
     if holds is False and helped and last >= HARM:
         holds = True  # they were worth it, though nobody needs them any more
     return Link(question, gains[0][0], last, holds, advice, (gains[0][2], gains[-1][2]), "episodes")
+
+
+def _without_tips(part: Sequence[Line], played: Sequence[Line], config: Config) -> list[Line]:
+    """What a part of the run is compared with: its own episodes without tips, or trial 0 of an adaptation.
+
+    Of an adaptation that plays failures alone again (Reflexion), nothing: trying again wins some without any plan.
+    """
+    if method_of(config.algorithm.name).trains:
+        return [e for e in part if e["mode"] == "plain"]
+    first = [e for e in played if e["mode"] == "plain"]
+    return first if {e["task"]["id"] for e in part} == {e["task"]["id"] for e in first} else []
 
 
 def _reliance(lines: Sequence[Line], config: Config) -> Link:

@@ -17,6 +17,12 @@ OURS = (  # arguments of transformers' `apply_chat_template` that are no option 
 )  # fmt: skip
 
 
+SENT = (  # fields of a request that other settings write, and those without which no single answer comes back whole
+    "chat_template_kwargs", "max_completion_tokens", "max_tokens", "messages", "model", "n", "seed", "stop", "stream",
+    "temperature", "top_p",
+)  # fmt: skip
+
+
 class LoraConfig(Section):
     """Low-rank adapters through peft."""
 
@@ -79,11 +85,19 @@ class EndpointConfig(Section):
     omit: tuple[Literal["temperature", "top_p", "stop"], ...] = key(
         (), "parameters that are not sent, for models that refuse them; answers are cut at stop strings all the same"
     )
+    extra: dict[str, Any] = key(dict, "further fields of each request that the server takes, such as { top_k = 20 }")
     price_input: float = key(0.0, "price of a million prompt tokens, in your currency", ge=0)
     price_output: float = key(0.0, "price of a million completion tokens", ge=0)
     max_cost: float = key(0.0, "stop cleanly before the spending of a run passes this; 0 = no limit", ge=0)
     max_tokens_total: int = key(0, "stop cleanly before prompt and completion tokens pass this; 0 = no limit", ge=0)
     log_prompts: bool = key(False, "keep what was sent and answered in requests.jsonl of the run")
+
+    @model_validator(mode="after")
+    def refuse_taken(self) -> Self:
+        """Refuse further fields that are not free."""
+        if taken := sorted(self.extra.keys() & set(SENT)):
+            raise ValueError(f"endpoint.extra.{taken[0]} is sent, or left out, by other settings: leave it out")
+        return self
 
 
 class EngineConfig(Section):

@@ -85,6 +85,10 @@ class RolloutConfig(Section):
         None, "facts of the environment's briefing that open the first prompt; none = all in full style, [] in terse"
     )
     num_examples: int = key(0, "worked examples in the first prompt at most, of those in the briefing", ge=0)
+    example_turns: tuple[tuple[str, str], ...] = key(
+        (), "turns of an example that every conversation begins with: what was seen, written as turns are, and the "
+        "answer to it; for models that copy a form and follow no description of it"
+    )  # fmt: skip
     system_prompt: str | None = key(None, "replaces the environment-neutral instruction; '' for none")
     ahead: int = key(
         0, "iterations that may be played while earlier ones are learned from; 0 = none, and every token is of the "
@@ -191,7 +195,9 @@ class EvalConfig(Section):
     num_samples: int = key(1, "episodes for each task, each with its own sampling seed", ge=1)
     temperature: float = key(0.4, "sampling temperature", PAPER, ge=0)
     memory: bool = key(False, "act with the run's memory")
-    show_tips: Literal["own", "other", "empty"] = key("own", "algorithm.show_tips, for panels played with tips")
+    show_tips: Literal["own", "other", "empty"] = key(
+        "own", "algorithm.show_tips, for panels played with tips, and for the plans that reflexion shows"
+    )
     trials: int = key(10, "adapt: trials after trial 0, which acts without memory", PAPER, ge=0)
     metric: Literal["success", "return"] = key("success", "what tables and curves show")
     confidence: float = key(0.95, "level of the intervals", gt=0, lt=1)
@@ -255,6 +261,10 @@ class Config(Section):
             raise ValueError(
                 "train.validation_split must differ from train.split, or training games choose the best checkpoint"
             )
+        if rollout.example_turns and (self.rehearsal.path or self.rehearsal.split):
+            raise ValueError(
+                "rehearsal imitates whole conversations, and would learn rollout.example_turns by heart: set it to []"
+            )
         if algorithm.name in METHODS:  # one of module:NAME is asked when it is run: reading settings imports nothing
             self._refuse_for(METHODS[algorithm.name])
         return self
@@ -270,6 +280,11 @@ class Config(Section):
             )
         if method.trains and not method.shows_tips and algorithm.intrinsic == "tips":
             raise ConfigError(f'{algorithm.name} retrieves no tips: set algorithm.intrinsic = "states" or "none"')
+        if method.trains and not method.memory and algorithm.show_tips != "own":
+            raise ConfigError(
+                f'{algorithm.name} shows no tips of a memory while it trains: set algorithm.show_tips = "own" (panels '
+                "that are played with tips have eval.show_tips)"
+            )
         if algorithm.name == "lamer" and (self.archive.share or algorithm.dynamic_sampling):
             raise ConfigError(
                 "lamer plays each task from its start: set archive.share and algorithm.dynamic_sampling to 0"

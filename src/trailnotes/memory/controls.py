@@ -8,13 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
+from trailnotes.errors import ConfigError
+from trailnotes.memory.store import TipStore
 from trailnotes.memory.tips import TipMemory
 from trailnotes.seeds import derive_seed
 from trailnotes.types import Tip, Trajectory
 
+if TYPE_CHECKING:
+    from trailnotes.config.schema import Config
+
 NO_WORDS: Final = "none"  # prompts show no tip without a letter
+StandIn = Literal["other", "empty"]
+Shown = Literal["own"] | StandIn
 
 
 class Control(TipMemory):
@@ -27,7 +34,7 @@ class Control(TipMemory):
             own, with their scores, without words and action. A turn shows a text once, so that is one line: the first.
     """
 
-    def __init__(self, memory: TipMemory, show: Literal["other", "empty"]) -> None:
+    def __init__(self, memory: TipMemory, show: StandIn) -> None:
         super().__init__(memory.store, memory.embedder, memory.config)
         self.show = show
 
@@ -44,23 +51,36 @@ class Control(TipMemory):
 
     def _instead(self, namespace: str, own: Sequence[Tip]) -> list[Tip]:
         if self.show == "empty":
-            return [replace(tip, text=NO_WORDS, action="") for tip in own]
-        other = self._other(namespace) if own else None
+            return emptied(own)
+        other = other_namespace(self.store, namespace) if own else None
         if other is None:
             return []
         page = self._page(other)
         return self.store.fetch(page, range(min(len(own), len(page.ids))))
 
-    def _other(self, namespace: str) -> str | None:
-        others = [name for name in self.store.namespaces() if name != namespace]
-        foreign = [name for name in others if _family(name) != _family(namespace)] or others
-        return min(foreign, key=lambda name: derive_seed("other tips", namespace, name), default=None)
+
+def emptied(tips: Sequence[Tip]) -> list[Tip]:
+    """`tips` with their scores, without words and action."""
+    return [replace(tip, text=NO_WORDS, action="") for tip in tips]
+
+
+def other_namespace(store: TipStore, namespace: str) -> str | None:
+    """The task whose tips stand in for those of `namespace`, of another family where one has any; None for no other."""
+    others = [name for name in store.namespaces() if name != namespace]
+    foreign = [name for name in others if _family(name) != _family(namespace)] or others
+    return min(foreign, key=lambda name: derive_seed("other tips", namespace, name), default=None)
 
 
 def _family(namespace: str) -> str:
     return namespace.rpartition("/")[0]
 
 
-def shown(memory: TipMemory, show: Literal["own", "other", "empty"]) -> TipMemory:
+def refuse_control(config: Config) -> None:
+    """Raise `ConfigError` where the config asks a method without tips for a control."""
+    if config.eval.show_tips != "own":
+        raise ConfigError(f'{config.algorithm.name} shows no tips: set eval.show_tips = "own"')
+
+
+def shown(memory: TipMemory, show: Shown) -> TipMemory:
     """What of `memory` prompts are to show: itself, or a control."""
     return memory if show == "own" else Control(memory, show)

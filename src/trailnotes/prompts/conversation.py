@@ -72,6 +72,15 @@ def system_prompt(rollout: RolloutConfig) -> str:
     return "" if rollout.style == "terse" else f"{_ROLE} {_FORMAT[rollout.action_format]}"
 
 
+def opening_messages(rollout: RolloutConfig) -> list[Message]:
+    """What every conversation begins with: the system message, if there is one, and `rollout.example_turns`."""
+    prompt = system_prompt(rollout)
+    opening = [Message("system", prompt)] if prompt else []
+    for seen, answer in rollout.example_turns:
+        opening += [Message("user", seen), Message("assistant", answer)]
+    return opening
+
+
 class Conversation:
     """Both contexts of one episode as messages: `acting` with the tips, `plain` without. They only grow at the end.
 
@@ -95,15 +104,17 @@ class Conversation:
         self.instruction = ""  # as shown
         self.observation = ""  # the newest, as shown
         self.shown: tuple[Tip, ...] = ()  # every tip that `acting` holds
+        self.opening = 0  # messages before the first turn: system prompt and example
         self._rollout, self._memory, self._count_tokens = rollout, memory, count_tokens
         self._introduce = introduce or self.tip_lines
 
     def start(self, instruction: str) -> None:
-        """Open with the system prompt; the first user turn will begin with `instruction` ('' for none)."""
+        """Open as `opening_messages` does; the first turn will begin with `instruction` ('' for none)."""
         self.instruction = self.capped(instruction)
-        if prompt := system_prompt(self._rollout):
-            self.acting.append(Message("system", prompt))
-            self.plain.append(Message("system", prompt))
+        said = opening_messages(self._rollout)
+        self.acting += said
+        self.plain += said
+        self.opening = len(said)
 
     def observe(self, observation: Observation, tips: Sequence[Tip] = ()) -> tuple[Tip, ...]:
         """Add a user turn, and to `acting` the tips before its observation. Returns the tips that are shown.
@@ -145,7 +156,7 @@ class Conversation:
     def turn(self, observation: Observation, tips: Sequence[Tip] = ()) -> str:
         """The text of the user turn that would come next."""
         terse = self._rollout.style == "terse"
-        first = not any(message.role == "user" for message in self.plain)
+        first = len(self.plain) == self.opening
         parts = []
         if first and self.instruction:
             parts.append(self.instruction if terse else f"Task: {self.instruction}\n")
@@ -222,7 +233,7 @@ def memory_query(
     Args:
         conversation: the episode so far.
         kind: "state" for the instruction and the newest observation, "conversation" for all that was said without
-            the system prompt and thinking.
+            the opening and thinking.
         observation: the newest one, where its turn is still to come; None if it is in the conversation.
     """
     if kind == "state":
@@ -230,8 +241,7 @@ def memory_query(
         return f"{conversation.instruction}\n{newest}".strip()
     said = [
         answer_of(message.content) if message.role == "assistant" else message.content
-        for message in conversation.plain
-        if message.role != "system"
+        for message in conversation.plain[conversation.opening :]
     ]
     if observation is not None:
         said.append(conversation.turn(observation))
@@ -285,15 +295,18 @@ def reflection_messages(
     return [*conversation.plain, Message("user", request)]
 
 
-def forget_turn(messages: Sequence[Message]) -> list[Message]:
+def forget_turn(messages: Sequence[Message], opening: int = 0) -> list[Message]:
     """The conversation without its oldest answer and the observation after the first one, marked where.
+
+    The first `opening` messages stay as they are.
 
     The first user turn keeps the instruction; the result is not longer than `messages`, and as long if there is
     nothing left to forget. Only for requests that stand alone: it breaks the append-only property.
     """
-    first = next((i for i, message in enumerate(messages) if message.role == "user"), len(messages))
+    turns = (i for i, message in enumerate(messages) if message.role == "user" and i >= opening)
+    first = next(turns, len(messages))
     if len(messages) - first < 3:
         return list(messages)
     mark, later = CUT.strip(), messages[first + 2].content
-    opening = messages[first].content.partition(f"\n{mark}\n")[0]
-    return [*messages[:first], Message("user", f"{opening}\n{mark}\n{later}"), *messages[first + 3 :]]
+    task = messages[first].content.partition(f"\n{mark}\n")[0]
+    return [*messages[:first], Message("user", f"{task}\n{mark}\n{later}"), *messages[first + 3 :]]

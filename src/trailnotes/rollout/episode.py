@@ -208,8 +208,8 @@ class TipsActor:
         used = num_tokens(policy, [*conversation.acting, turn])
         grown = 0
         if self.num_turns:
-            opening = next(i for i, message in enumerate(conversation.plain, 1) if message.role == "user")
-            grown = num_tokens(policy, [*conversation.plain, turn]) - num_tokens(policy, conversation.plain[:opening])
+            start = conversation.plain[: conversation.opening + 1]
+            grown = num_tokens(policy, [*conversation.plain, turn]) - num_tokens(policy, start)
         turns_left = self.seating.config.rollout.max_steps - self.num_turns - 1
         reserved = math.ceil(turns_left * (self.first_seen + grown) / (self.num_turns + 1))
         return conversation.fitting(found, limit - used - reserved)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from trailnotes.config.schema import Config
 from trailnotes.memory.tips import tips_of
 from trailnotes.policies.base import Policy
-from trailnotes.prompts import forget_turn, memory_keys, reflection_messages
+from trailnotes.prompts import forget_turn, memory_keys, opening_messages, reflection_messages
 from trailnotes.rollout.episode import num_tokens
 from trailnotes.rollout.groups import Live, take_turns
 from trailnotes.seeds import derive_seed
@@ -23,6 +23,7 @@ class Request:
 
     messages: Sequence[Message]
     sampling: Sampling
+    opening: int = 0  # messages at the beginning that stay when the others are too long
 
 
 async def write_all(
@@ -62,7 +63,7 @@ async def write_all(
 async def _write(policy: Policy, request: Request, name: str) -> Completion:
     messages, limit = list(request.messages), request.sampling.max_tokens
     while (room := policy.context_length - num_tokens(policy, messages)) < limit:
-        if len(shorter := forget_turn(messages)) == len(messages):
+        if len(shorter := forget_turn(messages, request.opening)) == len(messages):
             break
         messages = shorter
     if room < 1:
@@ -156,6 +157,7 @@ def tip_requests(policy: Policy, trajectories: Sequence[Trajectory], config: Con
                 max_tokens=memory.max_write_tokens,
                 seed=seed_of(t),
             ),
+            opening=len(opening_messages(config.rollout)),
         )
         for t in trajectories
     ]

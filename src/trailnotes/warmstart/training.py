@@ -88,6 +88,8 @@ def warmstart(
     out = Path(out)
     if out.exists() and (not out.is_dir() or {path.name for path in out.iterdir()} - {UNFINISHED}):
         raise ConfigError(f"{out} already exists; choose another --out, or remove it")
+    if config.rollout.example_turns:
+        raise ConfigError("warmstart would teach the answers of rollout.example_turns: set it to []")
     if config.model.lora.enabled and not config.model.path:
         raise ConfigError("model.lora.enabled trains adapters of a model that exists: set model.path, or set it false")
     next(_demonstrations(config, _count_words, config.run.seed))  # what is wrong with them shows before any work

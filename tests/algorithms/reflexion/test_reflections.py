@@ -34,6 +34,24 @@ def test_all_plans_are_kept_and_the_newest_of_the_task_are_found_oldest_first(
         assert memory.stats()["tips"] == len(tasks)
 
 
+def test_plans_of_another_task_or_none_in_words_stand_in_for_own_ones() -> None:
+    with ReflectionMemory(None, 2) as memory:
+        tasks = [("maze/1", 3), ("maze/2", 1), ("vault/1", 3), ("gate/1", 1)]
+        memory.add([plan(f"{task} {i}", task, step=i) for task, count in tasks for i in range(count)])
+        assert texts(memory.shown("maze/1")) == ["maze/1 1", "maze/1 2"]
+        assert [(tip.text, tip.step) for tip in memory.shown("maze/1", "empty")] == [("none", 1), ("none", 2)]
+        assert {tip.namespace for tip in memory.shown("maze/1", "other")} < {"vault/1", "gate/1"}, "another family"
+        assert texts(memory.shown("gate/1", "other")) in (["maze/1 2"], ["maze/2 0"], ["vault/1 2"]), "as many, newest"
+        assert memory.shown("maze/3", "other") == memory.shown("maze/3", "empty") == []
+        assert memory.stats()["tips"] == 8, "nothing is written by looking"
+
+
+def test_an_only_task_has_no_other_plans() -> None:
+    with ReflectionMemory(None, 2) as memory:
+        memory.add([plan("go left")])
+        assert memory.shown("maze/1", "other") == []
+
+
 def test_the_same_words_after_another_failure_are_another_plan() -> None:
     with ReflectionMemory(None, 3) as memory:
         assert memory.add([plan("go left", step=0), plan("go left", step=1)]) == 2

@@ -156,6 +156,31 @@ def test_several_samples_of_a_task_are_refused(tmp_path: Path) -> None:
         adapt_by(Guesser(), "reflexion", tmp_path, eval={"num_samples": 2})
 
 
+@pytest.mark.parametrize(("show", "solved"), [("own", [0.25, 0.5, 0.75]), ("empty", [0.25] * 3)])
+def test_a_control_is_shown_to_the_actor_and_not_to_the_reflector(
+    show: str, solved: list[float], tmp_path: Path
+) -> None:
+    policy = Guesser()
+    rows = adapt_by(policy, "reflexion", tmp_path, rollout={"style": "full"}, eval={"trials": 2, "show_tips": show})
+    assert [row.mean for row in rows] == solved
+    prompts = [prompt[-1].content for prompt in policy.prompts if "- Trial 1" in prompt[-1].content]
+    acted, reflected = ([p for p in prompts if p.endswith("New plan:") == written] for written in (False, True))
+    assert all(('- Trial 1: "none"' in prompt) == (show == "empty") for prompt in acted)
+    assert all('- Trial 1: "next time say w1"' in prompt for prompt in reflected)
+    assert acted
+    assert reflected
+
+
+def test_plans_of_another_gate_are_shown_and_recorded(tmp_path: Path) -> None:
+    adapt_by(Guesser(), "reflexion", tmp_path, eval={"trials": 1, "show_tips": "other"})
+    shown = {
+        record["task"]["id"]: {tip["namespace"] for tip in record["steps"][0]["tips"]}
+        for record in lines(tmp_path / "trajectories.jsonl") if record["iteration"]
+    }  # fmt: skip
+    assert len(shown) == 3
+    assert all(len(others) == 1 and task not in others for task, others in shown.items())
+
+
 def test_the_window_and_the_cap_are_settings(tmp_path: Path) -> None:
     policy = Guesser()
     sections = {"rollout": {"style": "full"}, "env": {"options": {"gates": [NEVER]}}, "memory": {"top_k": 0}}

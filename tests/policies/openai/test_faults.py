@@ -99,6 +99,12 @@ def test_a_refusal_names_the_fix_on_one_line(status: int, body: object, fix: str
     assert "\n" not in text
 
 
+def test_a_field_of_the_users_own_that_is_refused_is_named() -> None:
+    body = {"detail": "Unexpected fields in the request: {'top_K'}"}  # as transformers serve says it
+    assert explain(422, body, **SETTING, extra={"top_K": 5}).endswith("; take top_K out of endpoint.extra")
+    assert "endpoint.extra" not in explain(422, body, **SETTING, extra={"min_p": 0.1})
+
+
 def test_a_missing_key_is_told_from_a_wrong_one() -> None:
     assert "MY_KEY (endpoint.api_key_env) is not set" in explain(401, None, **SETTING | {"has_key": False})
 

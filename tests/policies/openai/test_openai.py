@@ -144,6 +144,19 @@ def test_options_of_the_chat_template_are_sent_and_ask_for_another_answer(proxy:
     assert len(keys) == 3
 
 
+def test_further_fields_are_sent_and_ask_for_another_answer(proxy: Proxy, tmp_path: Path) -> None:
+    plain, own = (
+        policy(proxy.url, tmp_path / "a.jsonl", extra=extra)
+        for extra in ({}, {"generation_config": '{"do_sample": false, "eos_token_id": 1}'})
+    )
+    ask(plain, sampling())
+    greedy = [ask(own, sampling(seed, temperature=1.0))[0].text for seed in range(4)]
+    assert "generation_config" not in proxy.asked[0].body
+    assert proxy.asked[1].body["generation_config"] == own.config.extra["generation_config"]
+    assert len({*greedy}) == 1, "the real server drew nothing"
+    assert len({line["key"] for line in lines(tmp_path / "a.jsonl")}) == len(proxy.asked) == 5
+
+
 def test_who_is_stopped_while_thinking_gets_a_hint(proxy: Proxy, caplog: pytest.LogCaptureFixture) -> None:
     proxy.always = changed(lambda answer: with_choice(answer, "<think>", "stop"))
     ask(policy(proxy.url), sampling(), sampling(1))
@@ -215,6 +228,14 @@ def test_a_server_that_never_ends_is_left_and_asked_again(fault: Fault, proxy: P
     ask(endpoint, sampling(), sampling(1))
     metrics = endpoint.metrics()
     assert metrics["endpoint/retries"] == metrics["endpoint/lost"] == len(proxy.asked) - 2 > 0
+
+
+@pytest.mark.parametrize(("concurrency", "named"), [(8, True), (1, False)])
+def test_a_server_that_is_late_for_many_may_be_asked_by_fewer(concurrency: int, named: bool, proxy: Proxy) -> None:
+    proxy.always = hang
+    with pytest.raises(PolicyError, match=r"no answer within endpoint.timeout = 0.2 s") as caught:
+        ask(policy(proxy.url, timeout=0.2, max_retries=0, concurrency=concurrency), sampling())
+    assert ("lower endpoint.concurrency" in str(caught.value)) == named
 
 
 def test_a_server_that_is_not_there_is_told_from_one_that_fails(proxy: Proxy) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
+from trailnotes.memory.controls import Shown, emptied, other_namespace
 from trailnotes.memory.retrieval import HashingEmbedder
 from trailnotes.memory.schema import Identity
 from trailnotes.memory.store import Kept, TipStore
@@ -29,6 +30,20 @@ class ReflectionMemory(Kept):
         self.store = TipStore(path, Identity(self.embedder.name, self.embedder.dim))
         self.window = window
         self._clock = clock or utc_now
+
+    def shown(self, namespace: str, show: Shown = "own") -> list[Tip]:
+        """The plans that the task's next attempt begins with: its window, or a control in the place of it.
+
+        "other" takes the newest plans of another task (`other_namespace`), as many as there are own ones or fewer;
+        "empty" the own ones without words.
+        """
+        own = self.search(namespace, "", self.window)
+        if show == "empty":
+            return emptied(own)
+        if show == "own" or not own:
+            return own
+        other = other_namespace(self.store, encodable(namespace))
+        return [] if other is None else self.search(other, "", len(own))
 
     def search(self, namespace: str, query: str, top_k: int) -> list[Tip]:  # noqa: ARG002 (a task has one window)
         """The newest `window` enabled plans of the task, `top_k` at most, the oldest of them first."""

@@ -12,6 +12,7 @@ from trailnotes.algorithms.reflexion.memory import MAX_WORDS, ReflectionMemory
 from trailnotes.algorithms.reflexion.plans import PlansActor, plan_messages
 from trailnotes.errors import ConfigError
 from trailnotes.memory import clean_tip
+from trailnotes.prompts import opening_messages
 from trailnotes.rollout import Request, WrittenTip, tip_metrics, written_about
 from trailnotes.seeds import derive_seed
 from trailnotes.types import Sampling, Tip
@@ -67,6 +68,7 @@ async def write_plans(
                 options.temperature, max_tokens=options.max_write_tokens,
                 seed=derive_seed(run.seed("plans", trial), t.task.id, t.member, "plan"),
             ),
+            opening=len(opening_messages(config.rollout)),
         )
         for t in episodes
     ]  # fmt: skip

@@ -14,8 +14,8 @@ from trailnotes.rollout import Seating, TipsActor
 from trailnotes.types import Message, Observation, Tip, Trajectory
 
 if TYPE_CHECKING:
+    from trailnotes.algorithms.reflexion.memory import ReflectionMemory
     from trailnotes.config.schema import MemoryConfig, RolloutConfig
-    from trailnotes.memory import Memory
     from trailnotes.prompts import CountTokens, Introduce
 
 _REQUEST: Final = (
@@ -60,9 +60,12 @@ _WORDS: Final = {
 
 
 class PlansActor(TipsActor):
-    """The policy with the newest plans for its task in the first turn, and with nothing in later ones."""
+    """The policy with the newest plans for its task in the first turn, and with nothing in later ones.
 
-    def __init__(self, seating: Seating, memory: Memory) -> None:
+    `eval.show_tips` may put something else in their place.
+    """
+
+    def __init__(self, seating: Seating, memory: ReflectionMemory) -> None:
         config, count_tokens = seating.config, seating.policy.count_tokens
         cap = config.reflexion.max_shown_tokens
         # Two failures may have been followed by the same words; each trial is shown with its own.
@@ -80,7 +83,7 @@ class PlansActor(TipsActor):
         seating = self.seating
         if seating.mode == "plain" or self.num_turns:
             return []
-        return self.plans.search(seating.task.id, "", seating.config.reflexion.window)
+        return self.plans.shown(seating.task.id, seating.config.eval.show_tips)
 
 
 def plan_messages(

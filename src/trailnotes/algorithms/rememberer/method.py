@@ -23,6 +23,7 @@ from trailnotes.algorithms.rememberer.advice import (
 from trailnotes.algorithms.rememberer.experience import open_experience
 from trailnotes.algorithms.rememberer.values import Experience
 from trailnotes.envs.tasks import panel, tasks_of
+from trailnotes.memory.controls import refuse_control
 from trailnotes.prompts import Conversation, instruction_of, quoted
 from trailnotes.rollout import Decision, num_tokens
 from trailnotes.seeds import derive_seed
@@ -45,6 +46,7 @@ TRIED_EXAMPLES = 20  # records looked at in one step, at most, for some that fit
 async def rememberer(run: AdaptationRun) -> None:
     """Fill the table on the training tasks, epoch by epoch, then play the panel with it and without updates."""
     config = run.config.rememberer
+    refuse_control(run.config)
     tasks = training_tasks(run.config)
     with open_experience(run.directory.path / "experience.db", run.config) as table:
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from trailnotes.algorithms.retrospex.rescoring import best_candidate, by_heuristics, policy_weight, to_admissible
 from trailnotes.errors import ConfigError
+from trailnotes.memory.controls import refuse_control
 from trailnotes.memory.retrieval import embedder_of
 from trailnotes.prompts import Conversation, parse_action
 from trailnotes.rollout import Decision, TipsActor, context_limit, observe_within
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 async def retrospex(run: AdaptationRun) -> None:
     """Train or load the critic, then play the panel as the policy would, and again with its proposals rescored."""
     config, settings = run.config, run.config.retrospex
+    refuse_control(config)
     if not hasattr(run.policy, "score"):
         raise ConfigError(
             f"retrospex weighs actions by their log-probabilities, and {run.policy.name} gives none (no "

@@ -12,7 +12,16 @@ from typing import Any
 from trailnotes.config.model_schema import EndpointConfig
 from trailnotes.errors import ConfigError, MissingExtraError, PolicyError, how_to_install
 from trailnotes.policies.openai.answers import Amount, Query
-from trailnotes.policies.openai.faults import Trouble, explain, is_about_model, missing_model, passes, retry_after, said
+from trailnotes.policies.openai.faults import (
+    Late,
+    Trouble,
+    explain,
+    is_about_model,
+    missing_model,
+    passes,
+    retry_after,
+    said,
+)
 from trailnotes.types import FinishReason
 
 try:
@@ -82,7 +91,7 @@ class Endpoint:
                 answer = await client.chat.completions.with_raw_response.create(**self._body(query))
         except (TimeoutError, APITimeoutError) as error:
             reason = f"no answer within endpoint.timeout = {self.config.timeout:g} s"
-            raise Trouble(reason, billed=_was_sent(error)) from None
+            raise Late(reason, billed=_was_sent(error)) from None
         except APIStatusError as error:
             if passes(error.status_code, error.body):
                 reason = self._public(f"{error.status_code}: {said(error.body)}")
@@ -110,8 +119,11 @@ class Endpoint:
             body["stop"] = list(sampling.stop[:MAX_STOPS])
         if config.send_seed:
             body["seed"] = sampling.seed % 2**31  # some servers hold it in 32 bits
+        extra = dict(config.extra)
         if self.options:
-            body["extra_body"] = {"chat_template_kwargs": self.options}  # as vLLM and SGLang name it
+            extra["chat_template_kwargs"] = self.options  # as vLLM and SGLang name it
+        if extra:
+            body["extra_body"] = extra
         return {name: value for name, value in body.items() if name not in config.omit}
 
     async def _refusal(self, client: AsyncOpenAI, error: APIStatusError) -> str:
@@ -119,7 +131,8 @@ class Endpoint:
         if is_about_model(status, body):
             return missing_model(status, body, url=url, model=self.model, offered=await _models(client))
         has_key, key_env = bool(self._key), self.config.api_key_env
-        return explain(status, body, url=url, model=self.model, key_env=key_env, has_key=has_key)
+        extra = self.config.extra
+        return explain(status, body, url=url, model=self.model, key_env=key_env, has_key=has_key, extra=extra)
 
     def _public(self, text: str) -> str:
         """`text` without the key, which servers may repeat."""

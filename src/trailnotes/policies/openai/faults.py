@@ -8,7 +8,7 @@ import math
 import random
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 FIRST_WAIT = 0.5  # seconds before the first retry; doubles with each
@@ -45,6 +45,10 @@ class Trouble(Exception):  # noqa: N818 (no error of the run: it passes)
         self.reason = reason
         self.wait = wait  # seconds that the server asks for
         self.billed = billed  # whether the server may have generated, and charged for, an answer
+
+
+class Late(Trouble):
+    """No answer in time."""
 
 
 def passes(status: int, body: object) -> bool:
@@ -95,8 +99,13 @@ def is_about_model(status: int, body: object) -> bool:
     return status == 404 or facts.get("code") == "model_not_found" or facts.get("param") == "model"
 
 
-def explain(status: int, body: object, *, url: str, model: str, key_env: str, has_key: bool) -> str:
-    """One line for the user: what was refused, and the fix. For what `passes` rejects, except missing models."""
+def explain(
+    status: int, body: object, *, url: str, model: str, key_env: str, has_key: bool, extra: Collection[str] = ()
+) -> str:
+    """One line for the user: what was refused, and the fix. For what `passes` rejects, except missing models.
+
+    `extra` are the fields that the config adds.
+    """
     text = f"{url} answers {status}: {said(body)}"
     if status == 401:
         fix = "holds no valid key for it" if has_key else "is not set: export it with your key"
@@ -110,8 +119,9 @@ def explain(status: int, body: object, *, url: str, model: str, key_env: str, ha
             f"{text}; set endpoint.context_tokens to what the model {model!r} holds, so that episodes end before, "
             "and run the same command again"
         )
-    if parameter := _refused(body):
-        return f"{text}; {_PARAMETERS[parameter]}"
+    fixes = _PARAMETERS | {name.lower(): f"take {name} out of endpoint.extra" for name in extra}
+    if parameter := _refused(body, fixes):
+        return f"{text}; {fixes[parameter]}"
     return text
 
 
@@ -133,11 +143,11 @@ def _is_overflow(body: object) -> bool:
     return _OVERFLOW.search(said(body).lower()) is not None
 
 
-def _refused(body: object) -> str:
-    """The parameter of the request that a model does not take; "" if it is none."""
+def _refused(body: object, known: Collection[str]) -> str:
+    """The parameter of the request that a model does not take; "" if it is none of those `known`."""
     facts: Mapping[str, Any] = body if isinstance(body, Mapping) else {}
-    if facts.get("param") in _PARAMETERS:
+    if facts.get("param") in known:
         return str(facts["param"])
     quoted = _UNKNOWN.search(said(body).lower())
     name = next((group for group in quoted.groups() if group), "") if quoted else ""
-    return name if name in _PARAMETERS else ""
+    return name if name in known else ""

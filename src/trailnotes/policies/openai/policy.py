@@ -16,7 +16,7 @@ from trailnotes.config.schema import Config
 from trailnotes.errors import BudgetError, ConfigError, PolicyError
 from trailnotes.policies.openai.answers import Amount, Answers, PaidAnswer, Query, request_key
 from trailnotes.policies.openai.endpoint import Endpoint, Line, Said
-from trailnotes.policies.openai.faults import LONGEST_RETRY_AFTER, Trouble, pause
+from trailnotes.policies.openai.faults import LONGEST_RETRY_AFTER, Late, Trouble, pause
 from trailnotes.types import Completion, Message, Sampling, TokenIds, answer_of
 
 logger = logging.getLogger(__name__)
@@ -48,6 +48,7 @@ class OpenAIPolicy:
         self.context_length = self.config.context_tokens
         _check(config)
         self.options = config.model.template_options
+        self._unusual = self.options | ({"endpoint.extra": self.config.extra} if self.config.extra else {})
         self.endpoint = Endpoint(self.config, name, self.options)
         self.answers = Answers(answers, self.config)
         self._asked: dict[str, Counter[str]] = {}  # of each open episode: how often it made each request
@@ -90,7 +91,7 @@ class OpenAIPolicy:
         """
         if episode not in self._asked:
             raise PolicyError(f"episode {episode!r} is not open: call open_episode first")
-        same = request_key(self.config.base_url, self.name, messages, sampling, self.options)
+        same = request_key(self.config.base_url, self.name, messages, sampling, self._unusual)
         key = f"{same}.{self._asked[episode][same]}"
         self._asked[episode][same] += 1
         lock = self._locks.setdefault(key, asyncio.Lock())
@@ -173,9 +174,12 @@ class OpenAIPolicy:
         )  # fmt: skip
 
     def _gave_up(self, trouble: Trouble, tries: int) -> str:
+        line_up = ""
+        if isinstance(trouble, Late) and self.config.concurrency > 1:
+            line_up = "lower endpoint.concurrency if it answers one request after the other, "
         return (
-            f"{self.config.base_url} failed {tries} times, at last with {trouble.reason}: see that it runs, or raise "
-            "endpoint.max_retries or endpoint.timeout, and run the same command again"
+            f"{self.config.base_url} failed {tries} times, at last with {trouble.reason}: see that it runs, {line_up}"
+            "or raise endpoint.max_retries or endpoint.timeout, and run the same command again"
         )
 
     def _pause(self, trouble: Trouble, tries: int) -> float:
@@ -216,4 +220,7 @@ def _check(config: Config) -> None:
     if endpoint.max_cost and not (endpoint.price_input or endpoint.price_output):
         raise ConfigError("endpoint.max_cost needs prices: set endpoint.price_input and endpoint.price_output")
     if config.rollout.top_k:
-        raise ConfigError("rollout.top_k is not a parameter of OpenAI-compatible endpoints: set rollout.top_k = 0")
+        raise ConfigError(
+            "rollout.top_k is not a parameter of OpenAI-compatible endpoints: set rollout.top_k = 0, and where the "
+            "server takes it all the same, endpoint.extra = { top_k = ... }"
+        )
