@@ -131,7 +131,7 @@ class ScienceWorldDemonstrator:
         """What a memory would hold of an episode that ended with `score`."""
         return Tip(trajectory.task.id, self.note(trajectory, score), key="", score=score, max_score=100.0)
 
-    def note(self, trajectory: Trajectory, score: float) -> str:
+    def note(self, trajectory: Trajectory, score: float) -> str:  # noqa: ARG002 (told in English alone)
         """What is written about an episode that ended with `score`."""
         return note_of(trajectory)
 

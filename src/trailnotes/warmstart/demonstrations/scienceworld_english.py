@@ -66,8 +66,8 @@ ENDINGS: Final[dict[Ending, tuple[str, ...]]] = {
     ),
 }
 # How two actions are parted, and the last two.
-LISTS: Final = ((", then ", ", then "), (", ", ", and then "), (", ", " and finally "), ("; ", "; "), (" > ", " > "))
-_PARTS: Final = re.compile(r", and then |, then | and finally |', '|, |; | > | ?\(\d+\) ")
+LISTS: Final = ((", then ", ", then "), (", ", ", and then "), (", ", " and finally "), ("; ", "; "), (" / ", " / "))
+_PARTS: Final = re.compile(r", and then |, then | and finally |', '|, |; | / | ?\(\d+\) ")
 _END: Final = re.compile(r"\.(?: |$)")
 
 
