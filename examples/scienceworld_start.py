@@ -83,12 +83,13 @@ class Examined:
         return [trajectory for group in groups for trajectory in group.trajectories]
 
     async def written(self, episodes: Sequence[Trajectory]) -> dict[str, Tip]:
-        """What the policy writes about each of these episodes, by its variation."""
+        """What the policy writes about each of these episodes, by its variation; nothing usable is left out."""
         tips: dict[str, Tip] = {}
 
         def keep(tip: WrittenTip) -> None:
             name, score = tip.trajectory.task.id, tip.trajectory.score
-            tips[name] = Tip(name, clean_tip(tip.completion.text), key="", score=score, max_score=100.0)
+            if text := clean_tip(tip.completion.text):
+                tips[name] = Tip(name, text, key="", score=score, max_score=100.0)
 
         groups = [TrajectoryGroup(episode.task, (episode,)) for episode in episodes]
         await write_tips(self.policy, groups, self.config, seed=0, step=0, on_tip=keep)
@@ -99,9 +100,9 @@ class Examined:
         alone = await self.play()
         told = [await self.play(tips_of) for tips_of in (self.right, self.mixed)]
         own = await self.written(alone)
-        after = await self.play(lambda each: [own[each.wandered[0].task.id]])
+        after = await self.play(lambda each: [own[name]] if (name := each.wandered[0].task.id) in own else [])
         gold = {name: tuple(actions_of(each.gold)) for name, each in self.recorded.items() if each.gold}
-        said = {name: told_actions(tip.text) for name, tip in own.items()}
+        said = {name: told_actions(own[name].text) if name in own else () for name in gold}
         return [
             str(len(alone)),
             share([not text.startswith(UNKNOWN) for episode in alone for text in answers(episode)]),
