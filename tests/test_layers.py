@@ -211,8 +211,9 @@ HOUSE = {
         demonstrations small_model
     """,
     "warmstart/demonstrations": """
-        __init__ scienceworld waymarks_english
-        scienceworld_scripts waymarks waymarks_words
+        __init__ scienceworld_english waymarks_english
+        scienceworld waymarks
+        scienceworld_scripts waymarks_words
     """,
 }
 LAYERS = "\n".join(line.strip() for line in HOUSE[""].strip().splitlines())

@@ -217,7 +217,11 @@ def runs_of_the_repository(name: str) -> list[PlannedRun]:
     return runs_of(load_plan(path), path, Path("out"))
 
 
-@pytest.mark.parametrize("name", ["textworld", "textworld-ablations", "notes", "authors", "small", "smollm2"])
+@pytest.mark.parametrize(
+    "name",
+    ["textworld", "textworld-ablations", "notes", "authors", "small", "smollm2", "smollm2-find", "smollm2-lifespan",
+     "smollm2-thermometer"],
+)  # fmt: skip
 def test_the_comparisons_of_the_repository_can_be_read(name: str) -> None:
     runs = runs_of_the_repository(name)
     assert len({run.name for run in runs}) == len(runs)

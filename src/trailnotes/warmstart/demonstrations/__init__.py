@@ -25,6 +25,7 @@ DEMONSTRATORS: dict[str, str] = {
 
 # Those of them that have another script where `rollout.style` is "full".
 ENGLISH: dict[str, str] = {
+    "scienceworld": "trailnotes.warmstart.demonstrations.scienceworld_english:EnglishScienceWorld",
     "waymarks": "trailnotes.warmstart.demonstrations.waymarks_english:EnglishWaymarks",
     "waymarks-simulator": "trailnotes.warmstart.demonstrations.waymarks_english:EnglishWaymarks",
 }

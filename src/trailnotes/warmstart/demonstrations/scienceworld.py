@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from hashlib import sha256
 from typing import TYPE_CHECKING, Self
@@ -116,7 +116,7 @@ class ScienceWorldDemonstrator:
 
     def praising(self, trajectory: Trajectory, recorded: Recorded) -> tuple[Tip, ...]:
         """Tips of which the first has a full score and tells `trajectory`, whatever that was really worth."""
-        right = replace(self.tip(trajectory), score=trajectory.max_score)
+        right = self.tip(trajectory, trajectory.max_score)
         others = self.failures(recorded, trajectory) if self.rng.random() < 0.4 else ()
         return (right, *others)[: self.config.memory.top_k]
 
@@ -125,16 +125,20 @@ class ScienceWorldDemonstrator:
         others = [t for t in recorded.wandered if t.score < 100 and actions_of(t)[-1] != actions_of(trajectory)[-1]]
         self.rng.shuffle(others)
         chosen = sorted(others[: self.rng.randint(1, 2)], key=lambda t: -t.score)
-        return tuple(self.tip(t) for t in chosen)[: self.config.memory.top_k]
+        return tuple(self.tip(t, t.score) for t in chosen)[: self.config.memory.top_k]
 
-    def tip(self, trajectory: Trajectory) -> Tip:
-        """What a memory would hold of an episode."""
-        return Tip(trajectory.task.id, note_of(trajectory), key="", score=trajectory.score, max_score=100.0)
+    def tip(self, trajectory: Trajectory, score: float) -> Tip:
+        """What a memory would hold of an episode that ended with `score`."""
+        return Tip(trajectory.task.id, self.note(trajectory, score), key="", score=score, max_score=100.0)
+
+    def note(self, trajectory: Trajectory, score: float) -> str:  # noqa: ARG002 (told in English alone)
+        """What is written about an episode that ended with `score`."""
+        return note_of(trajectory)
 
     def rows(self, trajectory: Trajectory, tips: tuple[Tip, ...]) -> list[Demonstration]:
         """The conversations of an episode that showed `tips` in its first turn."""
         rollout, memory = self.config.rollout, self.config.memory
-        note = Message("assistant", note_of(trajectory))
+        note = Message("assistant", self.note(trajectory, trajectory.score))
         written = (*reflection_messages(trajectory, rollout, memory, self.count_tokens), note)
         if not tips:
             return [Demonstration(written, spoken(written), trajectory.task)]

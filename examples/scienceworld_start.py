@@ -1,0 +1,155 @@
+"""What a start model can do on tasks of ScienceWorld that it has not been shown, before any reinforcement.
+
+    python examples/scienceworld_start.py runs/smollm2-scienceworld-start
+    python examples/scienceworld_start.py MODEL configs/smollm2/scienceworld.toml 8 find-non-living-thing=6
+
+The second path is of the settings, which give the wording; the number is of the training variations of each task, and
+each task has its number of steps. Tips are about recorded episodes: the simulator's own solution, and wanderings that
+failed. Training on tips needs all that the table shows: actions that the game knows, right tips followed, what was done
+written down so that it can be done again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import fmean
+
+from trailnotes.config.schema import Config
+from trailnotes.config.toml import load_config
+from trailnotes.envs.workers.pool import EnvPool
+from trailnotes.memory import open_memory
+from trailnotes.memory.tips import clean_tip
+from trailnotes.policies.base import Policy
+from trailnotes.rollout import WrittenTip, run_groups, write_tips
+from trailnotes.runs.players import model_policy
+from trailnotes.types import Mode, Tip, Trajectory, TrajectoryGroup
+from trailnotes.warmstart.demonstrations import demonstrator_of
+from trailnotes.warmstart.demonstrations.scienceworld import Recorded, ScienceWorldDemonstrator, actions_of
+from trailnotes.warmstart.demonstrations.scienceworld_english import told_actions
+
+SETTINGS = Path(__file__).parent.parent / "configs" / "smollm2" / "scienceworld.toml"
+TASKS = ("find-non-living-thing=6", "lifespan-longest-lived=5", "use-thermometer=10")
+UNKNOWN = ("No known action", "Unknown action")
+LABELS = (
+    "variations",
+    "answers with an action of the game",
+    "return without tips",
+    "full score without tips",
+    "return with the right tip",
+    "does all that it says",
+    "return with the right tip and those of failures",
+    "does all that the right one says",
+    "tells all that it did",
+    "return with its own tip",
+    "does all that its own tip says",
+)
+
+
+class Examined:
+    """A policy, and recorded episodes of variations of one task.
+
+    Args:
+        policy: acts and writes.
+        config: of the wording, the memory and the task.
+    """
+
+    def __init__(self, policy: Policy, config: Config) -> None:
+        self.policy, self.config = policy, config
+        self.script: ScienceWorldDemonstrator = demonstrator_of("scienceworld", "full")(config, policy.count_tokens, 0)
+        self.recorded = {each.gold.task.id: each for each in self.script.recordings if each.gold}
+
+    def right(self, recorded: Recorded) -> list[Tip]:
+        """The tip of who has solved it."""
+        assert recorded.gold is not None, "only what can be solved is examined"
+        return [self.script.tip(recorded.gold, recorded.gold.score)]
+
+    def mixed(self, recorded: Recorded) -> list[Tip]:
+        """The same beside those of failures."""
+        assert recorded.gold is not None, "only what can be solved is examined"
+        return [*self.right(recorded), *self.script.failures(recorded, recorded.gold)]
+
+    async def play(self, tips_of: Callable[[Recorded], Sequence[Tip]] | None = None) -> list[Trajectory]:
+        """One episode of each variation, with these tips or none."""
+        tasks = [each.wandered[0].task for each in self.recorded.values()]
+        mode: Mode = "on_policy_tips" if tips_of else "plain"
+        with open_memory(None, self.config.memory) as memory, EnvPool(self.config.env) as pool:
+            for each in self.recorded.values() if tips_of else ():
+                memory.add(list(tips_of(each)) if tips_of else [])
+            groups = await run_groups(self.policy, pool, tasks, [[mode]] * len(tasks), memory, self.config, seed=0)
+        return [trajectory for group in groups for trajectory in group.trajectories]
+
+    async def written(self, episodes: Sequence[Trajectory]) -> dict[str, Tip]:
+        """What the policy writes about each of these episodes, by its variation; nothing usable is left out."""
+        tips: dict[str, Tip] = {}
+
+        def keep(tip: WrittenTip) -> None:
+            name, score = tip.trajectory.task.id, tip.trajectory.score
+            if text := clean_tip(tip.completion.text):
+                tips[name] = Tip(name, text, key="", score=score, max_score=100.0)
+
+        groups = [TrajectoryGroup(episode.task, (episode,)) for episode in episodes]
+        await write_tips(self.policy, groups, self.config, seed=0, step=0, on_tip=keep)
+        return tips
+
+    async def column(self) -> list[str]:
+        """The figures, in the order of `LABELS`."""
+        alone = await self.play()
+        told = [await self.play(tips_of) for tips_of in (self.right, self.mixed)]
+        own = await self.written(alone)
+        after = await self.play(lambda each: [own[name]] if (name := each.wandered[0].task.id) in own else [])
+        gold = {name: tuple(actions_of(each.gold)) for name, each in self.recorded.items() if each.gold}
+        said = {name: told_actions(own[name].text) if name in own else () for name in gold}
+        return [
+            str(len(alone)),
+            share([not text.startswith(UNKNOWN) for episode in alone for text in answers(episode)]),
+            returns(alone),
+            share([episode.success for episode in alone]),
+            *(figure for episodes in told for figure in (returns(episodes), share([does(e, gold) for e in episodes]))),
+            share([said[episode.task.id] == tuple(actions_of(episode)) for episode in alone]),
+            returns(after),
+            share([does(episode, said) for episode in after]),
+        ]
+
+
+def does(episode: Trajectory, told: dict[str, tuple[str, ...]]) -> bool:
+    """Whether an episode begins with all that was told; nothing told cannot be done."""
+    wanted = told[episode.task.id]
+    return bool(wanted) and tuple(actions_of(episode))[: len(wanted)] == wanted
+
+
+def answers(episode: Trajectory) -> list[str]:
+    """What the game said to each action."""
+    return [*(step.observation.text for step in episode.steps[1:]), episode.final_observation.text]
+
+
+def share(hits: Sequence[bool]) -> str:
+    """As a table shows it; "-" where nothing was tried."""
+    return f"{sum(hits) / len(hits):.2f}" if hits else "-"
+
+
+def returns(episodes: Sequence[Trajectory]) -> str:
+    """Mean score."""
+    return f"{fmean(episode.score for episode in episodes):.0f}"
+
+
+def main(path: str, settings: str = str(SETTINGS), num: str = "8", *tasks: str) -> None:
+    """Print the table."""
+    logging.basicConfig(level=logging.WARNING)
+    names = [task.partition("=") for task in tasks or TASKS]
+    columns, policy = [], None
+    for name, _, steps in names:
+        options = ["--env.options", f'{{task = "{name}", max_steps = {steps}}}', "--rollout.max_steps", steps]
+        config = load_config(Path(settings), ["--model.path", path, "--warmstart.variations", num, *options])
+        policy = policy or model_policy(config)
+        columns.append(asyncio.run(Examined(policy, config).column()))
+    print("| | " + " | ".join(name for name, _, _ in names) + " |\n|---" + "|---:" * len(names) + "|")
+    for label, row in zip(LABELS, zip(*columns, strict=True), strict=True):
+        print(f"| {label} | {' | '.join(row)} |")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:] or ["runs/smollm2-scienceworld-start"])
