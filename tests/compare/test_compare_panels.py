@@ -212,7 +212,7 @@ def hand_made(directory: Path, config: Config, games: Sequence[str], trials: Seq
     (directory / "eval").mkdir(parents=True)
     records = [
         {"iteration": trial, "task": {"id": game, "env": "a"}, "outcome": "terminated", "return": value,
-         "success": bool(value), "steps": []}
+         "success": bool(value), "steps": [], "final_observation": {"text": ""}}
         for trial, row in enumerate(trials) for game, value in zip(games, row, strict=True)
     ]  # fmt: skip
     append_jsonl(directory / "metrics.jsonl", [{"iteration": i, "phase": f"trial-{i}"} for i in range(len(trials))])
