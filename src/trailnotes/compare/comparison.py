@@ -146,9 +146,9 @@ def _conclude(plan: Plan, runs: Sequence[PlannedRun], missing: dict[str, str], o
 
 def _played(plan: Plan, runs: Sequence[PlannedRun]) -> list[Played]:
     """The first method that learns from tips beside the start model, seed by seed."""
-    panels = {(run.method, run.seed): run.directory for run in runs}
-    start = next((name for name in plan.methods if plan.algorithm_of(name) == START), "")
-    taught = next((name for name in plan.methods if method_of(plan.algorithm_of(name)).shows_tips), "")
+    panels, models = {(run.method, run.seed): run.directory for run in runs}, plan.examinable()
+    start = next((name for name in models if plan.algorithm_of(name) == START), "")
+    taught = next((name for name in models if method_of(plan.algorithm_of(name)).shows_tips), "")
     return [
         Played(
             _panel(panels[start, seed]),

@@ -142,13 +142,13 @@ class Plan(Section):
             raise ValueError(f"panels.{name} has no trials: name how many with tips, such as trials = 3")
         if unknown := [method for method in panel.methods if method not in self.methods]:
             raise ValueError(f"panels.{name}: methods names {unknown[0]!r}, which is no method of the comparison")
-        if others := [method for method in panel.methods if method not in self._examinable()]:
+        if others := [method for method in panel.methods if method not in self.examinable()]:
             raise ValueError(f"panels.{name}: {others[0]} neither trains nor is naive, the start model as it is: "
                              "leave it out of methods")  # fmt: skip
         if not self.players(name):
             raise ValueError(f"panels.{name}: no method of the comparison trains or is naive, so nobody plays it")
 
-    def _examinable(self) -> list[str]:
+    def examinable(self) -> list[str]:
         """Methods that leave a model to examine: the start model, or one that was trained, each once."""
         trained = [name for name in self.methods if method_of(self.algorithm_of(name)).trains]
         start = [name for name, own in self.methods.items() if self.algorithm_of(name) == START and not own.after]
@@ -157,7 +157,7 @@ class Plan(Section):
     def players(self, panel: str) -> list[str]:
         """The methods whose models play a panel, in the order of the table."""
         chosen = self.panels[panel].methods
-        return [name for name in self._examinable() if not chosen or name in chosen]
+        return [name for name in self.examinable() if not chosen or name in chosen]
 
     def start_of(self, panel: str) -> str:
         """The first of them that plays the start model; "" where none does."""

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from trailnotes.errors import PolicyError
 from trailnotes.policies.marks import MARK, TAG, Layout, Part, join, mark, mark_words, open_tag
-from trailnotes.policies.template import NO_HEAD, SYSTEM_HEAD, TURN, Roles, Template, alternating
+from trailnotes.policies.template import NO_HEAD, SYSTEM_HEAD, TURN, Roles, Template, alternating, pairs
 from trailnotes.types import THINK, Message, TokenIds
 
 logger = logging.getLogger(__name__)
@@ -148,8 +148,7 @@ class ChatFormat:
         rules = self._template.rules
         if rules is None:
             return self._template.layout(roles)
-        pairs = zip((None, *roles), (*roles, None), strict=True)
-        return Layout(tuple(rules[pair] for pair in pairs), tuple(range(len(roles))))
+        return Layout(tuple(rules[pair] for pair in pairs(roles)), tuple(range(len(roles))))
 
     def _parts_with_thinking(self, roles: Roles, messages: Sequence[Message]) -> tuple[tuple[str, ...], list[Part]]:
         """The same where the template looks into contents: what it leaves as it was enters whole, with its ids."""

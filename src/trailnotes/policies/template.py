@@ -93,7 +93,7 @@ class Template:
             pieces, order = self.parted(text or "", roles)
             if order != tuple(range(len(roles))):
                 return None
-            for pair, piece in zip(_pairs(roles), pieces, strict=True):
+            for pair, piece in zip(pairs(roles), pieces, strict=True):
                 if rules.setdefault(pair, piece) != piece:
                     return None
         if rules["user", "assistant"] != rules["user", None]:  # what prompts the assistant is not what stays
@@ -162,7 +162,8 @@ def alternating(num: int) -> Roles:
     return (TURN * num)[:num]
 
 
-def _pairs(roles: Roles) -> Iterator[Pair]:
+def pairs(roles: Roles) -> Iterator[Pair]:
+    """Each two neighbours, the ends of the conversation included."""
     return zip((None, *roles), (*roles, None), strict=True)
 
 
