@@ -140,7 +140,7 @@ def tip_requests(policy: Policy, trajectories: Sequence[Trajectory], config: Con
     A task that was played twice, in groups of its own, has members of the same number: theirs get other seeds, or
     equal failures would be written about in equal words, which the memory counts as support.
     """
-    memory = config.memory
+    memory, opening = config.memory, len(opening_messages(config.rollout))
     seen: Counter[tuple[str, int]] = Counter()
 
     def seed_of(trajectory: Trajectory) -> int:
@@ -157,7 +157,7 @@ def tip_requests(policy: Policy, trajectories: Sequence[Trajectory], config: Con
                 max_tokens=memory.max_write_tokens,
                 seed=seed_of(t),
             ),
-            opening=len(opening_messages(config.rollout)),
+            opening=opening,
         )
         for t in trajectories
     ]
