@@ -103,8 +103,6 @@ def parse_product(
     if not isinstance(asin, str) or asin == "nan" or not _ASIN.fullmatch(asin):
         raise ProductFault("bad asin", repr(asin)[:40])
     title = _text(record, "name")
-    if not title.strip():
-        raise ProductFault("no name")
     prices = parse_prices(record.get("pricing"))
     extra = {} if extra is None else extra
     attributes = extra.get("attributes", record.get("Attributes", []))
@@ -118,7 +116,7 @@ def parse_product(
         prices=prices,
         tag=price_tag(prices),
         category=_text(record, "category"),
-        categories=tuple(part.strip() for part in _text(record, "product_category", "").split("›") if part.strip()),
+        categories=tuple(part.strip() for part in _text(record, "product_category", "").split("›")),
         query=_text(record, "query").lower().strip(),
         rating=_rating(record.get("average_rating")),
         reviews=_reviews(record.get("Reviews") or []),
