@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 from urllib.parse import parse_qsl
 
 from starlette.applications import Starlette
@@ -22,7 +22,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from trailnotes.envs.webshop.site.guard import Guard
-from trailnotes.envs.webshop.site.pages import ICON, STYLE, VERSION, draw
+from trailnotes.envs.webshop.site.drawing import ICON, STYLE, VERSION, draw
 from trailnotes.envs.webshop.site.sessions import Sessions
 from trailnotes.errors import TrailnotesError
 
@@ -36,9 +36,7 @@ logger = logging.getLogger(__name__)
 
 LONGEST_FORM: Final = 16_384  # bytes
 LONGEST_QUERY: Final = 1_000  # characters that the search bar takes
-MOST_STEPS: Final = 200  # of one visit, so that none grows without end
 PATIENCE_S: Final = 10.0  # how long a form may take to arrive
-MANY_PRODUCTS: Final = 100_000  # from here on a search takes long enough to be worth a thread
 HEADINGS: Final = {
     400: "That cannot be read", 403: "Not from here", 404: "No such page", 405: "Not that way",
     408: "That took too long", 413: "That is too much", 415: "Not a form", 421: "Not by that name",
@@ -46,7 +44,7 @@ HEADINGS: Final = {
 }  # fmt: skip
 STALE: Final = "That button was on a page that is no longer current, so nothing was done. This is where you are."
 GONE: Final = "Your visit has ended, since nothing happened for a while. Begin again whenever you like."
-FULL: Final = f"A visit has {MOST_STEPS} steps at most, and this one has had them: begin another."
+UNRECORDED: Final = "This purchase could not be recorded; the terminal of the shop says why."
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +58,16 @@ class Settings:
     only: int | None = None  # the one goal that is played, by its place in the split; None: the visitor's choice
 
 
-Record = Callable[["Visit"], None]  # is given each visit whose purchase is made; called in a thread, one at a time
+class Recorder(Protocol):
+    """Keeps what visitors did."""
+
+    def line(self, visit: Visit) -> Mapping[str, Any]:
+        """The record of a visit that has ended in a purchase."""
+        ...
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        """Keep it, whole or not at all; in a thread, and never two at once. Raises `TrailnotesError`."""
+        ...
 
 
 class Site:
@@ -69,13 +76,13 @@ class Site:
     Args:
         floor: the shop, its goals and its rules.
         settings: names and limits.
-        record: what is done with a visit that ended in a purchase.
+        recorder: keeps the visits that end in a purchase; None keeps none.
     """
 
-    def __init__(self, floor: Floor, settings: Settings, record: Record | None = None) -> None:
+    def __init__(self, floor: Floor, settings: Settings, recorder: Recorder | None = None) -> None:
         self.floor, self.settings = floor, settings
         self.sessions: Sessions[Visit] = Sessions(settings.most_visits, settings.idle_s)
-        self._record = record
+        self._recorder = recorder
         self._recording = asyncio.Lock()
 
     # -- pages
@@ -90,8 +97,10 @@ class Site:
         if visit is None:
             return self._to("/")
         notice, visit.notice = visit.notice, ""
-        page = self.floor.page(visit)
-        return _page("shop", page=page, step=visit.step, notice=notice, longest=LONGEST_QUERY)
+        page, instruction = self.floor.page(visit), visit.goal.instruction
+        return _page(
+            "shop", page=page, instruction=instruction, step=visit.step, notice=notice, longest=LONGEST_QUERY
+        )
 
     async def score(self, request: Request) -> Response:
         """What the purchase was worth; the text environment says it to nobody but the learner."""
@@ -102,7 +111,7 @@ class Site:
         if score is None:
             return self._to("/shop")
         notice, visit.notice = visit.notice, ""
-        instruction, only = self.floor.page(visit).instruction, self.settings.only is not None
+        instruction, only = visit.goal.instruction, self.settings.only is not None
         return _page("score", score=score, step=visit.step, instruction=instruction, only=only, notice=notice)
 
     # -- forms
@@ -129,31 +138,24 @@ class Site:
         if visit is None:
             return self._welcome(visiting=False, notice=GONE, status=403)
         action = f"search[{form['query']}]" if "query" in form else form.get("action", "")
-        if _number(form.get("at", "")) != visit.step or visit.busy:
+        if _number(form.get("at", "")) != visit.step:
             visit.notice = STALE
-        elif visit.step >= MOST_STEPS:
-            visit.notice = FULL
-        else:
-            await self._step(visit, action)
+            return self._to("/shop")
+        self.floor.act(visit, action)
+        if visit.bought and not visit.notice:  # a form after the purchase is refused, with a notice
+            await self._keep(visit)
         return self._to("/shop")
 
-    async def _step(self, visit: Visit, action: str) -> None:
-        bought = visit.bought
-        if self.floor.num_products < MANY_PRODUCTS:
-            self.floor.act(visit, action)
-        else:
-            visit.busy = True  # a second form of this visit would step the same state
-            try:
-                await run_in_threadpool(self.floor.act, visit, action)
-            finally:
-                visit.busy = False
-        if self._record is not None and visit.bought and not bought:
+    async def _keep(self, visit: Visit) -> None:
+        if self._recorder is None:
+            return
+        try:
+            line = self._recorder.line(visit)
             async with self._recording:
-                try:
-                    await run_in_threadpool(self._record, visit)
-                except TrailnotesError as error:
-                    logger.warning("a purchase was not recorded: %s", error)
-                    visit.notice = "This purchase could not be recorded; the terminal of the shop says why."
+                await run_in_threadpool(self._recorder.write, line)
+        except TrailnotesError as error:
+            logger.warning("a purchase was not recorded: %s", error)
+            visit.notice = UNRECORDED
 
     # -- the rest
 
@@ -188,18 +190,18 @@ class Site:
         floor, only = self.floor, self.settings.only is not None
         return _page(
             "welcome", status, only=only, goals=len(floor), products=floor.num_products, split=floor.split,
-            compat=floor.compat, visiting=visiting, recorded=self._record is not None, notice=notice,
+            compat=floor.shop.rules.compat, visiting=visiting, recorded=self._recorder is not None, notice=notice,
         )  # fmt: skip
 
 
-def make_app(floor: Floor, settings: Settings | None = None, record: Record | None = None) -> ASGIApp:
+def make_app(floor: Floor, settings: Settings | None = None, recorder: Recorder | None = None) -> ASGIApp:
     """The application that `serve` serves and the tests call.
 
     Raises:
         ValueError: limits that cannot work.
     """
     settings = settings or Settings()
-    site = Site(floor, settings, record)
+    site = Site(floor, settings, recorder)
     routes: list[tuple[str, str, Callable[[Request], Awaitable[Response]]]] = [
         ("/", "GET", site.welcome), ("/shop", "GET", site.shop), ("/score", "GET", site.score),
         ("/begin", "POST", site.begin), ("/act", "POST", site.act),

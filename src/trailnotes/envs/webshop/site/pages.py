@@ -1,23 +1,14 @@
-"""What a page shows, apart from how: the values that the templates draw. All text is escaped when it is drawn."""
+"""What a page shows, apart from how: the parts of the page machine, each put where a person looks for it."""
 
 from __future__ import annotations
 
-import hashlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final
+from typing import Literal
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
+from trailnotes.envs.webshop.shop import BACK, BUY, NEXT, PREV, SEARCH, Part, Shop, State
 
-_FOLDER: Final = Path(__file__).parent
-STYLE: Final = (_FOLDER / "shop.css").read_text(encoding="utf-8")
-ICON: Final = (
-    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 32 32"><rect width="32" height="32" rx="8" fill="#1d6b58"/>'
-    '<path fill="#fff3cf" d="M9 12h14l2 13H7z"/><path fill="none" stroke="#fff3cf" stroke-width="2.2" '
-    'd="M12 14v-3a4 4 0 0 1 8 0v3"/><path fill="none" stroke="#1d6b58" stroke-width="2" d="M11 19h10M11 22h6"/></svg>'
-)
-VERSION: Final = hashlib.blake2b((STYLE + ICON).encode(), digest_size=6).hexdigest()
+Kind = Literal["search", "results", "item", "details", "done"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +25,11 @@ class Card:
     """A product among the results."""
 
     offer: Offer
+    asin: str
+    department: str
     title: str
     tag: str  # the price as shown
-    picture: Markup
+    seen: bool  # looked at since the search page
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,19 +37,18 @@ class Shown:
     """The product of an item page."""
 
     asin: str
+    department: str
     title: str
-    tag: str
+    price: str
     rating: str
-    picture: Markup
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page of the shop. Every offer of the state is somewhere on it, once."""
+    """A page of the shop. Every offer of the state is somewhere on it."""
 
-    kind: str  # "search", "results", "item", "details" or "done"
+    kind: Kind
     title: str
-    instruction: str
     searchable: bool = False
     query: str = ""  # that the search bar repeats
     moves: tuple[Offer, ...] = ()  # to other pages of the shop
@@ -68,45 +60,51 @@ class Page:
     buy: Offer | None = None
     texts: tuple[str, ...] = ()  # paragraphs
 
-    def offers(self) -> list[str]:
-        """The actions of all buttons, in the order in which they stand on the page; the search bar is none."""
-        buttons = [*self.moves, *(card.offer for card in self.cards)]
-        buttons += [offer for _, values in self.options for offer in values]
-        buttons += [self.buy] if self.buy else []
-        return [offer.action for offer in (*buttons, *self.more)]
+
+def page_of(shop: Shop, state: State, score: float | None = None) -> Page:
+    """The page of a state.
+
+    Args:
+        shop: the page machine.
+        state: of the visit.
+        score: of the purchase, which the original's last page tells.
+    """
+    parts = shop.parts(state, score=score)
+    texts = tuple(part.text for part in parts if part.kind == "text")
+    buttons = {part.text: Offer(f"click[{part.target}]", part.text) for part in parts if part.kind == "button"}
+    searchable = shop.can_search(state) and state.page != "done"
+    if state.page == "search":
+        return Page("search", SEARCH, searchable)
+    if state.page == "done":
+        return Page("done", texts[0], texts=texts[1:])
+    moves = tuple(buttons.pop(name) for name in (BACK, PREV, NEXT) if name in buttons)
+    if state.page == "results":
+        first = (state.number - 1) * shop.rules.products_per_page + 1
+        return Page("results", texts[0], searchable, state.query, moves, tuple(_cards(shop, parts)), first)
+    if state.page == "item":
+        title, price, rating = texts[-3:]
+        product = Shown(state.asin, shop.product(state.asin).category, title, price, rating)
+        buy = buttons.pop(BUY)
+        options, more = tuple(_options(parts)), tuple(buttons.values())
+        return Page("item", title, searchable, state.query, moves, product=product, options=options, more=more, buy=buy)
+    return Page("details", state.page.title(), searchable, state.query, moves, texts=texts)
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One line of the score."""
-
-    name: str
-    wanted: str
-    found: str
-    met: bool
+def _cards(shop: Shop, parts: Sequence[Part]) -> Iterator[Card]:
+    """A product is three parts: its asin, its title, its price."""
+    for place, part in enumerate(parts):
+        if part.kind == "product":
+            offer, department = Offer(f"click[{part.target}]", part.text), shop.product(part.asin).category
+            yield Card(offer, part.asin, department, parts[place + 1].text, parts[place + 2].text, part.clicked)
 
 
-@dataclass(frozen=True, slots=True)
-class Score:
-    """What a purchase was worth, and why."""
-
-    total: float  # 0..1
-    heading: str
-    parts: tuple[Part, ...]
-    sum: str  # how the parts make the total
-
-
-_JINJA = Environment(
-    loader=FileSystemLoader(_FOLDER / "templates"),
-    autoescape=True,
-    auto_reload=False,
-    undefined=StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-)
-_JINJA.globals["mark"] = Markup(ICON)  # noqa: S704 (a constant)
-
-
-def draw(template: str, **values: Any) -> str:
-    """The page as HTML. Templates are compiled once in a process."""
-    return _JINJA.get_template(f"{template}.html").render(values)
+def _options(parts: Sequence[Part]) -> Iterator[tuple[str, tuple[Offer, ...]]]:
+    """Each name stands before its values; one of which no value can be shown is left out."""
+    name, values = "", list[Offer]()
+    for part in parts:
+        if part.kind == "option":
+            values.append(Offer(f"click[{part.target}]", part.text, part.clicked))
+        elif part.kind == "text":
+            if values:
+                yield name, tuple(values)
+            name, values = part.text, []

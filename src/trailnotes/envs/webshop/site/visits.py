@@ -1,0 +1,127 @@
+"""A visit: one person, one goal, and where in the shop they are; and the floor on which all visits go about."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from trailnotes.envs.webshop.goals import NO_LIMIT, Goal, price_of
+from trailnotes.envs.webshop.reward import Reward, judge
+from trailnotes.envs.webshop.shop import Shop, State
+from trailnotes.envs.webshop.site.pages import Page, Part, Score, page_of
+from trailnotes.types import Task
+
+MOST_STEPS: Final = 200  # of one visit, so that none grows without end
+OVER: Final = "You have bought something, and this visit is over: begin another."
+FULL: Final = f"A visit has {MOST_STEPS} steps at most, and this one has had them: begin another."
+_KINDS: Final = {1.0: "the same", 0.5: "hardly the same", 0.1: "another", 0.0: "quite another"}
+_HEADINGS: Final = ((1.0, "Just what was wanted"), (0.5, "Nearly"), (1e-9, "Not quite"), (0.0, "Something else"))
+
+
+@dataclass(slots=True)
+class Visit:
+    """What the site knows of one visitor."""
+
+    task: Task
+    goal: Goal
+    state: State = State()
+    actions: list[str] = field(default_factory=list)  # all that did something, as the text environment takes them
+    notice: str = ""  # told on the next page, once
+
+    @property
+    def step(self) -> int:
+        """Actions so far; a form of an earlier page bears another number."""
+        return len(self.actions)
+
+    @property
+    def bought(self) -> bool:
+        """Whether the purchase is made."""
+        return self.state.page == "done"
+
+
+class Floor:
+    """The shop with its goals. Keeps nothing of a visit.
+
+    Args:
+        shop: the page machine, that of the text environment.
+        goals: what visitors may be told to find, with the tasks of the environment that they are.
+        split: of which the goals are.
+        seed: of the prices, as in the environment.
+    """
+
+    def __init__(self, shop: Shop, goals: Sequence[tuple[Task, Goal]], split: str, seed: int) -> None:
+        if not goals:
+            raise ValueError(f"split {split!r} has no goals")
+        self.shop, self.split, self.seed = shop, split, seed
+        self._goals = goals
+
+    def __len__(self) -> int:
+        return len(self._goals)
+
+    @property
+    def num_products(self) -> int:
+        """In the catalogue."""
+        return len(self.shop.shelves)
+
+    def enter(self, number: int) -> Visit:
+        """A fresh visit with the goal at this place of the split."""
+        return Visit(*self._goals[number])
+
+    def act(self, visit: Visit, action: str) -> None:
+        """Take one action; what cannot be done leaves the visit as it is, with a notice that says why."""
+        if visit.bought or visit.step >= MOST_STEPS:
+            visit.notice = OVER if visit.bought else FULL
+            return
+        turn = self.shop.step(visit.state, action)
+        if turn.refused:
+            visit.notice = f"Nothing was done: {turn.refused}."
+        else:
+            visit.state = turn.state
+            visit.actions.append(action)
+
+    def page(self, visit: Visit) -> Page:
+        """Where the visit stands."""
+        tells = visit.bought and self.shop.rules.compat == "original"
+        return page_of(self.shop, visit.state, self.reward(visit).total if tells else None)
+
+    def reward(self, visit: Visit) -> Reward:
+        """What the purchase is worth, as the environment judges it."""
+        wanted, bought = self.shop.product(visit.goal.asin), self.shop.product(visit.state.asin)
+        chosen = [value for _, value in visit.state.options]
+        return judge(visit.goal, wanted, bought, chosen, price_of(bought, self.seed))
+
+    def score(self, visit: Visit) -> Score | None:
+        """The reward in words; None before the purchase."""
+        if not visit.bought:
+            return None
+        wanted, bought = self.shop.product(visit.goal.asin), self.shop.product(visit.state.asin)
+        return _in_words(self.reward(visit), visit.goal, wanted.title, price_of(bought, self.seed))
+
+
+def _in_words(reward: Reward, goal: Goal, title: str, price: float) -> Score:
+    """The score of a reward.
+
+    Args:
+        reward: of the purchase.
+        goal: that it is judged by.
+        title: of the product that was meant.
+        price: that was paid, in dollars.
+    """
+    wanted = len(goal.attributes), len(goal.options)
+    found = reward.num_attributes, reward.num_options
+    options = "; ".join(f"{name}: {value}" if name else value for name, value in goal.options)
+    limit = "any" if goal.price_upper == NO_LIMIT else f"${goal.price_upper:,.2f} at most"
+    kind = f"{_KINDS[reward.type_factor]} (times {reward.type_factor:g})"
+    parts = (
+        Part("kind of product", title, kind, reward.type_factor == 1.0),
+        Part("attributes", "; ".join(goal.attributes), f"{found[0]} of {wanted[0]}", found[0] == wanted[0]),
+        Part("options", options or "none", f"{found[1]} of {wanted[1]}", found[1] == wanted[1]),
+        Part("price", limit, f"${price:,.2f}", reward.price_fits),
+    )
+    arithmetic = (
+        f"({found[0]} + {found[1]} + {int(reward.price_fits)}) / ({wanted[0]} + {wanted[1]} + 1) "
+        f"\N{MULTIPLICATION SIGN} {reward.type_factor:g} = {reward.total:.2f}"
+    )
+    heading = next(words for least, words in _HEADINGS if reward.total >= least)
+    return Score(reward.total, heading, parts, arithmetic)
