@@ -93,7 +93,7 @@ HOUSE = {
         episodes
     """,
     "envs": """
-        scienceworld waymarks workers
+        scienceworld waymarks webshop workers
         tasks textworld
         __init__
         check
@@ -114,6 +114,11 @@ HOUSE = {
         __init__ env
         build simulator
         spec
+    """,
+    "envs/webshop": """
+        __init__ reward shop
+        goals texts
+        products
     """,
     "envs/workers": """
         __init__ main

@@ -30,6 +30,7 @@ NUM_FOUND: Final = 50  # products that a search finds at most
 MAX_ACTION: Final = 2_000  # characters; a longer action is none
 SEARCH, BACK, PREV, NEXT, BUY = "Search", "Back to Search", "< Prev", "Next >", "Buy Now"
 _SUB_PAGES: Final = ("description", "features", "reviews", "attributes")
+_WITHIN: Final = " \N{SINGLE RIGHT-POINTING ANGLE QUOTATION MARK} "  # between a category and one within it
 _PLAIN: Final = re.compile(r"\s*(\w+)\s*\[(.*)\]\s*", re.DOTALL)
 
 
@@ -287,12 +288,7 @@ class Shop:
         elif state.page == "reviews":
             texts = [text for r in product.reviews for text in (f'"{r.title}"', r.score, r.body)]
         elif state.page == "attributes":
-            texts = [
-                *product.attributes,
-                product.category,
-                product.query,
-                " \N{SINGLE RIGHT-POINTING ANGLE QUOTATION MARK} ".join(product.categories),
-            ]
+            texts = [*product.attributes, product.category, product.query, _WITHIN.join(product.categories)]
         for text in texts:
             if shown := clean(text, self.rules.max_text, self.rules.brackets):
                 yield Part("text", shown)
@@ -322,7 +318,7 @@ class Shop:
 
 
 def _read_greedily(action: str) -> tuple[str, str]:
-    """What the original's ``(.+)\\[(.+)\\]`` matches at the start: its last opening bracket counts, in one line."""
+    """The words before and within the last bracket of the first line, as the original's greedy pattern finds them."""
     line = action.partition("\n")[0]
     end = line.rfind("]")
     start = line.rfind("[", 1, max(1, end - 1))
