@@ -116,6 +116,7 @@ HOUSE = {
         spec
     """,
     "envs/webshop": """
+        site
         __init__ reward shop
         goals texts
         products

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -56,6 +57,7 @@ class Settings:
     most_visits: int = 10_000
     idle_s: float = 3600.0
     only: int | None = None  # the one goal that is played, by its place in the split; None: the visitor's choice
+    clock: Callable[[], float] = time.monotonic
 
 
 class Recorder(Protocol):
@@ -81,7 +83,7 @@ class Site:
 
     def __init__(self, floor: Floor, settings: Settings, recorder: Recorder | None = None) -> None:
         self.floor, self.settings = floor, settings
-        self.sessions: Sessions[Visit] = Sessions(settings.most_visits, settings.idle_s)
+        self.sessions: Sessions[Visit] = Sessions(settings.most_visits, settings.idle_s, settings.clock)
         self._recorder = recorder
         self._recording = asyncio.Lock()
 
@@ -122,10 +124,10 @@ class Site:
         goal = self.settings.only
         if goal is None and "goal" in form:
             goal = _number(form["goal"])
-            if goal is None or not goal < len(self.floor):
-                text = f"Goals have numbers from 0 to {len(self.floor) - 1}."
+            if goal is None or not goal < len(self.floor.tasks):
+                text = f"Goals have numbers from 0 to {len(self.floor.tasks) - 1}."
                 return self._welcome(visiting=self._visit(request) is not None, notice=text, status=400)
-        visit = self.floor.enter(secrets.randbelow(len(self.floor)) if goal is None else goal)
+        visit = self.floor.enter(secrets.randbelow(len(self.floor.tasks)) if goal is None else goal)
         self.sessions.remove(request.cookies.get(self.settings.cookie))
         answer = self._to("/shop")
         answer.set_cookie(self.settings.cookie, self.sessions.add(visit), httponly=True, samesite="strict")
@@ -189,7 +191,7 @@ class Site:
     def _welcome(self, *, visiting: bool, notice: str = "", status: int = 200) -> Response:
         floor, only = self.floor, self.settings.only is not None
         return _page(
-            "welcome", status, only=only, goals=len(floor), products=floor.num_products, split=floor.split,
+            "welcome", status, only=only, goals=len(floor.tasks), products=floor.num_products, split=floor.split,
             compat=floor.shop.rules.compat, visiting=visiting, recorded=self._recorder is not None, notice=notice,
         )  # fmt: skip
 

@@ -9,7 +9,7 @@ from typing import Final
 from trailnotes.envs.webshop.goals import NO_LIMIT, Goal, price_of
 from trailnotes.envs.webshop.reward import Reward, judge
 from trailnotes.envs.webshop.shop import Shop, State
-from trailnotes.envs.webshop.site.pages import Page, Part, Score, page_of
+from trailnotes.envs.webshop.site.pages import Page, page_of
 from trailnotes.types import Task
 
 MOST_STEPS: Final = 200  # of one visit, so that none grows without end
@@ -40,24 +40,41 @@ class Visit:
         return self.state.page == "done"
 
 
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A part of the score."""
+
+    name: str
+    wanted: str
+    found: str
+    met: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What a purchase was worth, and why."""
+
+    total: float  # 0..1
+    heading: str
+    parts: tuple[Line, ...]
+    sum: str  # how the parts make the total
+
+
 class Floor:
     """The shop with its goals. Keeps nothing of a visit.
 
     Args:
         shop: the page machine, that of the text environment.
-        goals: what visitors may be told to find, with the tasks of the environment that they are.
-        split: of which the goals are.
-        seed: of the prices, as in the environment.
+        tasks: of the environment, whose goals visitors are given; one or more, all of one split.
     """
 
-    def __init__(self, shop: Shop, goals: Sequence[tuple[Task, Goal]], split: str, seed: int) -> None:
-        if not goals:
-            raise ValueError(f"split {split!r} has no goals")
-        self.shop, self.split, self.seed = shop, split, seed
-        self._goals = goals
+    def __init__(self, shop: Shop, tasks: Sequence[Task]) -> None:
+        self.shop, self.tasks = shop, tasks
 
-    def __len__(self) -> int:
-        return len(self._goals)
+    @property
+    def split(self) -> str:
+        """Of which the goals are."""
+        return self.tasks[0].split
 
     @property
     def num_products(self) -> int:
@@ -66,7 +83,8 @@ class Floor:
 
     def enter(self, number: int) -> Visit:
         """A fresh visit with the goal at this place of the split."""
-        return Visit(*self._goals[number])
+        task = self.tasks[number]
+        return Visit(task, Goal.from_json(task.options))
 
     def act(self, visit: Visit, action: str) -> None:
         """Take one action; what cannot be done leaves the visit as it is, with a notice that says why."""
@@ -89,14 +107,14 @@ class Floor:
         """What the purchase is worth, as the environment judges it."""
         wanted, bought = self.shop.product(visit.goal.asin), self.shop.product(visit.state.asin)
         chosen = [value for _, value in visit.state.options]
-        return judge(visit.goal, wanted, bought, chosen, price_of(bought, self.seed))
+        return judge(visit.goal, wanted, bought, chosen, price_of(bought, visit.task.seed))
 
     def score(self, visit: Visit) -> Score | None:
         """The reward in words; None before the purchase."""
         if not visit.bought:
             return None
         wanted, bought = self.shop.product(visit.goal.asin), self.shop.product(visit.state.asin)
-        return _in_words(self.reward(visit), visit.goal, wanted.title, price_of(bought, self.seed))
+        return _in_words(self.reward(visit), visit.goal, wanted.title, price_of(bought, visit.task.seed))
 
 
 def _in_words(reward: Reward, goal: Goal, title: str, price: float) -> Score:
@@ -114,10 +132,10 @@ def _in_words(reward: Reward, goal: Goal, title: str, price: float) -> Score:
     limit = "any" if goal.price_upper == NO_LIMIT else f"${goal.price_upper:,.2f} at most"
     kind = f"{_KINDS[reward.type_factor]} (times {reward.type_factor:g})"
     parts = (
-        Part("kind of product", title, kind, reward.type_factor == 1.0),
-        Part("attributes", "; ".join(goal.attributes), f"{found[0]} of {wanted[0]}", found[0] == wanted[0]),
-        Part("options", options or "none", f"{found[1]} of {wanted[1]}", found[1] == wanted[1]),
-        Part("price", limit, f"${price:,.2f}", reward.price_fits),
+        Line("kind of product", title, kind, reward.type_factor == 1.0),
+        Line("attributes", "; ".join(goal.attributes), f"{found[0]} of {wanted[0]}", found[0] == wanted[0]),
+        Line("options", options or "none", f"{found[1]} of {wanted[1]}", found[1] == wanted[1]),
+        Line("price", limit, f"${price:,.2f}", reward.price_fits),
     )
     arithmetic = (
         f"({found[0]} + {found[1]} + {int(reward.price_fits)}) / ({wanted[0]} + {wanted[1]} + 1) "
