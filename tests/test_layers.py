@@ -119,7 +119,7 @@ HOUSE = {
     "envs/webshop": """
         __init__ writing
         catalogue
-        products
+        nouns products
     """,
     "envs/workers": """
         __init__ main
