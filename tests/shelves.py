@@ -8,7 +8,7 @@ from trailnotes.envs.webshop.goals import Goal
 from trailnotes.envs.webshop.products import Product, price_tag
 from trailnotes.types import Task
 
-HOSTILE = '</button><script>alert("x")</script><img src=//evil.example/x onerror=alert(1)> [SEP] {{ 7 * 7 }} \x07\u202e&amp;'
+HOSTILE = '</button><script>alert("x")</script><img src=//evil.example/x onerror=alert(1)> [SEP] {{ 7777 * 7 }} \x07\u202e&amp;'
 
 
 def product(number: int, title: str, department: str, **more: object) -> Product:

@@ -29,6 +29,7 @@ HOUSE = {
         cluster
         rollout learner credit reporting
         prompts envs policies memory
+        search
         storage
         config
         types errors seeds moved
@@ -117,9 +118,14 @@ HOUSE = {
     """,
     "envs/webshop": """
         site
-        __init__ reward shop
-        goals texts
-        products
+        __init__ reward shop writing
+        catalogue goals texts
+        nouns products
+    """,
+    "envs/webshop/site": """
+        __init__ app server
+        drawing guard sessions visits
+        pages pictures
     """,
     "envs/workers": """
         __init__ main
@@ -206,6 +212,12 @@ HOUSE = {
         players
         directory loop parts signals
         shapes
+    """,
+    "search": """
+        __init__ index
+        building
+        analyzer bm25 mapped
+        porter words
     """,
     "storage": """
         __init__ checkpoint demonstrations

@@ -41,7 +41,7 @@ PATIENCE_S: Final = 10.0  # how long a form may take to arrive
 HEADINGS: Final = {
     400: "That cannot be read", 403: "Not from here", 404: "No such page", 405: "Not that way",
     408: "That took too long", 413: "That is too much", 415: "Not a form", 421: "Not by that name",
-    500: "Something went wrong",
+    500: "Something went wrong", 503: "The shop is closed",
 }  # fmt: skip
 STALE: Final = "That button was on a page that is no longer current, so nothing was done. This is where you are."
 GONE: Final = "Your visit has ended, since nothing happened for a while. Begin again whenever you like."
@@ -99,7 +99,7 @@ class Site:
         if visit is None:
             return self._to("/")
         notice, visit.notice = visit.notice, ""
-        page, instruction = self.floor.page(visit), visit.goal.instruction
+        page, instruction = self.floor.page(visit), visit.instruction
         return _page(
             "shop", page=page, instruction=instruction, step=visit.step, notice=notice, longest=LONGEST_QUERY
         )
@@ -113,7 +113,7 @@ class Site:
         if score is None:
             return self._to("/shop")
         notice, visit.notice = visit.notice, ""
-        instruction, only = visit.goal.instruction, self.settings.only is not None
+        instruction, only = visit.instruction, self.settings.only is not None
         return _page("score", score=score, step=visit.step, instruction=instruction, only=only, notice=notice)
 
     # -- forms
@@ -173,6 +173,9 @@ class Site:
         """Errors are pages; what went wrong inside is told to the terminal, not to the visitor."""
         if isinstance(error, HTTPException):
             return refusal(error.status_code, error.detail, dict(error.headers or {}), self._way(request))
+        if isinstance(error, TrailnotesError):
+            logger.warning("%s", error)
+            return refusal(503, "The shop's catalogue cannot be read any more; its terminal says why.")
         return refusal(500, "The shop has made a mistake; its terminal says which. Nothing was bought.")
 
     def refuse(self, _request: Request, status: int, text: str) -> Response:
@@ -211,7 +214,7 @@ def make_app(floor: Floor, settings: Settings | None = None, recorder: Recorder 
     ]  # fmt: skip
     app = Starlette(
         routes=[Route(path, endpoint, methods=[method]) for path, method, endpoint in routes],
-        exception_handlers={HTTPException: site.failed, Exception: site.failed},
+        exception_handlers={HTTPException: site.failed, TrailnotesError: site.failed, Exception: site.failed},
     )
     app.router.redirect_slashes = False
     return Guard(app, settings.names, site.refuse)

@@ -10,11 +10,13 @@ from trailnotes.envs.webshop.goals import NO_LIMIT, Goal, price_of
 from trailnotes.envs.webshop.reward import Reward, judge
 from trailnotes.envs.webshop.shop import Shop, State
 from trailnotes.envs.webshop.site.pages import Page, page_of
+from trailnotes.envs.webshop.texts import clean
 from trailnotes.types import Task
 
 MOST_STEPS: Final = 200  # of one visit, so that none grows without end
 OVER: Final = "You have bought something, and this visit is over: begin another."
 FULL: Final = f"A visit has {MOST_STEPS} steps at most, and this one has had them: begin another."
+_LONGEST: Final = 1_000  # characters of what was wanted
 _KINDS: Final = {1.0: "the same", 0.5: "hardly the same", 0.1: "another", 0.0: "quite another"}
 _HEADINGS: Final = ((1.0, "Just what was wanted"), (0.5, "Nearly"), (1e-9, "Not quite"), (0.0, "Something else"))
 
@@ -25,6 +27,7 @@ class Visit:
 
     task: Task
     goal: Goal
+    instruction: str  # as shown
     state: State = State()
     actions: list[str] = field(default_factory=list)  # all that did something, as the text environment takes them
     notice: str = ""  # told on the next page, once
@@ -84,7 +87,8 @@ class Floor:
     def enter(self, number: int) -> Visit:
         """A fresh visit with the goal at this place of the split."""
         task = self.tasks[number]
-        return Visit(task, Goal.from_json(task.options))
+        goal = Goal.from_json(task.options)
+        return Visit(task, goal, clean(goal.instruction, self.shop.rules.max_text))
 
     def act(self, visit: Visit, action: str) -> None:
         """Take one action; what cannot be done leaves the visit as it is, with a notice that says why."""
@@ -128,12 +132,13 @@ def _in_words(reward: Reward, goal: Goal, title: str, price: float) -> Score:
     """
     wanted = len(goal.attributes), len(goal.options)
     found = reward.num_attributes, reward.num_options
-    options = "; ".join(f"{name}: {value}" if name else value for name, value in goal.options)
+    attributes = clean("; ".join(goal.attributes), _LONGEST)
+    options = clean("; ".join(f"{name}: {value}" if name else value for name, value in goal.options), _LONGEST)
     limit = "any" if goal.price_upper == NO_LIMIT else f"${goal.price_upper:,.2f} at most"
     kind = f"{_KINDS[reward.type_factor]} (times {reward.type_factor:g})"
     parts = (
-        Line("kind of product", title, kind, reward.type_factor == 1.0),
-        Line("attributes", "; ".join(goal.attributes), f"{found[0]} of {wanted[0]}", found[0] == wanted[0]),
+        Line("kind of product", clean(title, _LONGEST), kind, reward.type_factor == 1.0),
+        Line("attributes", attributes, f"{found[0]} of {wanted[0]}", found[0] == wanted[0]),
         Line("options", options or "none", f"{found[1]} of {wanted[1]}", found[1] == wanted[1]),
         Line("price", limit, f"${price:,.2f}", reward.price_fits),
     )
