@@ -16,8 +16,9 @@ def product(number: int, title: str, department: str, **more: object) -> Product
     prices = more.pop("prices", (float(number),))
     assert isinstance(prices, tuple)
     fields = {
-        "description": f"About {title}.", "bullets": (f"{title} lasts", "easy to clean"), "attributes": ("easy to clean",),
-        "options": (), "categories": ("home", department), "query": title.split()[-1],
+        "description": f"About {title}.", "bullets": (f"{title} lasts", "easy to clean"),
+        "attributes": ("easy to clean",), "options": (), "categories": ("home", department),
+        "query": title.rpartition(" ")[2],
     }  # fmt: skip
     return Product(
         asin=f"B{number:09d}", title=title, category=department, prices=prices, tag=price_tag(prices),

@@ -229,7 +229,7 @@ HOUSE = {
         demonstrations small_model
     """,
     "warmstart/demonstrations": """
-        __init__ scienceworld_english waymarks_english
+        __init__ played scienceworld_english waymarks_english
         scienceworld waymarks
         scienceworld_scripts waymarks_words
     """,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from typing import Any
@@ -17,8 +17,9 @@ from trailnotes.envs.webshop.site.app import GONE, LONGEST_FORM, LONGEST_QUERY, 
 from trailnotes.envs.webshop.site.drawing import draw
 from trailnotes.envs.webshop.site.guard import HEADERS, LOOPBACK
 from trailnotes.envs.webshop.site.pages import page_of
-from trailnotes.envs.webshop.site.visits import OVER, Floor, Visit
+from trailnotes.envs.webshop.site.visits import OVER, Floor
 from trailnotes.errors import ConfigError, RunError
+from trailnotes.types import Task
 
 HERE = "http://127.0.0.1:8000"
 
@@ -99,8 +100,8 @@ class Keeping:
     def __init__(self, fails: bool = False) -> None:
         self.fails, self.lines = fails, list[Mapping[str, Any]]()
 
-    def line(self, visit: Visit) -> Mapping[str, Any]:
-        return {"task": visit.task.id, "actions": [*visit.actions]}
+    def line(self, task: Task, actions: Sequence[str]) -> Mapping[str, Any]:
+        return {"task": task.id, "actions": [*actions]}
 
     def write(self, line: Mapping[str, Any]) -> None:
         if self.fails:
@@ -361,7 +362,9 @@ def test_a_query_of_100_kb(person: Person) -> None:
     assert bar["maxlength"] == str(LONGEST_QUERY)
 
 
-@pytest.mark.parametrize("body", [b"\xff\xfe\x00", b"at=0&query=%ff%fe", b"query=a&query=%00", b"=&=&", b"%", b"at=0&&;"])
+@pytest.mark.parametrize(
+    "body", [b"\xff\xfe\x00", b"at=0&query=%ff%fe", b"query=a&query=%00", b"=&=&", b"%", b"at=0&&;"]
+)
 def test_any_bytes(person: Person, body: bytes) -> None:
     person.begin(goal="0")
     kind = {"content-type": "application/x-www-form-urlencoded"}
@@ -378,7 +381,9 @@ def test_forms_of_another_kind(person: Person) -> None:
     assert person.client.post("/act", content=many, headers={**person.headers, **kind}).status_code == 400
 
 
-@pytest.mark.parametrize("path", ["/nowhere", "/shop/", "/..%2f..%2fetc/passwd", "/templates/base.html", "/%00", "//shop"])
+@pytest.mark.parametrize(
+    "path", ["/nowhere", "/shop/", "/..%2f..%2fetc/passwd", "/templates/base.html", "/%00", "//shop"]
+)
 def test_an_unknown_path(person: Person, path: str) -> None:
     answer = person.client.get(HERE + path)
     assert answer.status_code == 404

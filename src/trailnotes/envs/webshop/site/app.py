@@ -11,7 +11,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 from urllib.parse import parse_qsl
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from trailnotes.envs.webshop.site.visits import Floor, Visit
+    from trailnotes.types import Task
 
 logger = logging.getLogger(__name__)
 
@@ -63,8 +64,8 @@ class Settings:
 class Recorder(Protocol):
     """Keeps what visitors did."""
 
-    def line(self, visit: Visit) -> Mapping[str, Any]:
-        """The record of a visit that has ended in a purchase."""
+    def line(self, task: Task, actions: Sequence[str]) -> Mapping[str, Any]:
+        """The record of a visit that has ended in a purchase. Raises `TrailnotesError`."""
         ...
 
     def write(self, line: Mapping[str, Any]) -> None:
@@ -100,9 +101,7 @@ class Site:
             return self._to("/")
         notice, visit.notice = visit.notice, ""
         page, instruction = self.floor.page(visit), visit.instruction
-        return _page(
-            "shop", page=page, instruction=instruction, step=visit.step, notice=notice, longest=LONGEST_QUERY
-        )
+        return _page("shop", page=page, instruction=instruction, step=visit.step, notice=notice, longest=LONGEST_QUERY)
 
     async def score(self, request: Request) -> Response:
         """What the purchase was worth; the text environment says it to nobody but the learner."""
@@ -152,7 +151,7 @@ class Site:
         if self._recorder is None:
             return
         try:
-            line = self._recorder.line(visit)
+            line = self._recorder.line(visit.task, visit.actions)
             async with self._recording:
                 await run_in_threadpool(self._recorder.write, line)
         except TrailnotesError as error:

@@ -28,7 +28,7 @@ class Visit:
     task: Task
     goal: Goal
     instruction: str  # as shown
-    state: State = State()
+    state: State = field(default_factory=State)
     actions: list[str] = field(default_factory=list)  # all that did something, as the text environment takes them
     notice: str = ""  # told on the next page, once
 
