@@ -29,6 +29,7 @@ HOUSE = {
         cluster
         rollout learner credit reporting
         prompts envs policies memory
+        search
         storage
         config
         types errors seeds moved
@@ -116,9 +117,10 @@ HOUSE = {
         spec
     """,
     "envs/webshop": """
-        __init__ reward shop
-        goals texts
-        products
+        __init__ env
+        protocols reward views writing
+        catalogue goals shop
+        nouns products texts
     """,
     "envs/workers": """
         __init__ main
@@ -205,6 +207,12 @@ HOUSE = {
         players
         directory loop parts signals
         shapes
+    """,
+    "search": """
+        __init__ index
+        building
+        analyzer bm25 mapped
+        porter words
     """,
     "storage": """
         __init__ checkpoint demonstrations

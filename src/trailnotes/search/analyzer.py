@@ -6,9 +6,9 @@ from trailnotes.search.porter import stem
 from trailnotes.search.words import split_words
 
 STOPWORDS = frozenset(
-    "a an and are as at be but by for if in into is it no not of on or such that the their then there these they this "
-    "to was will with".split()  # noqa: SIM905
-)
+    ("a", "an", "and", "are", "as", "at", "be", "but", "by", "for", "if", "in", "into", "is", "it", "no", "not", "of",
+     "on", "or", "such", "that", "the", "their", "then", "there", "these", "they", "this", "to", "was", "will", "with")
+)  # fmt: skip
 _POSSESSIVES = ("'s", "\u2019s", "\uff07s")
 _CACHED = 1 << 18  # words; natural text repeats itself
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 from array import array
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Self
 
@@ -38,8 +39,12 @@ class _Numbers(dict[str, int]):
         if len(self) >= _CACHED:
             self.clear()
         term = term_of(word)
-        self[word] = number = self.terms.setdefault(term, len(self.terms)) if term else -1
+        self[word] = number = self.of_term(term) if term else -1
         return number
+
+    def of_term(self, term: str) -> int:
+        """The number of a term, a new one if need be."""
+        return self.terms.setdefault(term, len(self.terms))
 
 
 class IndexBuilder:
@@ -76,13 +81,19 @@ class IndexBuilder:
         Raises:
             ConfigError: a name that cannot be stored.
         """
+        self._append(name, list(map(self._numbers.__getitem__, split_words(text))))
+
+    def add_terms(self, name: str, terms: Iterable[str]) -> None:
+        """Add one document whose terms are there already, and found by `Index.holding` as they are. Raises as `add`."""
+        self._append(name, list(map(self._numbers.of_term, terms)))
+
+    def _append(self, name: str, numbers: list[int]) -> None:
         encoded = name.encode()
         if not 0 < len(encoded) <= MAX_ID or encoded.endswith(b"\0"):
             raise ConfigError(f"document name {name[:40]!r} is not of 1 to {MAX_ID} bytes: give it another")
-        words = split_words(text)
         self._ids.append(encoded)
-        self._tokens.extend(map(self._numbers.__getitem__, words))
-        self._lengths.append(len(words))
+        self._tokens.extend(numbers)
+        self._lengths.append(len(numbers))
         if len(self._tokens) >= self._run:
             self._put_aside()
 
@@ -117,10 +128,12 @@ class IndexBuilder:
         codes = np.minimum(counts, MAX_FREQUENCY) << 8 | encode_lengths(kept)[documents]
         documents += self._first
         often = counts >= MAX_FREQUENCY
-        self._frequent += zip(
-            terms[often].tolist(), documents[often].tolist(), counts[often].tolist(), strict=True
-        )
-        for name, values in (("terms", terms.astype(np.int32)), ("docs", documents.astype(np.int32)), ("codes", codes.astype(np.uint16))):
+        self._frequent += zip(terms[often].tolist(), documents[often].tolist(), counts[often].tolist(), strict=True)
+        for name, values in (
+            ("terms", terms.astype(np.int32)),
+            ("docs", documents.astype(np.int32)),
+            ("codes", codes.astype(np.uint16)),
+        ):
             np.save(self._spool / f"{self._runs}.{name}.npy", values)
         self._runs += 1
         self._first += len(lengths)

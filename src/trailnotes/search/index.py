@@ -78,6 +78,15 @@ class Index:
             self._add(totals, place, count)
         return self._best(totals.astype(np.float32), limit)
 
+    def holding(self, term: str) -> list[str]:
+        """The names of all documents with this very term, in the order in which they were added."""
+        self._files.check()
+        place = self._place(term.encode())
+        if place is None:
+            return []
+        found: list[bytes] = self._ids[self._docs[self._starts[place] : self._starts[place + 1]]].tolist()
+        return [name.decode() for name in found]
+
     def _place(self, term: bytes) -> int | None:
         """Where a term stands in the sorted vocabulary."""
         offsets, low, high = self._term_offsets, 0, len(self._term_offsets) - 1

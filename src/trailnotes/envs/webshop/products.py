@@ -2,7 +2,7 @@
 
 The cleaning is that of `load_products` in WebShop's `web_agent_site/engine/engine.py`: option names in lower case,
 option values stripped, ``/`` as `` | ``, lower case; a price for each ``$``, two at most. What the original would
-crash on is a `ProductFault` here, with a reason that an import can count.
+crash on is a `ProductError` here, with a reason that an import can count.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 PRICE_OF_NONE = 100.0  # dollars: what the original asks for a product without a listed price
@@ -62,7 +62,7 @@ class Product:
     rating: str = ""  # average, as listed
     reviews: tuple[Review, ...] = ()
     nouns: tuple[str, ...] = ()  # noun tokens of the title, lower case, in order; repeats count in the reward
-    instructions: tuple[Instruction, ...] = field(default=())
+    instructions: tuple[Instruction, ...] = ()
 
     @property
     def contents(self) -> str:
@@ -72,7 +72,7 @@ class Product:
         return f"{self.title} {self.description} {first} {options}".lower()
 
 
-class ProductFault(ValueError):
+class ProductError(ValueError):
     """A record that is no product. `reason` is one of a few that an import counts."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
@@ -95,13 +95,13 @@ def parse_product(
         nouns: title -> noun tokens; none are filled in without it.
 
     Raises:
-        ProductFault: what makes it no product.
+        ProductError: what makes it no product.
     """
     if not isinstance(record, dict):
-        raise ProductFault("not an object")
+        raise ProductError("not an object")
     asin = record.get("asin")
     if not isinstance(asin, str) or asin == "nan" or not _ASIN.fullmatch(asin):
-        raise ProductFault("bad asin", repr(asin)[:40])
+        raise ProductError("bad asin", repr(asin)[:40])
     title = _text(record, "name")
     prices = parse_prices(record.get("pricing"))
     extra = {} if extra is None else extra
@@ -116,7 +116,7 @@ def parse_product(
         prices=prices,
         tag=price_tag(prices),
         category=_text(record, "category"),
-        categories=tuple(part.strip() for part in _text(record, "product_category", "").split("›")),
+        categories=tuple(part.strip() for part in _text(record, "product_category", "").split("\u203a")),
         query=_text(record, "query").lower().strip(),
         rating=_rating(record.get("average_rating")),
         reviews=_reviews(record.get("Reviews") or []),
@@ -129,7 +129,7 @@ def parse_prices(listed: Any) -> tuple[float, ...]:
     """Dollars of ``"$1,299.00"``, ``"$10 to $20"``, or a list of numbers: none, one, or two.
 
     Raises:
-        ProductFault: there is something, and it is no price.
+        ProductError: there is something, and it is no price.
     """
     if listed is None or listed in ("", []):
         return ()
@@ -143,7 +143,7 @@ def parse_prices(listed: Any) -> tuple[float, ...]:
     except (TypeError, ValueError):
         prices = ()
     if not prices or not all(math.isfinite(price) and price >= 0 for price in prices):
-        raise ProductFault("bad pricing", repr(listed)[:60])
+        raise ProductError("bad pricing", repr(listed)[:60])
     return prices[:2]
 
 
@@ -156,10 +156,10 @@ def parse_human(entry: Any, order: int | None = None) -> Instruction:
     """One instruction of items_human_ins, or a line of the joined list, whose keys are shorter.
 
     Raises:
-        ProductFault: it is no instruction.
+        ProductError: it is no instruction.
     """
     if not isinstance(entry, dict) or not isinstance(text := entry.get("instruction"), str):
-        raise ProductFault("bad instruction")
+        raise ProductError("bad instruction")
     return Instruction(
         kind="human",
         text=clean_text(text),
@@ -179,7 +179,7 @@ def _text(record: Mapping[str, Any], key: str, default: str | None = None) -> st
     if value is None and default is not None:
         return default
     if not isinstance(value, str):
-        raise ProductFault(f"bad {key}" if key in record else f"no {key}")
+        raise ProductError(f"bad {key}" if key in record else f"no {key}")
     return clean_text(value)
 
 
@@ -187,14 +187,14 @@ def _texts(value: Any, reason: str, *, one_is_enough: bool = False) -> tuple[str
     if one_is_enough and isinstance(value, str):
         value = [value]
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise ProductFault(reason)
+        raise ProductError(reason)
     return tuple(map(clean_text, value))
 
 
 def _options(record: Mapping[str, Any]) -> tuple[tuple[str, tuple[str, ...]], ...]:
     listed = record.get("customization_options") or {}
     if not isinstance(listed, dict):
-        raise ProductFault("bad customization_options")
+        raise ProductError("bad customization_options")
     options: dict[str, tuple[str, ...]] = {}
     for name, contents in listed.items():
         if contents is None:
@@ -202,7 +202,7 @@ def _options(record: Mapping[str, Any]) -> tuple[tuple[str, tuple[str, ...]], ..
         try:
             values = [content["value"].strip().replace("/", " | ").lower() for content in contents]
         except (TypeError, KeyError, AttributeError) as error:
-            raise ProductFault("bad customization_options", repr(name)[:40]) from error
+            raise ProductError("bad customization_options", repr(name)[:40]) from error
         options[clean_text(name.lower())] = tuple(map(clean_text, values))
     return tuple(options.items())
 
@@ -213,7 +213,7 @@ def _rating(value: Any) -> str:
 
 def _reviews(value: Any) -> tuple[Review, ...]:
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        raise ProductFault("bad Reviews")
+        raise ProductError("bad Reviews")
     return tuple(
         Review(
             str(item.get("score", item.get("stars", ""))),
@@ -229,10 +229,31 @@ def _synthetic(extra: Mapping[str, Any]) -> tuple[Instruction, ...]:
     if text is None:
         return ()
     if not isinstance(text, str):
-        raise ProductFault("bad instruction")
+        raise ProductError("bad instruction")
     attributes = _texts(extra.get("instruction_attributes"), "bad instruction")
     return (Instruction("synthetic", clean_text(text), attributes),)
 
 
 def _humans(record: Mapping[str, Any]) -> tuple[Instruction, ...]:
     return tuple(parse_human(entry) for entry in record.get("instructions") or ())
+
+
+def to_record(product: Product) -> dict[str, Any]:
+    """`product` as JSON holds it; `from_record` reads it back."""
+    return asdict(product)
+
+
+def from_record(record: Mapping[str, Any]) -> Product:
+    """The product of `to_record`."""
+    fields = {name: tuple(value) if isinstance(value, list) else value for name, value in record.items()}
+    return Product(
+        **fields
+        | {
+            "options": tuple((name, tuple(values)) for name, values in record["options"]),
+            "reviews": tuple(Review(**review) for review in record["reviews"]),
+            "instructions": tuple(
+                Instruction(**item | {"attributes": tuple(item["attributes"]), "options": tuple(item["options"])})
+                for item in record["instructions"]
+            ),
+        }
+    )
