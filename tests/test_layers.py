@@ -117,10 +117,10 @@ HOUSE = {
         spec
     """,
     "envs/webshop": """
-        site
-        __init__ reward shop writing
-        catalogue goals texts
-        nouns products
+        __init__ env site
+        protocols reward views writing
+        catalogue goals shop
+        nouns products texts
     """,
     "envs/webshop/site": """
         __init__ app server

@@ -22,8 +22,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from trailnotes.envs.webshop.site.guard import Guard
 from trailnotes.envs.webshop.site.drawing import ICON, STYLE, VERSION, draw
+from trailnotes.envs.webshop.site.guard import Guard
 from trailnotes.envs.webshop.site.sessions import Sessions
 from trailnotes.errors import TrailnotesError
 

@@ -1,6 +1,6 @@
 """Product pictures, drawn instead of photographed: a pure function of asin and department.
 
-Only numbers and the constants below reach the markup, never a text of the catalogue, so it may stand in a page as it is.
+Only numbers and the constants below reach the markup, never a text of the catalogue: it may stand in a page as it is.
 """
 
 from __future__ import annotations
