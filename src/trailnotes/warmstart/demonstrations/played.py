@@ -78,7 +78,7 @@ class PlayRecorder:
 
 
 def played(env: Env, task: Task, actions: Sequence[str], config: Config, count_tokens: CountTokens) -> Demonstration:
-    """The conversation of an episode in which an agent does what a person did. It is taught whole, and helped if it won.
+    """The conversation of an episode in which an agent does what a person did. It helped if it won.
 
     Raises:
         RunError: the environment does not end with the last of `actions`: it refuses one, or allows fewer steps.

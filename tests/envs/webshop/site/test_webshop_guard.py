@@ -10,8 +10,8 @@ from trailnotes.envs.webshop.site.guard import from_elsewhere, name_of
 @pytest.mark.parametrize(
     ("host", "name"),
     [
-        ("127.0.0.1:8000", "127.0.0.1"), ("localhost", "localhost"), ("LocalHost:1", "localhost"),
-        ("[::1]:80", "[::1]"), ("[::1]", "[::1]"), ("evil.example:8000", "evil.example"), ("", ""), (":80", ""), ("a]b:c", "a]b"),
+        ("127.0.0.1:8000", "127.0.0.1"), ("localhost", "localhost"), ("LocalHost:1", "localhost"), ("[::1]", "[::1]"),
+        ("[::1]:80", "[::1]"), ("evil.example:8000", "evil.example"), ("", ""), (":80", ""), ("a]b:c", "a]b"),
     ],
 )  # fmt: skip
 def test_the_name_of_a_host(host: str, name: str) -> None:

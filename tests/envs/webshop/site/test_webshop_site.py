@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from shelves import HOSTILE, HandMade, tasks
+from shelves import Shelves
+from shopfloor import FRONT, HOSTILE, tasks
 from trailnotes.envs.webshop.shop import Rules, Shop, State
 from trailnotes.envs.webshop.site import visits
 from trailnotes.envs.webshop.site.app import GONE, LONGEST_FORM, LONGEST_QUERY, STALE, UNRECORDED, Settings, make_app
@@ -110,7 +111,7 @@ class Keeping:
 
 
 def floor(**rules: Any) -> Floor:
-    return Floor(Shop(HandMade(), Rules(**rules)), tasks())
+    return Floor(Shop(FRONT, Rules(**rules)), tasks())
 
 
 @pytest.fixture
@@ -161,7 +162,7 @@ def test_the_original_tells_the_score_on_its_last_page() -> None:
 @pytest.mark.parametrize("compat", ["fixed", "original"])
 def test_every_page_offers_just_what_the_page_machine_does(compat: Any) -> None:
     """All states within five steps of a search: the buttons of the drawn page are `Shop.offers`."""
-    shop = Shop(HandMade(), Rules(compat=compat, show_attributes=True, products_per_page=2))
+    shop = Shop(FRONT, Rules(compat=compat, show_attributes=True, products_per_page=2))
     found, ends = set[State](), [shop.step(State(), f"search[{query}]").state for query in ("green alert", "x")]
     for _ in range(5):
         found |= {*ends}
@@ -437,7 +438,7 @@ def test_a_catalogue_that_was_replaced_is_a_page(person: Person, monkeypatch: py
     def replaced(*_: object) -> None:
         raise ConfigError("/home/me/shop/products.jsonl was replaced: import the catalogue again")
 
-    monkeypatch.setattr(HandMade, "search", replaced)
+    monkeypatch.setattr(Shelves, "search", replaced)
     answer = person.post("/act", at="0", query="mug")
     assert answer.status_code == 503
     assert "cannot be read any more" in answer.text

@@ -83,7 +83,7 @@ def page_of(shop: Shop, state: State, score: float | None = None) -> Page:
         return Page("results", texts[0], searchable, state.query, moves, tuple(_cards(shop, parts)), first)
     if state.page == "item":
         title, price, rating = texts[-3:]
-        product = Shown(state.asin, shop.product(state.asin).category, title, price, rating)
+        product = Shown(state.asin, shop.shelves[state.asin].category, title, price, rating)
         buy = buttons.pop(BUY)
         options, more = tuple(_options(parts)), tuple(buttons.values())
         return Page("item", title, searchable, state.query, moves, product=product, options=options, more=more, buy=buy)
@@ -94,7 +94,7 @@ def _cards(shop: Shop, parts: Sequence[Part]) -> Iterator[Card]:
     """A product is three parts: its asin, its title, its price."""
     for place, part in enumerate(parts):
         if part.kind == "product":
-            offer, department = Offer(f"click[{part.target}]", part.text), shop.product(part.asin).category
+            offer, department = Offer(f"click[{part.target}]", part.text), shop.shelves[part.asin].category
             yield Card(offer, part.asin, department, parts[place + 1].text, parts[place + 2].text, part.clicked)
 
 

@@ -109,7 +109,7 @@ class Floor:
 
     def reward(self, visit: Visit) -> Reward:
         """What the purchase is worth, as the environment judges it."""
-        wanted, bought = self.shop.product(visit.goal.asin), self.shop.product(visit.state.asin)
+        wanted, bought = self.shop.shelves[visit.goal.asin], self.shop.shelves[visit.state.asin]
         chosen = [value for _, value in visit.state.options]
         return judge(visit.goal, wanted, bought, chosen, price_of(bought, visit.task.seed))
 
@@ -117,7 +117,7 @@ class Floor:
         """The reward in words; None before the purchase."""
         if not visit.bought:
             return None
-        wanted, bought = self.shop.product(visit.goal.asin), self.shop.product(visit.state.asin)
+        wanted, bought = self.shop.shelves[visit.goal.asin], self.shop.shelves[visit.state.asin]
         return _in_words(self.reward(visit), visit.goal, wanted.title, price_of(bought, visit.task.seed))
 
 
