@@ -117,9 +117,10 @@ HOUSE = {
         spec
     """,
     "envs/webshop": """
-        __init__ writing
+        __init__ synthetic
+        writing
         catalogue
-        nouns products
+        nouns products synthetic_words
     """,
     "envs/workers": """
         __init__ main
