@@ -16,6 +16,7 @@ from trailnotes.envs.webshop.goals import Goal, price_of
 from trailnotes.envs.webshop.protocols import Choice, identity_of, refuse_leaking, tasks_in
 from trailnotes.envs.webshop.reward import Reward, judge
 from trailnotes.envs.webshop.shop import Compat, Rules, Shop, State
+from trailnotes.envs.webshop.synthetic import open_catalogue
 from trailnotes.envs.webshop.texts import clean
 from trailnotes.envs.webshop.views import SHOWN_BY_REMEMBERER, VIEWS
 from trailnotes.errors import ConfigError, EnvError
@@ -32,7 +33,7 @@ _LIMIT_SAID = ", and price lower than"
 @lru_cache(4)
 def opened(catalogue: str) -> Catalogue:
     """The catalogue of a folder, once in each process."""
-    return Catalogue.open(catalogue)
+    return open_catalogue(catalogue)
 
 
 def webshop_tasks(

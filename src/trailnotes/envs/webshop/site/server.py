@@ -70,6 +70,7 @@ def serve(app: ASGIApp, door: socket.socket, ready: Callable[[], None] = lambda:
         access_log=False,
         log_level="warning",
         lifespan="off",
+        proxy_headers=False,
         ws="none",
         limit_concurrency=CONNECTIONS,
         timeout_graceful_shutdown=5,
