@@ -62,7 +62,7 @@ HOUSE = {
     "commands": """
         __main__
         __init__
-        adapt compare config critic demo diagnose engine envs eval export memory rehearsal rollout train warmstart
+        adapt compare config critic demo diagnose engine envs eval export memory rehearsal rollout train warmstart webshop
         arguments
         command
     """,

@@ -12,7 +12,7 @@ import traceback
 import warnings
 from collections.abc import Sequence
 
-from trailnotes.commands import compare, config, engine, envs, memory, rehearsal
+from trailnotes.commands import compare, config, engine, envs, memory, rehearsal, webshop
 from trailnotes.commands.adapt import ADAPT
 from trailnotes.commands.command import Group, Table, parse
 from trailnotes.commands.critic import CRITIC
@@ -44,6 +44,7 @@ TABLE: Table = (
     Group("config", "settings", config.COMMANDS),
     Group("envs", "environments", envs.COMMANDS),
     Group("engine", "engines for runs on other machines", engine.COMMANDS),
+    Group("webshop", "the shop of WebShop, for a person", webshop.COMMANDS),
 )
 
 QUIET = {
