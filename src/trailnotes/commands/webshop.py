@@ -101,7 +101,7 @@ COMMANDS = (
             ),
             OTHER_CONFIG,
             argument("--split", metavar="SPLIT", default="train", help="whose goals are given to visitors (train)"),
-            argument("--goal", type=int, metavar="N", help="the one goal of all visits, from 0 (any, or theirs to choose)"),
+            argument("--goal", type=int, metavar="N", help="the one goal of all visits, from 0 (theirs to choose)"),
             argument("--record", type=Path, metavar="FILE", help="append the purchases as demonstrations, JSONL"),
             argument("--host", metavar="ADDRESS", default=LOOPBACK, help=f"where to listen ({LOOPBACK})"),
             argument("--port", type=int, metavar="N", default=PORT, help=f"port; 0 takes a free one ({PORT})"),

@@ -136,8 +136,8 @@ def test_a_purchase_is_that_of_the_environment(shop: tuple[str, Path], page: Pag
         f"{purchase['num_options']} of {len(wanted['options'])}",
     ]
     met = on_page(page, ".score tbody tr", "className")
-    assert [each == "met" for each in met][3] == purchase["price_fits"]
-    assert [each == "met" for each in met][0] == (purchase["type_factor"] == 1)
+    assert (met[3] == "met") == purchase["price_fits"]
+    assert (met[0] == "met") == (purchase["type_factor"] == 1)
     env.close()
 
 
