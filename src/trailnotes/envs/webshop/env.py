@@ -13,13 +13,15 @@ from typing import Any, cast
 
 from trailnotes.envs.webshop.catalogue import Catalogue
 from trailnotes.envs.webshop.goals import Goal, price_of
-from trailnotes.envs.webshop.protocols import Choice, identity_of, refuse_leaking, tasks_in
+from trailnotes.envs.webshop.protocols import SPLITS, Choice, identity_of, refuse_leaking, tasks_in
 from trailnotes.envs.webshop.reward import Reward, judge
 from trailnotes.envs.webshop.shop import Compat, Rules, Shop, State
 from trailnotes.envs.webshop.texts import clean
 from trailnotes.envs.webshop.views import SHOWN_BY_REMEMBERER, VIEWS
 from trailnotes.errors import ConfigError, EnvError
 from trailnotes.types import Observation, Task
+
+__all__ = ["SPLITS", "WebShopEnv", "opened", "webshop_tasks"]
 
 MAX_STEPS = 15
 COMPATS = ("fixed", "original")
