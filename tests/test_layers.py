@@ -117,8 +117,8 @@ HOUSE = {
         spec
     """,
     "envs/webshop": """
-        __init__ synthetic
-        writing
+        __init__ importing synthetic
+        reading writing
         catalogue
         nouns products synthetic_words
     """,
