@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import unicodedata
 from dataclasses import replace
 
 import pytest
@@ -353,7 +354,8 @@ def test_a_long_text_is_cut_at_view(compat: str) -> None:
     shop = Shop(shelves, rules)
     item = walk(shop, "search[long]", "click[b0long0001]")
     assert max(len(part.text) for part in shop.parts(item)) == 50
-    assert max(len(part.text) for part in shop.parts(replace(item, page="description"))) == 100
+    for page in ("description", "features"):
+        assert sum(len(part.text) for part in shop.parts(replace(item, page=page))[2:]) == 100  # type: ignore[arg-type]
 
 
 def test_no_text_of_a_product_says_anything_to_the_machine() -> None:
@@ -370,6 +372,11 @@ def test_cleaning_bounds_joins_and_keeps_what_is_clean(said: str, limit: int) ->
     assert clean(shown, limit) == shown
     assert "  " not in shown
     assert not set("[]\n\r\t\x00") & set(shown)
+
+
+def test_no_format_character_is_shown() -> None:
+    unseen = [c for c in map(chr, range(0x110000)) if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp")]
+    assert clean("a" + "".join(unseen) + "b", 10_000) == "a b"
 
 
 def test_an_option_without_visible_text_is_not_offered() -> None:

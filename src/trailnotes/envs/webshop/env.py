@@ -16,6 +16,7 @@ from trailnotes.envs.webshop.goals import Goal, price_of
 from trailnotes.envs.webshop.protocols import SPLITS, Choice, identity_of, refuse_leaking, tasks_in
 from trailnotes.envs.webshop.reward import Reward, judge
 from trailnotes.envs.webshop.shop import Compat, Rules, Shop, State
+from trailnotes.envs.webshop.synthetic import open_catalogue
 from trailnotes.envs.webshop.texts import clean
 from trailnotes.envs.webshop.views import SHOWN_BY_REMEMBERER, VIEWS
 from trailnotes.errors import ConfigError, EnvError
@@ -33,8 +34,8 @@ _LIMIT_SAID = ", and price lower than"
 
 @lru_cache(4)
 def opened(catalogue: str) -> Catalogue:
-    """The catalogue of a folder, once in each process."""
-    return Catalogue.open(catalogue)
+    """The catalogue of a folder, or "synthetic", once in each process."""
+    return open_catalogue(catalogue)
 
 
 def webshop_tasks(
@@ -112,7 +113,7 @@ class WebShopEnv:
             show_attributes: offer the page of the hidden attributes that the reward judges.
             repeat_instruction: on each page, as the original does; None: with compat "original" only.
             max_title: characters of a title, an option or another short text.
-            max_text: characters of a description, a feature or a review.
+            max_text: characters of a description, or of all features or reviews.
             max_steps: actions until the episode is truncated.
             reward: "score" is that of the purchase, 0 to 1; "success" is 1 for a score of 1, else 0.
             actions: offer the admissible actions with each observation.
