@@ -116,9 +116,10 @@ def test_a_goal_survives_json_and_a_forged_one_is_refused() -> None:
 @pytest.mark.parametrize("name", PROTOCOLS)
 def test_a_split_is_the_same_whenever_it_is_asked_for_and_shares_no_task_id(name: str) -> None:
     choice = Choice(name)
-    first, random_state = splits_of(PENS, choice), random.random()
-    assert splits_of(PENS, choice) == first, random_state
-    ids = [task.id for split in SPLITS if first[split] for task in tasks_in(PENS, split, choice)]
+    first = splits_of(PENS, choice)
+    random.seed(1)
+    assert splits_of(PENS, choice) == first
+    ids = [task.id for split in SPLITS if first[split] for task in tasks_in(first, split, name)]
     assert len(ids) == len(set(ids))
     assert all(task_id.startswith(f"webshop/{name}/B0PEN") for task_id in ids)
 
@@ -197,16 +198,17 @@ def test_by_product_gives_each_split_its_share_and_leaves_a_product_its_side() -
 
 
 def test_another_seed_is_another_panel() -> None:
-    one, other = (identity_of(PENS, Choice(seed=seed)) for seed in (0, 1))
-    assert one == identity_of(PENS, Choice(seed=0))
+    splits = [splits_of(PENS, Choice(seed=seed)) for seed in (0, 1)]
+    one, other = (identity_of(each, Choice(seed=seed)) for seed, each in enumerate(splits))
     assert one["splits"]["test"]["sha256"] != other["splits"]["test"]["sha256"]
-    assert tasks_in(PENS, "test", Choice(seed=1))[0].id.endswith("@1")
+    assert tasks_in(splits[1], "test", "by-product")[0].id.endswith("@1")
 
 
 def test_the_identity_changes_with_every_word_of_a_goal() -> None:
     one = Shelves((human(0, 0), human(1, 1)))
     changed = replace(one.products[1], instructions=(Instruction("human", "i want a pencil", ("fine tip",), (), 1),))
-    before, after = (identity_of(shelves, Choice("original")) for shelves in (one, Shelves((one.products[0], changed))))
+    choice, other = Choice("original"), Shelves((one.products[0], changed))
+    before, after = (identity_of(splits_of(shelves, choice), choice) for shelves in (one, other))
     assert before["splits"]["test"] != after["splits"]["test"]
     assert before["splits"]["train"] == after["splits"]["train"]
 
@@ -223,5 +225,5 @@ def test_the_identity_changes_with_every_word_of_a_goal() -> None:
 )
 def test_what_cannot_be_split_is_said_with_the_fix(split: str, choice: Choice, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        tasks_in(DOZEN, split, choice)
+        tasks_in(splits_of(DOZEN, choice), split, choice.protocol)
     assert said in str(caught.value)
