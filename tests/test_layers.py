@@ -63,6 +63,7 @@ HOUSE = {
         __main__
         __init__
         adapt compare config critic demo diagnose engine envs eval export memory rehearsal rollout train warmstart
+        webshop
         arguments
         command
     """,
