@@ -43,6 +43,7 @@ TABLE: Table = (
     Group("memory", "read, edit and carry the tips of a run", memory.COMMANDS),
     Group("config", "settings", config.COMMANDS),
     Group("envs", "environments", envs.COMMANDS),
+    Group("webshop", "the shop and its catalogue", webshop.COMMANDS),
     Group("engine", "engines for runs on other machines", engine.COMMANDS),
     Group("webshop", "the shop of WebShop, for a person", webshop.COMMANDS),
 )
