@@ -45,7 +45,6 @@ TABLE: Table = (
     Group("envs", "environments", envs.COMMANDS),
     Group("webshop", "the shop and its catalogue", webshop.COMMANDS),
     Group("engine", "engines for runs on other machines", engine.COMMANDS),
-    Group("webshop", "the shop of WebShop, for a person", webshop.COMMANDS),
 )
 
 QUIET = {
