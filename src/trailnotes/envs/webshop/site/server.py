@@ -40,12 +40,14 @@ def listening(host: str, port: int, *, public: bool) -> socket.socket:
             f"--host {host} would open the shop to other machines, without passwords or encryption: add --public if "
             "that is meant, or leave --host out"
         )
+    if not 0 <= port <= 65_535:
+        raise ConfigError(f"--port {port} is none: name one up to 65535, or 0, which takes a free one")
     host = host.strip("[]")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=CONNECTIONS)
-    except (OSError, OverflowError) as error:
-        reason = os.strerror(error.errno) if isinstance(error, OSError) and (error.errno or 0) > 0 else str(error)
+    except OSError as error:
+        reason = os.strerror(error.errno) if (error.errno or 0) > 0 else str(error)
         raise ConfigError(
             f"the shop cannot listen at {host}:{port} ({reason}): name another --port (0 takes a free one) or --host"
         ) from error
