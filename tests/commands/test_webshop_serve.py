@@ -46,11 +46,17 @@ def site(shop: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[
 
 
 class Visitor:
-    """Sends forms as a browser does, and keeps the cookie."""
+    """Sends forms as a browser does, and keeps the cookie. Used as `with Visitor(port) as visitor`."""
 
     def __init__(self, port: int) -> None:
         self.connection = HTTPConnection("127.0.0.1", port, timeout=60)
         self.headers = {"origin": f"http://127.0.0.1:{port}", "content-type": "application/x-www-form-urlencoded"}
+
+    def __enter__(self) -> Visitor:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.connection.close()
 
     def ask(self, method: str, path: str, **fields: str) -> tuple[int, str]:
         self.connection.request(method, path, urlencode(fields) if method == "POST" else None, self.headers)
@@ -65,12 +71,12 @@ class Visitor:
 
 def test_a_purchase_over_a_real_socket(site: tuple[int, Path, subprocess.Popen[str]]) -> None:
     port, record, _ = site
-    visitor = Visitor(port)
-    assert visitor.ask("POST", "/begin", goal="0")[0] == 200
-    assert "B0MUG00001" in visitor.ask("POST", "/act", at="0", query="mug")[1]
-    visitor.ask("POST", "/act", at="1", action="click[b0mug00001]")
-    assert "Thank you for shopping" in visitor.ask("POST", "/act", at="2", action="click[buy now]")[1]
-    assert "of 1" in visitor.ask("GET", "/score")[1]
+    with Visitor(port) as visitor:
+        assert visitor.ask("POST", "/begin", goal="0")[0] == 200
+        assert "B0MUG00001" in visitor.ask("POST", "/act", at="0", query="mug")[1]
+        visitor.ask("POST", "/act", at="1", action="click[b0mug00001]")
+        assert "Thank you for shopping" in visitor.ask("POST", "/act", at="2", action="click[buy now]")[1]
+        assert "of 1" in visitor.ask("GET", "/score")[1]
     (played,) = from_jsonl(record, "warmstart.demonstrations")
     said = [message.content for message in played.messages if message.role == "assistant"]
     assert said == ["search[mug]", "click[b0mug00001]", "click[buy now]"]
@@ -83,8 +89,9 @@ def test_garbage_on_the_socket_is_answered_and_forgotten(site: tuple[int, Path, 
         with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
             connection.sendall(garbage)
             assert connection.recv(1000).startswith(b"HTTP/1.1 4")
-    assert Visitor(port).ask("HEAD", "/") == (200, "")
-    assert Visitor(port).ask("POST", "/begin", goal="9" * 100_000)[0] == 413
+    with Visitor(port) as visitor:
+        assert visitor.ask("HEAD", "/") == (200, "")
+        assert visitor.ask("POST", "/begin", goal="9" * 100_000)[0] == 413
     assert process.poll() is None
 
 

@@ -70,7 +70,7 @@ def serve(app: ASGIApp, door: socket.socket, ready: Callable[[], None] = lambda:
     config = uvicorn.Config(
         app,
         access_log=False,
-        log_level="warning",
+        log_level="error",  # below it, a line for each request that is none
         lifespan="off",
         proxy_headers=False,
         ws="none",
