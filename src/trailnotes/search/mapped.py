@@ -54,10 +54,10 @@ class MappedFolder:
         """The array of one ``.npy`` file, mapped."""
         self.file(name)
         try:
-            array: NDArray[Any] = np.load(self.folder / name, mmap_mode="r", allow_pickle=False)
+            mapped = np.load(self.folder / name, mmap_mode="r", allow_pickle=False)
         except (OSError, ValueError) as error:
             raise ConfigError(f"{self.folder / name} is damaged ({error}): {_again(self.meta)}") from error
-        return array
+        return np.asarray(mapped)  # a plain view: slices of numpy's own class for maps cost several times as much
 
     def check(self) -> None:
         """Raise `ConfigError` if a file has changed since it was opened."""
