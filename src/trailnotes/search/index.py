@@ -33,9 +33,9 @@ class Index:
         self._docs: NDArray[np.int32] = files.array("docs.npy")
         self._codes: NDArray[np.uint16] = files.array("codes.npy")
         self._frequent: NDArray[np.int64] = files.array("frequent.npy")
-        self._terms = memoryview(files.array("terms.npy"))
-        self._term_offsets = memoryview(files.array("term_offsets.npy"))
-        self._starts = memoryview(files.array("posting_offsets.npy"))
+        self._terms = files.array("terms.npy").data
+        self._term_offsets = files.array("term_offsets.npy").data
+        self._starts = files.array("posting_offsets.npy").data
         self._filled: int = files.meta["filled"]
         mean_length = files.meta["tokens"] / self._filled if self._filled else 1.0
         self._inverse = bm25.inverse_norms(mean_length)
