@@ -47,7 +47,7 @@ def listening(host: str, port: int, *, public: bool) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, backlog=CONNECTIONS)
     except OSError as error:
-        reason = os.strerror(error.errno) if (error.errno or 0) > 0 else str(error)
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
         raise ConfigError(
             f"the shop cannot listen at {host}:{port} ({reason}): name another --port (0 takes a free one) or --host"
         ) from error
