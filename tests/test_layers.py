@@ -213,7 +213,8 @@ HOUSE = {
     "warmstart/demonstrations": """
         __init__ scienceworld_english waymarks_english
         scienceworld waymarks
-        scienceworld_scripts waymarks_words
+        scienceworld_scripts waymarks_words webshop_words
+        episodes
     """,
 }
 LAYERS = "\n".join(line.strip() for line in HOUSE[""].strip().splitlines())
