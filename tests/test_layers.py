@@ -29,6 +29,7 @@ HOUSE = {
         cluster
         rollout learner credit reporting
         prompts envs policies memory
+        search
         storage
         config
         types errors seeds moved
@@ -93,7 +94,7 @@ HOUSE = {
         episodes
     """,
     "envs": """
-        scienceworld waymarks workers
+        scienceworld waymarks webshop workers
         tasks textworld
         __init__
         check
@@ -114,6 +115,11 @@ HOUSE = {
         __init__ env
         build simulator
         spec
+    """,
+    "envs/webshop": """
+        __init__ writing
+        catalogue
+        products
     """,
     "envs/workers": """
         __init__ main
@@ -200,6 +206,12 @@ HOUSE = {
         players
         directory loop parts signals
         shapes
+    """,
+    "search": """
+        __init__ index
+        building
+        analyzer bm25 mapped
+        porter words
     """,
     "storage": """
         __init__ checkpoint demonstrations
