@@ -117,8 +117,9 @@ HOUSE = {
         spec
     """,
     "envs/webshop": """
-        __init__ writing
-        catalogue
+        __init__ reward views writing
+        catalogue shop
+        goals texts
         products
     """,
     "envs/workers": """
