@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, cast
 
 from trailnotes.envs import env_tasks, make_env
 from trailnotes.envs.tasks import kept_apart
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from trailnotes.config.schema import Config
+    from trailnotes.envs.webshop.env import WebShopEnv
     from trailnotes.storage.demonstrations import Demonstration
     from trailnotes.types import Observation, Task, Trajectory
     from trailnotes.warmstart.demonstrations.episodes import Script
@@ -51,13 +52,13 @@ class Visit:
     """The shop as an environment that keeps what its pages have shown since the last reset."""
 
     def __init__(self, **options: object) -> None:
-        self.env = make_env("webshop", **options)
-        self.page = self.item = Page()  # the newest, and the newest of a product
+        self.env = cast("WebShopEnv", make_env("webshop", **options))
+        self.page = self.item = self.results = Page()  # the newest; that of a product, and of results
         self.shown: set[str] = set()  # asins
 
     def reset(self, task: Task) -> Observation:
         """Start a goal."""
-        self.item, self.shown = Page(), set()
+        self.item, self.results, self.shown = Page(), Page(), set()
         return self._seen(self.env.reset(task))
 
     def step(self, action: str) -> Observation:
@@ -69,10 +70,12 @@ class Visit:
         self.env.close()
 
     def _seen(self, observation: Observation) -> Observation:
-        self.page = Page.of(self.env.parts())
+        self.page = Page.of(self.env.shop.parts(self.env.state))
         self.shown.update(listing.asin for listing in self.page.listings)
         if self.page.title:
             self.item = self.page
+        elif self.page.listings:
+            self.results = self.page
         return observation
 
 
@@ -157,7 +160,7 @@ class WebShopDemonstrator:
     def teach(self, task: Task, _: Observation) -> Script:
         """Searches by words of the title of the goal's product until it finds it, chooses the goal's options, buys."""
         asin = task.options["asin"].lower()
-        title = self.visit.env.shop.product(task.options["asin"]).title
+        title = self.visit.env.shop.shelves[task.options["asin"]].title
         yield Buyer(title, lambda: self.visit.page, self.rng).search(5)
         for _page in range(PAGES):
             if any(listing.asin == asin for listing in self.visit.page.listings):
@@ -203,9 +206,9 @@ class WebShopDemonstrator:
         trajectory = played(self.visit, task, script)
         if not trajectory.steps or self.visit.shown & self.forbidden:
             return None
-        way = way_of(actions_of(trajectory))
-        wish = Wish.of(trajectory.steps[0].observation.instruction or "")
-        return Attempt(trajectory, way, faults_of(way, self.visit.item, wish, right=trajectory.success))
+        way, wish = way_of(actions_of(trajectory)), Wish.of(trajectory.steps[0].observation.instruction or "")
+        faults = () if trajectory.success else faults_of(way, self.visit.item, self.visit.results, wish)
+        return Attempt(trajectory, way, faults)
 
     def tip(self, attempt: Attempt, worth: float) -> Tip:
         """What a memory would hold of an episode that was worth so much."""

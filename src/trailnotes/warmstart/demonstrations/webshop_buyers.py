@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 BUY: Final = "click[buy now]"
 BACK: Final = "click[< prev]"
 READING: Final = ("description", "features")
-UNLIKE: Final = 0.4  # a title with a smaller share of the words asked for looks like something else
 _READING: Final = {f"click[{page}]" for page in (*READING, "reviews", "attributes")}
 _PRICE: Final = re.compile(r"\$([\d.]+)")
 _WORD: Final = re.compile(r"[a-z0-9]+")
@@ -199,17 +198,15 @@ def way_of(actions: Sequence[str]) -> tuple[str, ...]:
     return tuple(way)
 
 
-def faults_of(way: Sequence[str], page: Page, wish: Wish, *, right: bool) -> tuple[Fault, ...]:
-    """What a buyer can see to be wrong with a purchase, none of it if it was `right`.
+def faults_of(way: Sequence[str], page: Page, results: Page, wish: Wish) -> tuple[Fault, ...]:
+    """What a buyer can see to be wrong with a purchase that has not earned the full score.
 
     Args:
         way: of `way_of`.
         page: of the product, as it was bought.
+        results: among which it was chosen.
         wish: what was asked for.
-        right: whether it earned the full score.
     """
-    if right:
-        return ()
     if BUY not in way:
         return (Fault("unbought"),)
     chosen = {action[len("click[") : -1] for action in way}
@@ -217,7 +214,7 @@ def faults_of(way: Sequence[str], page: Page, wish: Wish, *, right: bool) -> tup
     faults = [Fault("value", value) for _, value, _ in asked if value and value not in chosen]
     if page.price > wish.limit:
         faults.append(Fault("price", f"{wish.limit:g}"))
-    if wish.fit(page.title) < UNLIKE:
+    if any(wish.fit(listing.title) > wish.fit(page.title) for listing in results.listings):
         faults.append(Fault("other"))
     left_open = [Fault("option", name) for name, value, own in asked if not value and not own]
     return tuple(faults or left_open or [Fault("other")])
