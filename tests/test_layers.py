@@ -117,10 +117,10 @@ HOUSE = {
         spec
     """,
     "envs/webshop": """
-        __init__ reward views writing
-        catalogue shop
-        goals texts
-        products
+        __init__ env
+        protocols reward views writing
+        catalogue goals shop
+        nouns products texts
     """,
     "envs/workers": """
         __init__ main
@@ -225,9 +225,9 @@ HOUSE = {
     """,
     "warmstart/demonstrations": """
         __init__ scienceworld_english waymarks_english
-        scienceworld waymarks
-        scienceworld_scripts waymarks_words webshop_words
-        episodes
+        scienceworld waymarks webshop
+        scienceworld_scripts waymarks_words webshop_buyers
+        episodes webshop_words
     """,
 }
 LAYERS = "\n".join(line.strip() for line in HOUSE[""].strip().splitlines())

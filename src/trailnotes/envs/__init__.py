@@ -28,10 +28,11 @@ ENVS: dict[str, str] = {
     "textworld": "trailnotes.envs.textworld.env:TextWorldEnv",
     "waymarks": "trailnotes.envs.waymarks.env:WaymarksEnv",
     "waymarks-simulator": "trailnotes.envs.waymarks.env:WaymarksSimulator",
+    "webshop": "trailnotes.envs.webshop.env:WebShopEnv",
 }
 ENTRY_POINTS = "trailnotes.envs"  # group under which a package offers environments of its own
 
-EXTRAS = {"scienceworld": "scienceworld", "textworld": "textworld", "waymarks": "textworld"}
+EXTRAS = {"scienceworld": "scienceworld", "textworld": "textworld", "waymarks": "textworld", "webshop": "webshop"}
 
 
 def make_env(name: str, **options: Any) -> Env:

@@ -24,6 +24,7 @@ from trailnotes.seeds import derive_seed
 
 Compat = Literal["fixed", "original"]
 PageName = Literal["search", "results", "item", "description", "features", "reviews", "attributes", "done"]
+Facet = Literal["attribute", "category", "query"]
 Kind = Literal["text", "button", "product", "option"]
 
 NUM_FOUND: Final = 50  # products that a search finds at most
@@ -39,6 +40,10 @@ class Shelves(Protocol):
 
     def __len__(self) -> int: ...
 
+    def __iter__(self) -> Iterator[Product]: ...
+
+    def __contains__(self, asin: object) -> bool: ...
+
     def __getitem__(self, asin: str) -> Product: ...
 
     def at(self, index: int) -> Product:
@@ -47,6 +52,10 @@ class Shelves(Protocol):
 
     def search(self, query: str, limit: int = NUM_FOUND) -> list[str]:
         """The asins that fit best, the best one first."""
+        ...
+
+    def having(self, facet: Facet, value: str) -> list[str]:
+        """The asins with exactly this attribute, of this department, or found by this query."""
         ...
 
 
@@ -125,7 +134,6 @@ class Shop:
     def __init__(self, shelves: Shelves, rules: Rules = Rules()) -> None:
         self.shelves, self.rules = shelves, rules
         self._original = rules.compat == "original"
-        self.product: Callable[[str], Product] = lru_cache(4096)(shelves.__getitem__)
         self._found: Callable[[str], tuple[str, ...]] = lru_cache(512)(self._search)
 
     # -- what a page holds
@@ -220,7 +228,7 @@ class Shop:
         """All below "Back to Search"."""
         if state.page == "results":
             return self._results(state)
-        product = self.product(state.asin)
+        product = self.shelves[state.asin]
         return self._item(state, product) if state.page == "item" else self._sub_page(state, product)
 
     def _results(self, state: State) -> Iterator[Part]:
@@ -231,7 +239,7 @@ class Shop:
         if self._original or state.number * self.rules.products_per_page < total:
             yield _button(NEXT)
         for asin in self.results(state):
-            product = self.product(asin)
+            product = self.shelves[asin]
             yield Part("product", asin, asin.lower(), asin in state.seen, asin=asin)
             yield Part("text", self._short(product.title))
             yield Part("text", product.tag)
@@ -310,11 +318,8 @@ class Shop:
     # -- finding
 
     def _search(self, query: str) -> tuple[str, ...]:
-        if self._original:
-            word, _, rest = query.partition(" ")
-            if (find := _SPECIAL.get(word)) is not None:
-                return tuple(find(self.shelves, rest))
-        return tuple(self.shelves.search(query, NUM_FOUND))
+        special = _special(self.shelves, query) if self._original else None
+        return tuple(self.shelves.search(query, NUM_FOUND) if special is None else special)
 
 
 def _read_greedily(action: str) -> tuple[str, str]:
@@ -344,32 +349,20 @@ def _pressed(state: State, text: str) -> State:
 
 # -- words that the original's search takes for commands
 
-
-def _all(shelves: Shelves) -> Iterator[Product]:
-    return (shelves.at(index) for index in range(len(shelves)))
+_FACETS: Final[Mapping[str, Facet]] = {"<a>": "attribute", "<c>": "category", "<q>": "query"}
 
 
-def _random(shelves: Shelves, rest: str) -> list[str]:
-    """The original draws anew for each page; here the query is the seed, so that a page is what it was."""
-    rng = random.Random(derive_seed("webshop", "<r>", rest))
-    return [shelves.at(index).asin for index in rng.sample(range(len(shelves)), min(NUM_FOUND, len(shelves)))]
+def _special(shelves: Shelves, query: str) -> list[str] | None:
+    """The asins that such a word asks for; None where the query begins with none.
 
-
-def _attribute(shelves: Shelves, rest: str) -> list[str]:
-    return [product.asin for product in _all(shelves) if rest.strip() in product.attributes]
-
-
-def _category(shelves: Shelves, rest: str) -> list[str]:
-    return [product.asin for product in _all(shelves) if product.category == rest.partition(" ")[0].strip()]
-
-
-def _query(shelves: Shelves, rest: str) -> list[str]:
-    return [product.asin for product in _all(shelves) if product.query == rest.strip()]
-
-
-_SPECIAL: Final[Mapping[str, Callable[[Shelves, str], list[str]]]] = {
-    "<r>": _random,
-    "<a>": _attribute,
-    "<c>": _category,
-    "<q>": _query,
-}
+    For ``<r>`` the original draws anew for each page; here the query is the seed, so that a page is what it was. Its
+    text environment fails at ``<a>``, which only its site knows.
+    """
+    word, _, rest = query.partition(" ")
+    if word == "<r>":
+        rng = random.Random(derive_seed("webshop", query))
+        return [shelves.at(index).asin for index in rng.sample(range(len(shelves)), min(NUM_FOUND, len(shelves)))]
+    if word in _FACETS:
+        value = rest.partition(" ")[0] if word == "<c>" else rest
+        return shelves.having(_FACETS[word], value.strip())
+    return None
