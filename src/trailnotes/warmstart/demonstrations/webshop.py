@@ -99,7 +99,7 @@ class WebShopDemonstrator:
         self.visit = Visit(**options)
         self.tasks = env_tasks("webshop", "train", options)
         examined = (task for split in EXAMINED for task in env_tasks("webshop", split, options))
-        self.forbidden = {task.options["asin"].lower() for task in examined}
+        self.forbidden: frozenset[str] = frozenset(task.options["asin"].lower() for task in examined)
 
     @classmethod
     def apart(cls, config: Config, count_tokens: Callable[[str], int], seed: int) -> Self:
