@@ -22,7 +22,7 @@ from trailnotes.errors import ConfigError
 from trailnotes.storage.demonstrations import Demonstration
 from trailnotes.warmstart.demonstrations import demonstrator_of
 from trailnotes.warmstart.demonstrations.episodes import actions_of
-from trailnotes.warmstart.demonstrations.webshop import EnglishWebShop, WebShopDemonstrator
+from trailnotes.warmstart.demonstrations.webshop import EnglishWebShop, Visit, WebShopDemonstrator
 from trailnotes.warmstart.demonstrations.webshop_buyers import (
     Listing,
     Page,
@@ -99,6 +99,9 @@ def test_a_wish_is_read_out_of_an_instruction() -> None:
     assert wish.words == ["washable", "wool", "rug", "color", "red", "size", "big"]
     assert (wish.asked("color", ("blue", "red", "dark red")), wish.asked("shape", ("round",))) == ("red", "")
     assert Wish.of("I want a rug.").limit == math.inf
+    assert not wish.lacks(ITEM.options)
+    assert wish.lacks((("color", ("red", "blue")), ("size", ("small",))))
+    assert not Wish.of("I want a red rug.").lacks(())
 
 
 def test_the_value_beside_its_name_is_asked_for() -> None:
@@ -180,6 +183,7 @@ def test_the_good_buyer_beats_the_others(make: Make) -> None:
 
 def test_every_action_of_a_script_is_one_that_the_page_offers(make: Make) -> None:
     made = make()
+    made.visit = Visit(**made.config.env.options, actions=True)
     for manner, task in itertools.product(("good", "hasty", "wandering"), made.tasks[:8]):
         if attempt := made.attempt(task, manner):
             for step in attempt.trajectory.steps[1:]:

@@ -96,7 +96,7 @@ class WebShopDemonstrator:
         self.config, self.count_tokens = config, count_tokens
         self.rng = random.Random(seed)
         options = {**config.env.options, "max_steps": config.rollout.max_steps}
-        self.visit = Visit(**options)
+        self.visit = Visit(**{**options, "actions": config.rollout.show_actions})
         self.tasks = env_tasks("webshop", "train", options)
         examined = (task for split in EXAMINED for task in env_tasks("webshop", split, options))
         self.forbidden: frozenset[str] = frozenset(task.options["asin"].lower() for task in examined)

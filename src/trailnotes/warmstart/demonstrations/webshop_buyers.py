@@ -26,13 +26,14 @@ READING: Final = ("description", "features")
 _READING: Final = {f"click[{page}]" for page in (*READING, "reviews", "attributes")}
 _PRICE: Final = re.compile(r"\$([\d.]+)")
 _WORD: Final = re.compile(r"[a-z0-9]+")
+_NAMED: Final = re.compile(r"(?:with|and) ([\w ]+): ([^,]+)")
 _LIMIT: Final = re.compile(r",? and price lower than ([\d.]+) dollars")
 # Words of an instruction that say nothing about a product.
 _FILLING: Final = frozenset(
     _WORD.findall(
         "a an and any are as at be buy by can could find for from get give good has have help i d in is it its like "
-        "looking m me my need of on one or please price lower than dollars shop show some that the them these this to "
-        "want which with would you"
+        "kind looking m me my need of on one only or out please price lower ran says shop show some take than that the "
+        "them these this to want wants we which with would you"
     )
 )
 
@@ -63,6 +64,11 @@ class Wish:
             if named:
                 return max(named, key=len)
         return ""
+
+    def lacks(self, options: Sequence[tuple[str, Sequence[str]]]) -> bool:
+        """Whether a value that is asked for by the name of its option is not among those offered."""
+        offered = {(name, value) for name, values in options for value in values}
+        return not {(name, value) for name, value in _NAMED.findall(self.text)} <= offered
 
     def fit(self, title: str) -> float:
         """The share of the words asked for that a title has."""
@@ -123,12 +129,16 @@ class Buyer:
         self.wish, self.look, self.rng = Wish.of(instruction), look, rng
 
     def good(self, _: Observation) -> Script:
-        """Searches by what is asked, opens what fits best, chooses what is asked, and turns back once if too dear."""
+        """Searches by what is asked, opens what fits best, chooses what is asked, and buys.
+
+        Turns back from what is too dear, or does not come as asked, while something else fits as well.
+        """
         yield self.search(6)
-        ranked = sorted(self.look().listings, key=self.rank)[:2]
+        ranked = sorted(self.look().listings, key=self.rank)[:3]
         for listing in ranked:
             yield f"click[{listing.asin}]"
-            if self.look().price <= self.wish.limit or listing is ranked[-1]:
+            bad = self.look().price > self.wish.limit or self.wish.lacks(self.look().options)
+            if not bad or listing is ranked[-1]:
                 for option in self.look().options:
                     if value := self.wish.asked(*option):
                         yield f"click[{value}]"
