@@ -118,9 +118,10 @@ HOUSE = {
     """,
     "envs/webshop": """
         __init__ env
-        protocols reward views writing
+        protocols reward synthetic views
+        writing
         catalogue goals shop
-        nouns products texts
+        nouns products synthetic_words texts
     """,
     "envs/workers": """
         __init__ main

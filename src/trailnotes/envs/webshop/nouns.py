@@ -18,7 +18,10 @@ SPACY_MODEL = "en_core_web_sm"
 Tagger = Literal["rules", "spacy"]
 
 _TAGS = {"NOUN", "PROPN"}
-_EDGES = "\"'()[]{}<>.,;:!?*&|\u2019\u2018\u201c\u201d\u2026\u3010\u3011+=~#$\u20ac\u2605\u2713\u2122\u00ae\u00a9-\u2013\u2014/\\"
+_EDGES = (
+    "\"'()[]{}<>.,;:!?*&|+=~#$-/\\"
+    "\u2019\u2018\u201c\u201d\u2026\u3010\u3011\u20ac\u2605\u2713\u2122\u00ae\u00a9\u2013\u2014"
+)
 _BREAKS = re.compile(
     '(?<=[^\\W\\d_])[,\u2013\u2014](?=[^\\W\\d_])|(?<=[^\\W_])[-/:=<>](?=[^\\W\\d_])|(?<=[a-z])\\.(?=[A-Z])|\\.{2,}|[()\\[\\]"]'
 )
@@ -27,8 +30,8 @@ _POSSESSIVE = re.compile("['\u2019][sS]$")
 _NUMBER = re.compile("[\\d.,/x\u00d7-]+(?:st|nd|rd|th)?|[^\\w%]+", re.IGNORECASE)
 
 # Words of a closed class are no nouns however they are written...
-_CLOSED = frozenset(
-    """a an the this that these those each every any all some no both either another such
+_CLOSED = """
+    a an the this that these those each every any all some no both either another such
     and or but nor so yet plus w & of in on at by for from with without to into onto over under up down off out about
     above below across after against along among around as before behind beneath beside between beyond despite during
     inside like near outside per since than through throughout till toward towards until upon via within
@@ -37,18 +40,18 @@ _CLOSED = frozenset(
     not n't if while because though although whether
     one two three four five six seven eight nine ten eleven twelve fifteen twenty thirty fifty hundred thousand
     very too also just only more most much many less least few even ever never always now then here there
-    """.split()
-)  # fmt: skip
+"""
 
 # ...and these are none where they are written small.
-_PLAIN = frozenset(
-    """new free long short small large big mini high low hot cold warm dry wet soft hard easy fast full good great
+_PLAIN = """
+    new free long short small large big mini high low hot cold warm dry wet soft hard easy fast full good great
     best black white red blue green yellow pink brown grey gray purple orange natural organic fresh pure
     compatible portable comfortable suitable adjustable breathable wireless resealable colorful decorative friendly
     made make makes based designed included includes imported pressed damaged padded shaped lasting reduce removes
     double wide fully deep solid sheer original modern regular real true empty open
-    """.split()
-)  # fmt: skip
+"""
+
+_NEVER, _SELDOM = frozenset(_CLOSED.split()), frozenset(_PLAIN.split())
 
 
 def rule_nouns(title: str) -> tuple[str, ...]:
@@ -71,7 +74,7 @@ def _is_noun(token: str) -> bool:
     if _NUMBER.fullmatch(token):
         return False
     word = token.lower()
-    return word not in _CLOSED and not (token == word and word in _PLAIN)
+    return word not in _NEVER and not (token == word and word in _SELDOM)
 
 
 def noun_tagger(tagger: Tagger) -> Callable[[str], tuple[str, ...]]:
