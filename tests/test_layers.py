@@ -63,6 +63,7 @@ HOUSE = {
         __main__
         __init__
         adapt compare config critic demo diagnose engine envs eval export memory rehearsal rollout train warmstart
+        webshop
         arguments
         command
     """,
@@ -118,8 +119,8 @@ HOUSE = {
     """,
     "envs/webshop": """
         __init__ env
-        protocols reward synthetic views
-        writing
+        importing protocols reward synthetic views
+        reading writing
         catalogue goals shop
         nouns products synthetic_words texts
     """,

@@ -26,6 +26,7 @@ PACKAGES = {
     "train": ("torch", "transformers", "tokenizers", "safetensors", "peft"),
     "textworld": ("textworld", "jericho"),
     "scienceworld": ("scienceworld", "py4j"),
+    "webshop": ("rapidfuzz",),
     "openai": ("openai",),
     "plot": ("matplotlib",),
     "tensorboard": ("tensorboard",),

@@ -68,7 +68,7 @@ class Catalogue:
         """
         files = MappedFolder(Path(path), KIND, VERSION)
         if files.meta["bytes"] <= _HASHED_AT_ONCE:
-            check_hashes(files)
+            _check_hashes(files)
         return cls(files)
 
     @property
@@ -123,6 +123,14 @@ class Catalogue:
         """
         return self._facets.holding(facet_term(facet, value))
 
+    def verify(self) -> None:
+        """Read every file and compare it with its hash.
+
+        Raises:
+            ConfigError: one is not what was written.
+        """
+        _check_hashes(self._files)
+
     def close(self) -> None:
         """Close the files."""
         self._files.close()
@@ -148,12 +156,7 @@ def facet_term(facet: Facet, value: str) -> str:
     return f"{facet}:{value}"
 
 
-def check_hashes(files: MappedFolder) -> None:
-    """Compare all files of a catalogue with what they were when it was written. Reads all of them.
-
-    Raises:
-        ConfigError: one of them differs.
-    """
+def _check_hashes(files: MappedFolder) -> None:
     for name, digest in files.meta["sha256"].items():
         if hash_of(files.folder / name) != digest:
             raise ConfigError(f"{files.folder / name} is not what was written: import the catalogue again")

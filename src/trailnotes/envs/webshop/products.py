@@ -83,7 +83,7 @@ class ProductError(ValueError):
 def parse_product(
     record: Any,
     extra: Mapping[str, Any] | None = None,
-    instructions: Sequence[Instruction] = (),
+    humans: Sequence[Instruction] | None = None,
     nouns: Callable[[str], tuple[str, ...]] | None = None,
 ) -> Product:
     """One entry of items_shuffle (or of the 1,000-product index, whose prices and texts are cleaned already).
@@ -91,7 +91,7 @@ def parse_product(
     Args:
         record: the decoded JSON.
         extra: the product's entry in items_ins: attributes, and the synthetic instruction.
-        instructions: human ones, beside those that the record holds itself.
+        humans: human instructions; None takes those that the record holds itself.
         nouns: title -> noun tokens; none are filled in without it.
 
     Raises:
@@ -121,7 +121,7 @@ def parse_product(
         rating=_rating(record.get("average_rating")),
         reviews=_reviews(record.get("Reviews") or []),
         nouns=nouns(title) if nouns else (),
-        instructions=(*_synthetic(extra), *_humans(record), *instructions),
+        instructions=(*_synthetic(extra), *(_humans(record) if humans is None else humans)),
     )
 
 
@@ -152,8 +152,8 @@ def price_tag(prices: Sequence[float]) -> str:
     return " to ".join(f"${price}" for price in prices or (PRICE_OF_NONE,))
 
 
-def parse_human(entry: Any, order: int | None = None) -> Instruction:
-    """One instruction of items_human_ins, or a line of the joined list, whose keys are shorter.
+def parse_human(entry: Any) -> Instruction:
+    """One instruction of items_human_ins, or a line of the list joined with the order of goals, whose keys are shorter.
 
     Raises:
         ProductError: it is no instruction.
@@ -165,7 +165,7 @@ def parse_human(entry: Any, order: int | None = None) -> Instruction:
         text=clean_text(text),
         attributes=_texts(entry.get("instruction_attributes", entry.get("attributes")), "bad instruction"),
         options=_texts(entry.get("instruction_options", entry.get("options")) or [], "bad instruction"),
-        order=order,
+        order=entry["index"] if isinstance(entry.get("index"), int) else None,
     )
 
 
@@ -235,7 +235,10 @@ def _synthetic(extra: Mapping[str, Any]) -> tuple[Instruction, ...]:
 
 
 def _humans(record: Mapping[str, Any]) -> tuple[Instruction, ...]:
-    return tuple(parse_human(entry) for entry in record.get("instructions") or ())
+    listed = record.get("instructions") or []
+    if not isinstance(listed, list):
+        raise ProductError("bad instruction")
+    return tuple(map(parse_human, listed))
 
 
 def to_record(product: Product) -> dict[str, Any]:

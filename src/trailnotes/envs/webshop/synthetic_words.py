@@ -167,7 +167,7 @@ WISHES = (
 IN_OPTIONS = (", in {0}", ", and i want {0}", ". i take {0} only", ", {0} please")
 
 ABOUT = (
-    "{Brand} makes {kinds} for people who use one every day. First of all: {first}. Nobody has to think about it twice.",
+    "{Brand} makes {kinds} for everyday use. First of all: {first}. Nobody has to think about it twice.",
     "From the {Series} line of {kinds} by {Brand}. What sets it apart: {first}. We checked each one by hand.",
     "The most asked for of our {kinds}. Those who chose it name one reason before all others: {first}.",
     "Our {Series} {kinds} were drawn anew this year. What stayed: {first}. They are now a little easier to pack.",
