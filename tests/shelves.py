@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from trailnotes.envs.webshop.products import Instruction, Product, price_tag
@@ -56,6 +57,10 @@ class Shelves:
 
     products: tuple[Product, ...]
 
+    @cached_property
+    def _known(self) -> dict[object, Product]:
+        return {each.asin: each for each in self.products}
+
     def __len__(self) -> int:
         return len(self.products)
 
@@ -63,10 +68,10 @@ class Shelves:
         return iter(self.products)
 
     def __contains__(self, asin: object) -> bool:
-        return any(each.asin == asin for each in self.products)
+        return asin in self._known
 
     def __getitem__(self, asin: str) -> Product:
-        return {each.asin: each for each in self.products}[asin]
+        return self._known[asin]
 
     def at(self, index: int) -> Product:
         return self.products[index]

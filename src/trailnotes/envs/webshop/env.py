@@ -13,13 +13,16 @@ from typing import Any, cast
 
 from trailnotes.envs.webshop.catalogue import Catalogue
 from trailnotes.envs.webshop.goals import Goal, price_of
-from trailnotes.envs.webshop.protocols import Choice, identity_of, refuse_leaking, tasks_in
+from trailnotes.envs.webshop.protocols import SPLITS, Choice, Splits, identity_of, refuse_leaking, splits_of, tasks_in
 from trailnotes.envs.webshop.reward import Reward, judge
 from trailnotes.envs.webshop.shop import Compat, Rules, Shop, State
+from trailnotes.envs.webshop.synthetic import open_catalogue
 from trailnotes.envs.webshop.texts import clean
 from trailnotes.envs.webshop.views import SHOWN_BY_REMEMBERER, VIEWS
 from trailnotes.errors import ConfigError, EnvError
 from trailnotes.types import Observation, Task
+
+__all__ = ["SPLITS", "WebShopEnv", "opened", "webshop_tasks"]
 
 MAX_STEPS = 15
 COMPATS = ("fixed", "original")
@@ -31,8 +34,8 @@ _LIMIT_SAID = ", and price lower than"
 
 @lru_cache(4)
 def opened(catalogue: str) -> Catalogue:
-    """The catalogue of a folder, once in each process."""
-    return Catalogue.open(catalogue)
+    """The catalogue of a folder, or "synthetic", once in each process."""
+    return open_catalogue(catalogue)
 
 
 def webshop_tasks(
@@ -59,17 +62,12 @@ def webshop_tasks(
         ConfigError: an unknown name, no catalogue, a split without goals, or one that leaks.
     """
     refuse_leaking(split, protocol, allow_leak)
-    return list(_tasks(split, catalogue, Choice(protocol, goals, dataset_seed, train_set)))
+    return tasks_in(_splits(catalogue, Choice(protocol, goals, dataset_seed, train_set)), split, protocol)
 
 
-@lru_cache(16)
-def _tasks(split: str, catalogue: str, choice: Choice) -> tuple[Task, ...]:
-    return tuple(tasks_in(opened(catalogue), split, choice))
-
-
-@lru_cache(16)
-def _identity(catalogue: str, choice: Choice) -> dict[str, Any]:
-    return {"catalogue": opened(catalogue).name, **identity_of(opened(catalogue), choice)}
+@lru_cache(8)
+def _splits(catalogue: str, choice: Choice) -> Splits:
+    return splits_of(opened(catalogue), choice)
 
 
 class WebShopEnv:
@@ -110,7 +108,7 @@ class WebShopEnv:
             show_attributes: offer the page of the hidden attributes that the reward judges.
             repeat_instruction: on each page, as the original does; None: with compat "original" only.
             max_title: characters of a title, an option or another short text.
-            max_text: characters of a description, a feature or a review.
+            max_text: characters of a description, or of all features or reviews.
             max_steps: actions until the episode is truncated.
             reward: "score" is that of the purchase, 0 to 1; "success" is 1 for a score of 1, else 0.
             actions: offer the admissible actions with each observation.
@@ -149,7 +147,9 @@ class WebShopEnv:
         compat: str = "fixed",
     ) -> dict[str, Any]:
         """What must be the same for two results to be comparable, as JSON: catalogue, protocol, goals of each split."""
-        return {**_identity(catalogue, Choice(protocol, goals, dataset_seed, train_set)), "compat": compat}
+        choice = Choice(protocol, goals, dataset_seed, train_set)
+        goals_told = identity_of(_splits(catalogue, choice), choice)
+        return {"catalogue": opened(catalogue).name, **goals_told, "compat": compat}
 
     @property
     def shop(self) -> Shop:

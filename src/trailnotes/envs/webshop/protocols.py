@@ -63,27 +63,30 @@ class Protocol:
     leaks: str = ""  # why its test says nothing about unseen goals; "" where it does
 
 
-def tasks_in(shelves: Shelves, split: str, choice: Choice) -> list[Task]:
+def tasks_in(splits: Splits, split: str, protocol: str) -> list[Task]:
     """The goals of one split as tasks ``webshop/PROTOCOL/ASIN/NUMBER``, in the protocol's order.
 
     The options of a task are those of `Goal.to_json`: whoever plays it needs no list of goals.
 
     Raises:
-        ConfigError: an unknown name, or a split that is empty; the text names the fix.
+        ConfigError: an unknown split, or one that is empty; the text names the fix.
     """
     if split not in SPLITS:
         raise ConfigError(f"split {split!r} is unknown: use {', '.join(SPLITS)}")
-    placed = splits_of(shelves, choice)[split]
-    if not placed:
+    if not splits[split]:
         raise ConfigError(
-            f'protocol = "{choice.protocol}" has no goal in split {split!r} with these {len(shelves)} products: use '
-            'protocol = "by-product", another env.options.goals, or a catalogue with more goals'
+            f'protocol = "{protocol}" has no goal in split {split!r} with this catalogue: use protocol = "by-product", '
+            "another env.options.goals, or a catalogue with more goals"
         )
-    return [_task(choice.protocol, split, each) for each in placed]
+    return [_task(protocol, split, each) for each in splits[split]]
 
 
 def splits_of(shelves: Shelves, choice: Choice) -> Splits:
-    """All splits of a protocol. Raises `ConfigError` as `tasks_in` does, but for a split that is empty."""
+    """All splits of a protocol. A catalogue may have too few goals for some of them.
+
+    Raises:
+        ConfigError: an unknown name, or kinds of goals that the protocol cannot order; the text names the fix.
+    """
     for key, value, known in (
         ("protocol", choice.protocol, tuple(PROTOCOLS)),
         ("goals", choice.goals or PROTOCOLS.get(choice.protocol, _BY_PRODUCT).goals, KINDS),
@@ -108,9 +111,8 @@ def refuse_leaking(split: str, protocol: str, allow: bool) -> None:
         )
 
 
-def identity_of(shelves: Shelves, choice: Choice) -> dict[str, Any]:
+def identity_of(splits: Splits, choice: Choice) -> dict[str, Any]:
     """Which goals a run has, as JSON: names, and for each split how many goals and a hash of all of them."""
-    splits = splits_of(shelves, choice)
     protocol = PROTOCOLS[choice.protocol]
     return {
         "protocol": choice.protocol,

@@ -68,7 +68,7 @@ class Rules:
     products_shown: int = 0  # the first so many of each page, the others are left out; 0 = all
     show_attributes: bool = False  # a page of what the reward judges hidden attributes by
     max_title: int = 300  # characters of a title, an option or another short text
-    max_text: int = 20_000  # characters of a description, a feature or a review
+    max_text: int = 20_000  # characters of a description, or of all features or reviews
 
     @property
     def brackets(self) -> Brackets:
@@ -134,6 +134,8 @@ class Shop:
     def __init__(self, shelves: Shelves, rules: Rules = Rules()) -> None:
         self.shelves, self.rules = shelves, rules
         self._original = rules.compat == "original"
+        # A page is asked for by its offers, its text and the next action; results are by each page of them.
+        self._body: Callable[[State], tuple[Part, ...]] = lru_cache(64)(self._made)
         self._found: Callable[[str], tuple[str, ...]] = lru_cache(512)(self._search)
 
     # -- what a page holds
@@ -224,12 +226,12 @@ class Shop:
             return []
         return [_button(BACK), *(part for part in self._body(state) if part.target)]
 
-    def _body(self, state: State) -> Iterator[Part]:
+    def _made(self, state: State) -> tuple[Part, ...]:
         """All below "Back to Search"."""
         if state.page == "results":
-            return self._results(state)
+            return tuple(self._results(state))
         product = self.shelves[state.asin]
-        return self._item(state, product) if state.page == "item" else self._sub_page(state, product)
+        return tuple(self._item(state, product) if state.page == "item" else self._sub_page(state, product))
 
     def _results(self, state: State) -> Iterator[Part]:
         total = self.num_found(state)
@@ -297,8 +299,10 @@ class Shop:
             texts = [text for r in product.reviews for text in (f'"{r.title}"', r.score, r.body)]
         elif state.page == "attributes":
             texts = [*product.attributes, product.category, product.query, _WITHIN.join(product.categories)]
+        left = self.rules.max_text
         for text in texts:
-            if shown := clean(text, self.rules.max_text, self.rules.brackets):
+            if left and (shown := clean(text, left, self.rules.brackets)):
+                left -= len(shown)
                 yield Part("text", shown)
 
     def _done(self, state: State, score: float | None) -> Iterator[Part]:
