@@ -232,8 +232,9 @@ HOUSE = {
     """,
     "warmstart/demonstrations": """
         __init__ played scienceworld_english waymarks_english
-        scienceworld waymarks
-        scienceworld_scripts waymarks_words
+        scienceworld waymarks webshop
+        scienceworld_scripts waymarks_words webshop_buyers
+        episodes webshop_words
     """,
 }
 LAYERS = "\n".join(line.strip() for line in HOUSE[""].strip().splitlines())

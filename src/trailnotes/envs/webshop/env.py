@@ -103,7 +103,7 @@ class WebShopEnv:
             train_set: read by `tasks` only.
             allow_leak: read by `tasks` only.
             compat: "original" behaves as the release does in every quirk; "fixed" mends them.
-            view: "text", "text_rich", or "rememberer", which shows the first three products of a page.
+            view: "text", "text_rich", "rememberer", which shows the first three products of a page, or "short".
             products_per_page: of a results page.
             show_attributes: offer the page of the hidden attributes that the reward judges.
             repeat_instruction: on each page, as the original does; None: with compat "original" only.
@@ -149,6 +149,12 @@ class WebShopEnv:
         """What must be the same for two results to be comparable, as JSON: catalogue, protocol, goals of each split."""
         shelves, choice = opened(catalogue), Choice(protocol, goals, dataset_seed, train_set)
         return {"catalogue": shelves.name, **identity_of(_splits(shelves, choice), choice), "compat": compat}
+
+    @property
+    def shop(self) -> Shop:
+        """The shop that is visited; there is one from the first reset on."""
+        assert self._shop is not None, "reset comes first"
+        return self._shop
 
     @property
     def state(self) -> State:

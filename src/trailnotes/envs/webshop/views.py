@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Final
 
-from trailnotes.envs.webshop.shop import Part
+from trailnotes.envs.webshop.shop import NEXT, Part
 
 SHOWN_BY_REMEMBERER: Final = 3  # products of a results page
 _ROUND: Final = str.maketrans("[]", "()")
@@ -34,8 +34,24 @@ def rememberer(parts: Iterable[Part]) -> str:
     return _told(parts, "\nYou have clicked {}.", _short).strip()
 
 
+def short(parts: Iterable[Part]) -> str:
+    """For small models, ours: one line in lower case, as things are said in actions, without the usual buttons.
+
+    Of buttons only "next >" is told, which is not always there; what was chosen has a star.
+    """
+    told, joined = "", 0
+    for part in parts:
+        if part.kind == "button" and part.text != NEXT:
+            continue
+        between = " " if joined else " , " if part.kind == "option" else " ; "
+        joined = 2 if part.kind == "product" else max(0, joined - 1)  # a title and a price follow a product
+        chosen = " *" if part.kind == "option" and part.clicked else ""
+        told += f"{between}{part.text.lower()}{chosen}"
+    return told.removeprefix(" ; ")
+
+
 VIEWS: Mapping[str, Callable[[Iterable[Part]], str]] = MappingProxyType(
-    {"text": text, "text_rich": text_rich, "rememberer": rememberer}
+    {"text": text, "text_rich": text_rich, "rememberer": rememberer, "short": short}
 )
 
 
