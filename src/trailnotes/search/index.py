@@ -81,7 +81,7 @@ class Index:
     def holding(self, term: str) -> list[str]:
         """The names of all documents with this very term, in the order in which they were added."""
         self._files.check()
-        place = self._place(term.encode())
+        place = self._place(term.encode(errors="surrogatepass"))
         if place is None:
             return []
         found: list[bytes] = self._ids[self._docs[self._starts[place] : self._starts[place + 1]]].tolist()
