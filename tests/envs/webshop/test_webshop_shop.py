@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shelves import DOZEN, LAMP, Shelves, product
+from shelves import DOZEN, LAMP, MUG, Shelves, product
 from trailnotes.envs.webshop.products import Review
 from trailnotes.envs.webshop.shop import MAX_ACTION, Part, Rules, Shop, State, _read_greedily
 from trailnotes.envs.webshop.texts import clean
@@ -243,6 +243,13 @@ def test_the_last_page_tells_the_score_or_keeps_it() -> None:
     told = text(ORIGINAL.parts(done, "a mug", 0.75))
     assert '[SEP] asin [SEP] B0MUG00001 [SEP] options [SEP] {"color": "blue"} [SEP] attrs' in told
     assert "Your score (min 0.0, max 1.0) [SEP] 0.75 [SEP]" in told
+
+
+def test_the_original_knows_no_rating() -> None:
+    state = State("item", asin=MUG.asin)
+    rated = Shelves((replace(MUG, rating="4.5"),))
+    for compat, said in (("fixed", "Rating: 4.5"), ("original", "Rating: N.A.")):
+        assert said in text(Shop(rated, Rules(compat=compat)).parts(state))  # type: ignore[arg-type]
 
 
 def test_the_original_marks_what_its_url_holds() -> None:
