@@ -10,7 +10,7 @@ import shutil
 from array import array
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -169,9 +169,10 @@ class IndexBuilder:
         self._save("frequent.npy", frequent[np.argsort(frequent[:, 0])])
 
     def _part(self, run: int, name: str) -> NDArray[np.int32]:
-        return np.load(self._spool / f"{run}.{name}.npy", allow_pickle=False)
+        part: NDArray[np.int32] = np.load(self._spool / f"{run}.{name}.npy", allow_pickle=False)
+        return part
 
-    def _save(self, name: str, values: NDArray) -> None:
+    def _save(self, name: str, values: NDArray[Any]) -> None:
         np.save(self._folder / name, values)
 
 

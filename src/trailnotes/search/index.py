@@ -33,9 +33,9 @@ class Index:
         self._docs: NDArray[np.int32] = files.array("docs.npy")
         self._codes: NDArray[np.uint16] = files.array("codes.npy")
         self._frequent: NDArray[np.int64] = files.array("frequent.npy")
-        self._terms = memoryview(files.array("terms.npy"))
-        self._term_offsets = memoryview(files.array("term_offsets.npy"))
-        self._starts = memoryview(files.array("posting_offsets.npy"))
+        self._terms = files.array("terms.npy").data
+        self._term_offsets = files.array("term_offsets.npy").data
+        self._starts = files.array("posting_offsets.npy").data
         self._filled: int = files.meta["filled"]
         mean_length = files.meta["tokens"] / self._filled if self._filled else 1.0
         self._inverse = bm25.inverse_norms(mean_length)
@@ -81,7 +81,7 @@ class Index:
     def holding(self, term: str) -> list[str]:
         """The names of all documents with this very term, in the order in which they were added."""
         self._files.check()
-        place = self._place(term.encode())
+        place = self._place(term.encode(errors="surrogatepass"))
         if place is None:
             return []
         found: list[bytes] = self._ids[self._docs[self._starts[place] : self._starts[place + 1]]].tolist()

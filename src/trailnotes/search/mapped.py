@@ -54,9 +54,10 @@ class MappedFolder:
         """The array of one ``.npy`` file, mapped."""
         self.file(name)
         try:
-            return np.load(self.folder / name, mmap_mode="r", allow_pickle=False)
+            mapped = np.load(self.folder / name, mmap_mode="r", allow_pickle=False)
         except (OSError, ValueError) as error:
             raise ConfigError(f"{self.folder / name} is damaged ({error}): {_again(self.meta)}") from error
+        return np.asarray(mapped)  # a plain view: slices of numpy's own class for maps cost several times as much
 
     def check(self) -> None:
         """Raise `ConfigError` if a file has changed since it was opened."""
@@ -107,7 +108,7 @@ def write_meta(folder: Path, kind: str, version: int, names: list[str], facts: M
     write_text_atomic(folder / META, json.dumps(meta, ensure_ascii=False, indent=1) + "\n")
 
 
-def allocate(path: Path, dtype: Any, length: int) -> NDArray[Any]:
+def allocate(path: Path, dtype: Any, length: int) -> np.memmap[Any, Any]:
     """A new ``.npy`` file of `length` items, mapped for writing.
 
     Its space is taken now: a disk that fills up under a map would end the process without a word.
@@ -115,7 +116,7 @@ def allocate(path: Path, dtype: Any, length: int) -> NDArray[Any]:
     Raises:
         RunError: there is no room.
     """
-    array = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=(length,))  # type: ignore[no-untyped-call]
+    array: np.memmap[Any, Any] = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=(length,))
     with path.open("rb+") as file:
         try:
             os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
@@ -123,7 +124,7 @@ def allocate(path: Path, dtype: Any, length: int) -> NDArray[Any]:
             raise RunError(
                 f"cannot write {path} ({error.strerror}): free space, then run the same command again"
             ) from error
-    return array  # type: ignore[no-any-return]
+    return array
 
 
 def _stamp(handle: int) -> tuple[int, int]:

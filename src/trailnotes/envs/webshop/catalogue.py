@@ -53,9 +53,9 @@ class Catalogue:
     def __init__(self, files: MappedFolder) -> None:
         self._files = files
         self._records = files.file(PRODUCTS)
-        self._offsets = memoryview(files.array("product_offsets.npy"))
+        self._offsets = files.array("product_offsets.npy").data
         self._asins = files.array("asins.npy")
-        self._places = memoryview(files.array("asin_places.npy"))
+        self._places = files.array("asin_places.npy").data
         self._index, self._facets = (Index.open(files.folder / part) for part in PARTS)
         self._cached = lru_cache(maxsize=_CACHED)(self._read)
 

@@ -248,15 +248,13 @@ def to_record(product: Product) -> dict[str, Any]:
 
 def from_record(record: Mapping[str, Any]) -> Product:
     """The product of `to_record`."""
-    fields = {name: tuple(value) if isinstance(value, list) else value for name, value in record.items()}
-    return Product(
-        **fields
-        | {
-            "options": tuple((name, tuple(values)) for name, values in record["options"]),
-            "reviews": tuple(Review(**review) for review in record["reviews"]),
-            "instructions": tuple(
-                Instruction(**item | {"attributes": tuple(item["attributes"]), "options": tuple(item["options"])})
-                for item in record["instructions"]
-            ),
-        }
+    fields: dict[str, Any] = dict(record)
+    for name in ("bullets", "attributes", "prices", "categories", "nouns"):
+        fields[name] = tuple(fields[name])
+    fields["options"] = tuple((name, tuple(values)) for name, values in fields["options"])
+    fields["reviews"] = tuple(Review(**review) for review in fields["reviews"])
+    fields["instructions"] = tuple(
+        Instruction(**item | {"attributes": tuple(item["attributes"]), "options": tuple(item["options"])})
+        for item in fields["instructions"]
     )
+    return Product(**fields)

@@ -12,7 +12,7 @@ import json
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, cast
 
 from trailnotes.errors import ConfigError
 
@@ -30,14 +30,14 @@ class Entry(NamedTuple):
     end: int  # bytes before the next one, of the unpacked file
 
 
-def open_bytes(path: Path) -> IO[bytes]:
+def _open(path: Path) -> BinaryIO:
     """A file, unpacked if its name ends in ``.gz``.
 
     Raises:
         ConfigError: it cannot be read.
     """
     try:
-        return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
+        return cast("BinaryIO", gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
 
@@ -51,7 +51,7 @@ def read_entries(path: Path, start: int = 0) -> Iterator[Entry]:
         ConfigError: the file cannot be read, is cut off, or is no JSON where it ends an entry.
     """
     try:
-        with open_bytes(path) as file:
+        with _open(path) as file:
             opening = _opening(file)
             if opening:
                 yield from _Text(path, file, start or 1 + _indent(file)).entries(opening, first=not start)
@@ -61,14 +61,14 @@ def read_entries(path: Path, start: int = 0) -> Iterator[Entry]:
         raise ConfigError(f"{path} is cut off or damaged ({error}): get it again") from error
 
 
-def _indent(file: IO[bytes]) -> int:
+def _indent(file: BinaryIO) -> int:
     """Bytes of white space (and of a byte order mark) before the first character."""
     file.seek(0)
     head = file.read(_CHUNK)
     return len(head) - len(head.removeprefix(codecs.BOM_UTF8).lstrip())
 
 
-def _opening(file: IO[bytes]) -> str:
+def _opening(file: BinaryIO) -> str:
     """``[`` or ``{`` if all entries are in one list or object; "" where each has a line.
 
     The first object of many has a plain first value (its asin, its name); one object for all has objects or lists.
@@ -92,7 +92,7 @@ def _skip(text: str, place: int, characters: str = _SPACE) -> int:
     return place
 
 
-def _lines(file: IO[bytes], start: int) -> Iterator[Entry]:
+def _lines(file: BinaryIO, start: int) -> Iterator[Entry]:
     file.seek(start)
     while line := file.readline(MAX_ENTRY):
         start += len(line)
@@ -108,7 +108,7 @@ def _lines(file: IO[bytes], start: int) -> Iterator[Entry]:
 class _Text:
     """The part of a file that is being decoded, and where it stands."""
 
-    def __init__(self, path: Path, file: IO[bytes], start: int) -> None:
+    def __init__(self, path: Path, file: BinaryIO, start: int) -> None:
         self._path, self._file, self._start = path, file, start
         self._decode = codecs.getincrementaldecoder("utf-8")("surrogateescape").decode
         self._text, self._place, self._counted, self._ended = "", 0, 0, False
