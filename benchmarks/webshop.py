@@ -1,9 +1,9 @@
-"""The shop: how fast a query is, how fast a catalogue opens, and what a second process holds that is its own.
+"""The shop: how fast a query is, and a step; how fast a catalogue opens; what a second process holds that is its own.
 
 The catalogue is the synthetic one, or `--catalogue FOLDER`. `--products N` makes one of N products first, with a text
 of the length of real ones: each gets words drawn from a vocabulary of two million by Zipf's law, so that frequent terms
 are as frequent, and rare ones as many, as in a real shop. Times are wall times of one process, medians; CPU times
-stand beside them, since the machine may be busy.
+stand beside them, since the machine may be busy. A step is one of a random player, admissible actions included.
 
     python benchmarks/webshop.py --json webshop.json
     python benchmarks/webshop.py --products 100000
@@ -31,12 +31,16 @@ if sys.path[0] == str(Path(__file__).parent):  # this file would be found in pla
     del sys.path[0]
 
 from trailnotes.envs.webshop.catalogue import Catalogue
+from trailnotes.envs.webshop.env import WebShopEnv
+from trailnotes.envs.webshop.goals import NO_LIMIT, Goal
 from trailnotes.envs.webshop.products import Product
 from trailnotes.envs.webshop.synthetic import make_products, open_catalogue
 from trailnotes.envs.webshop.writing import write_catalogue
+from trailnotes.types import Task
 
 SMALL = 10_000  # products: up to here the small limits hold
 CEILINGS = {"query_ms": 2.0, "open_ms": 1000.0, "rss_second_worker_mb": 60.0}
+STEPS = 2000.0  # a second, at least, with SMALL products
 LARGE_CEILINGS = {"query_ms": 15.0, "open_ms": 3000.0, "rss_second_worker_mb": 300.0}
 VOCABULARY, WORDS = 2_000_000, 80  # words that a shop may use; of them in each description
 SYLLABLES = [consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "aeiou"]
@@ -94,6 +98,23 @@ def second_worker(folder: str) -> dict[str, float]:
         return {"own_mb": own / 1024, "anonymous_mb": anonymous / 1024}
 
 
+def played(folder: Path, count: int) -> None:
+    """`count` steps or some more, by a player that draws from the admissible actions."""
+    rng, env, done = random.Random(2), WebShopEnv(catalogue=str(folder)), 0
+    with closing(Catalogue.open(folder)) as catalogue:
+        places = [rng.randrange(len(catalogue)) for _ in range(500)]
+        goals = [(product, f"Find me {product.query}") for product in map(catalogue.at, places)]
+    tasks = [
+        Task(text, "webshop", options=Goal(product.asin, text, product.attributes, (), NO_LIMIT).to_json())
+        for product, text in goals
+        if product.attributes
+    ]
+    while done < count:
+        observation = env.reset(rng.choice(tasks))
+        while not observation.done:
+            observation, done = env.step(rng.choice(observation.actions or ())), done + 1
+
+
 def measure(folder: Path, repeats: int) -> dict[str, Any]:
     """The figures of one catalogue."""
     opened = [timed(lambda: Catalogue.open(folder).close()) for _ in range(5)]
@@ -103,6 +124,9 @@ def measure(folder: Path, repeats: int) -> dict[str, Any]:
             catalogue.search(query)
         times = [timed(lambda query=query: catalogue.search(query)) for query in asked]
         worker = in_a_process(__file__, "--second-worker", str(folder))
+        num_steps = 10 * repeats
+        played(folder, num_steps)  # fills what is kept
+        wall, cpu = timed(lambda: played(folder, num_steps))
         return {
             "products": len(catalogue),
             "catalogue_mb": catalogue.meta["bytes"] / 1e6,
@@ -112,17 +136,22 @@ def measure(folder: Path, repeats: int) -> dict[str, Any]:
             "open_ms": statistics.median(wall for wall, _ in opened),
             "rss_second_worker_mb": worker["own_mb"],
             "rss_second_worker_anonymous_mb": worker["anonymous_mb"],
+            "steps_per_s": 1000 * num_steps / wall,
+            "steps_per_cpu_s": 1000 * num_steps / cpu,
         }
 
 
 def report(result: dict[str, Any]) -> None:
     """The table."""
     ceilings = CEILINGS if result["products"] <= SMALL else LARGE_CEILINGS
+    limits = {name: f"at most {ceiling:g}" for name, ceiling in ceilings.items()}
+    if result["products"] <= SMALL:
+        limits["steps_per_s"] = f"at least {STEPS:g}"
     rows = [
-        (name, f"{value:,.2f}" if isinstance(value, float) else f"{value:,}", f"{ceilings.get(name, '')}")
+        (name, f"{value:,.2f}" if isinstance(value, float) else f"{value:,}", limits.get(name, ""))
         for name, value in result.items()
     ]
-    print_table(f"WebShop, {result['products']:,} products", ("figure", "value", "at most"), rows)
+    print_table(f"WebShop, {result['products']:,} products", ("figure", "value", "limit"), rows)
 
 
 def main() -> None:

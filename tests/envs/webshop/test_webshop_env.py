@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,9 +12,13 @@ from pathlib import Path
 import pytest
 
 from shelves import DOZEN, LAMP, MUG
+from trailnotes.commands.rollout import rollout
+from trailnotes.config.schema import EnvConfig
+from trailnotes.config.toml import load_config
 from trailnotes.envs import check_env, env_identity, env_tasks, make_env
 from trailnotes.envs.webshop import env as ws
 from trailnotes.envs.webshop.writing import write_catalogue
+from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.errors import ConfigError, EnvError
 from trailnotes.types import Observation, Task
 
@@ -207,3 +212,27 @@ def test_what_was_played_before_changes_nothing(shop: str) -> None:
     env = ws.WebShopEnv(catalogue=shop)
     assert sequence(shop, env, tasks) == sequence(shop, ws.WebShopEnv(catalogue=shop), tasks)
     assert sequence(shop, env, tasks[::-1])[-3:] == sequence(shop, env, tasks[:1])
+
+
+# ---------------------------------------------------------------------------------------------- processes, command
+
+
+def test_a_worker_process_plays_the_same(shop: str, task: Task) -> None:
+    async def episode(pool: EnvPool) -> list[Observation]:
+        async with pool.lease() as lease:
+            return [await lease.reset(task), *[await lease.step(action) for action in PURCHASE]]
+
+    with EnvPool(EnvConfig(name="webshop", options={"catalogue": shop}, num_workers=1)) as pool:
+        seen = asyncio.run(episode(pool))
+    expected = play(ws.WebShopEnv(catalogue=shop), task, *PURCHASE)
+    assert [o.text for o in seen] == [o.text for o in expected]
+    assert (seen[-1].score, seen[-1].info) == (1.0, expected[-1].info)
+
+
+def test_the_smoke_config_plays_our_own_catalogue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAILNOTES_CACHE", str(tmp_path))
+    config = load_config(Path(__file__).parents[3] / "configs/webshop/smoke.toml", ["--env.num_workers", "0"])
+    episodes = rollout(config)
+    assert len(episodes) == 2
+    assert all(episode.outcome in ("truncated", "terminated") and len(episode.steps) <= 8 for episode in episodes)
+    assert all(step.action in (step.observation.actions or ()) for episode in episodes for step in episode.steps)

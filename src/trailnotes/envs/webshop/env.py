@@ -62,12 +62,12 @@ def webshop_tasks(
         ConfigError: an unknown name, no catalogue, a split without goals, or one that leaks.
     """
     refuse_leaking(split, protocol, allow_leak)
-    return tasks_in(_splits(catalogue, Choice(protocol, goals, dataset_seed, train_set)), split, protocol)
+    return tasks_in(_splits(opened(catalogue), Choice(protocol, goals, dataset_seed, train_set)), split, protocol)
 
 
 @lru_cache(8)
-def _splits(catalogue: str, choice: Choice) -> Splits:
-    return splits_of(opened(catalogue), choice)
+def _splits(catalogue: Catalogue, choice: Choice) -> Splits:
+    return splits_of(catalogue, choice)
 
 
 class WebShopEnv:
@@ -147,9 +147,8 @@ class WebShopEnv:
         compat: str = "fixed",
     ) -> dict[str, Any]:
         """What must be the same for two results to be comparable, as JSON: catalogue, protocol, goals of each split."""
-        choice = Choice(protocol, goals, dataset_seed, train_set)
-        goals_told = identity_of(_splits(catalogue, choice), choice)
-        return {"catalogue": opened(catalogue).name, **goals_told, "compat": compat}
+        shelves, choice = opened(catalogue), Choice(protocol, goals, dataset_seed, train_set)
+        return {"catalogue": shelves.name, **identity_of(_splits(shelves, choice), choice), "compat": compat}
 
     @property
     def shop(self) -> Shop:
