@@ -118,11 +118,16 @@ HOUSE = {
         spec
     """,
     "envs/webshop": """
-        __init__ env
+        __init__ env site
         importing protocols reward synthetic views
         reading writing
         catalogue goals shop
         nouns products synthetic_words texts
+    """,
+    "envs/webshop/site": """
+        __init__ app server
+        drawing guard sessions visits
+        pages pictures
     """,
     "envs/workers": """
         __init__ main
@@ -226,7 +231,7 @@ HOUSE = {
         demonstrations small_model
     """,
     "warmstart/demonstrations": """
-        __init__ scienceworld_english waymarks_english
+        __init__ played scienceworld_english waymarks_english
         scienceworld waymarks webshop
         scienceworld_scripts waymarks_words webshop_buyers
         episodes webshop_words

@@ -161,16 +161,21 @@ class WebShopEnv:
         """Where the visit is."""
         return self._state
 
+    @property
+    def shop(self) -> Shop:
+        """The page machine, opened when it is first asked for."""
+        if self._shop is None:
+            self._shop = Shop(opened(self._catalogue), self._rules)
+        return self._shop
+
     def reset(self, task: Task) -> Observation:
         """Enter the shop to look for the goal of `task`."""
         self._steps_left = 0
-        if self._shop is None:
-            self._shop = Shop(opened(self._catalogue), self._rules)
         try:
             self._goal = Goal.from_json(task.options)
         except ValueError as error:
             raise ConfigError(f"task {task.id} is none of webshop_tasks: {error}") from error
-        if self._goal.asin not in self._shop.shelves:
+        if self._goal.asin not in self.shop.shelves:
             raise ConfigError(f"task {task.id} wants a product that the catalogue {self._catalogue} lacks: name the "
                               "catalogue that its list was made of")  # fmt: skip
         self._seed, self._state = task.seed, State()
