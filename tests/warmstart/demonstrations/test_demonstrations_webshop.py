@@ -230,6 +230,14 @@ def test_rehearsals_leave_out_what_is_trained_or_examined(make: Make, catalogue:
         made.apart(made.config.model_copy(update={"rehearsal": RehearsalConfig()}), made.count_tokens, 0)
 
 
+def test_where_every_page_shows_what_is_examined_the_search_ends(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trailnotes.warmstart.demonstrations.webshop.PATIENCE", 5)
+    made = make()
+    made.forbidden = frozenset(f"b00t{number:03}" for number in range(30))
+    with pytest.raises(ConfigError, match=r"5 episodes .* set env\.options\.products_per_page lower"):
+        next(iter(made))
+
+
 def told_and_done(made: WebShopDemonstrator, num: int) -> Iterator[tuple[list[tuple[str, ...]], tuple[str, ...]]]:
     """For each episode that saw tips: what those with a full score tell, and what was done."""
     for demo in itertools.islice(made, num):

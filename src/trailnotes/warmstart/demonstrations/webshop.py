@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 EXAMINED = ("validation", "test")
 PAGES = 3  # of results that a teacher leafs through
-PATIENCE = 1000  # episodes in a row that show what is examined, before the search for one that does not ends
+PATIENCE = 1000  # goals in a row whose episodes show what is examined, before the search for another one ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,8 @@ class WebShopDemonstrator:
         seed: of everything drawn here.
 
     Raises:
-        ConfigError: the catalogue, or its split, does not exist.
+        ConfigError: the catalogue or a split of its goals does not exist; or, while iterating, hardly an episode is
+            without examined products.
     """
 
     def __init__(self, config: Config, count_tokens: Callable[[str], int], seed: int) -> None:
@@ -119,8 +120,15 @@ class WebShopDemonstrator:
         return subject
 
     def __iter__(self) -> Iterator[Demonstration]:
-        while True:
-            yield from self.episode(self.rng.choice(self.tasks))
+        in_vain = 0
+        while in_vain < PATIENCE:
+            made = self.episode(self.rng.choice(self.tasks))
+            in_vain = 0 if made else in_vain + 1
+            yield from made
+        raise ConfigError(
+            f"each of {PATIENCE} episodes showed a product that is examined: set env.options.products_per_page lower, "
+            'or env.options.protocol to "by-product"'
+        )
 
     def episode(self, task: Task) -> list[Demonstration]:
         """One episode's demonstrations: a row to act, and where it acted on tips, a tip-free row to write."""
