@@ -99,6 +99,8 @@ def import_catalogue(
             state = _load_state(aside, {"sources": sources.facts(), "limit": limit, "nouns": nouns})
             if not state.is_read:
                 _Import(aside, sources, state, nouns).run(limit, tell)
+            if not state.products:
+                raise ConfigError(f"{sources.products} holds no product: {state.left_out or 'it is empty'}")
             seal(aside, _facts(state), lambda done: tell("index", done, state.product_bytes))
             for name in (STATE, LOCK):
                 (aside / name).unlink()
