@@ -151,12 +151,6 @@ class WebShopEnv:
         return {"catalogue": shelves.name, **identity_of(_splits(shelves, choice), choice), "compat": compat}
 
     @property
-    def shop(self) -> Shop:
-        """The shop that is visited; there is one from the first reset on."""
-        assert self._shop is not None, "reset comes first"
-        return self._shop
-
-    @property
     def state(self) -> State:
         """Where the visit is."""
         return self._state
