@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from itertools import islice
 from pathlib import Path
-from typing import Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,21 @@ from trailnotes.search.mapped import MappedFolder
 MAX_TERMS = 1024  # different terms of a query that count, the first ones: Lucene refuses a query of more
 
 _BLOCK = 1024  # documents whose best score is looked at together
+_HEAVY = 20_000  # postings of a term that are worth to be looked up rather than read
+
+Documents = NDArray[np.int64]  # their numbers
+
+
+class _Term(NamedTuple):
+    """A term of a query: its postings, and how much it weighs."""
+
+    start: int
+    stop: int
+    weight: np.float32
+
+    def size(self) -> int:
+        """How many documents hold it."""
+        return self.stop - self.start
 
 
 class Index:
@@ -69,67 +84,96 @@ class Index:
     def rank(self, query: str, limit: int = 50) -> tuple[list[int], list[float]]:
         """As `search`, with the numbers of the documents in the order in which they were added."""
         self._files.check()
-        terms = islice(Counter(analyze(query)).items(), MAX_TERMS)
-        found = [(count, place) for term, count in terms if (place := self._place(term.encode())) is not None]
-        if not found or limit < 1:
+        counts = islice(Counter(analyze(query)).items(), MAX_TERMS)
+        terms = [term for text, count in counts if (term := self._term(text.encode(), count))]
+        if not terms or limit < 1:
             return [], []
-        totals = np.zeros(len(self._ids))
-        for count, place in found:
-            self._add(totals, place, count)
-        return self._best(totals.astype(np.float32), limit)
+        return self._best(*self._scored(sorted(terms, key=_Term.size), limit), limit)
 
     def holding(self, term: str) -> list[str]:
         """The names of all documents with this very term, in the order in which they were added."""
         self._files.check()
-        place = self._place(term.encode(errors="surrogatepass"))
+        place = self._term(term.encode(errors="surrogatepass"))
         if place is None:
             return []
-        found: list[bytes] = self._ids[self._docs[self._starts[place] : self._starts[place + 1]]].tolist()
+        found: list[bytes] = self._ids[self._docs[place.start : place.stop]].tolist()
         return [name.decode() for name in found]
 
-    def _place(self, term: bytes) -> int | None:
-        """Where a term stands in the sorted vocabulary."""
+    def _term(self, text: bytes, count: int = 1) -> _Term | None:
+        """A term of the sorted vocabulary that stands `count` times in the query."""
         offsets, low, high = self._term_offsets, 0, len(self._term_offsets) - 1
         while low < high:
             middle = (low + high) // 2
-            if bytes(self._terms[offsets[middle] : offsets[middle + 1]]) < term:
+            if bytes(self._terms[offsets[middle] : offsets[middle + 1]]) < text:
                 low = middle + 1
             else:
                 high = middle
-        is_there = low < len(offsets) - 1 and bytes(self._terms[offsets[low] : offsets[low + 1]]) == term
-        return low if is_there else None
+        if low >= len(offsets) - 1 or bytes(self._terms[offsets[low] : offsets[low + 1]]) != text:
+            return None
+        start, stop = self._starts[low], self._starts[low + 1]
+        return _Term(start, stop, np.float32(count) * bm25.idf(self._filled, stop - start))
 
-    def _add(self, totals: NDArray[np.float64], place: int, count: int) -> None:
-        """Add the scores of one term, which stands `count` times in the query, to those of its documents.
+    def _scored(self, terms: list[_Term], limit: int) -> tuple[Documents, NDArray[np.float32]]:
+        """Documents in ascending order, the `limit` best among them, and their scores. Rare terms come first.
 
-        Each is a float32, as in Lucene, and their sum is double.
+        A term adds less than its weight (as in Turtle and Flood's MaxScore): once `limit` documents have more than all
+        terms that are left could add, these need only be looked up for the documents that may still be among the best.
+        Scores of terms are float32, as in Lucene, and their sum is double.
         """
-        start, stop = self._starts[place], self._starts[place + 1]
-        weight = np.float32(count) * bm25.idf(self._filled, stop - start)
-        codes = self._codes[start:stop]
-        table = self._saturation[: int(codes.max()) + 1]
-        scores = (weight - weight / table)[codes]
-        for posting, frequency in self._often(start, stop):
-            inverse = self._inverse[codes[posting] & 0xFF]
-            scores[posting] = weight - weight / (np.float32(1) + np.float32(frequency) * inverse)
-        totals[self._docs[start:stop]] += scores
+        totals = np.zeros(len(self._ids))
+        rest = [float(term.weight) for term in terms]
+        for number, term in enumerate(terms):
+            left = sum(rest[number:]) * (1 + 1e-6)
+            if number and term.size() > _HEAVY and (floor := _floor(totals, limit)) > left:
+                documents = np.flatnonzero(totals >= floor - left)
+                sums = totals[documents]
+                for heavy in terms[number:]:
+                    sums += self._looked_up(heavy, documents)
+                return documents, sums.astype(np.float32)
+            totals[self._docs[term.start : term.stop].astype(np.intp)] += self._all_of(term)
+        rounded = totals.astype(np.float32)
+        floor = _floor(rounded, limit)
+        documents = np.flatnonzero(rounded >= floor if floor > 0 else rounded)
+        return documents, rounded[documents]
 
-    def _often(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """(posting within the term, frequency) of what does not fit in a code."""
-        if not len(self._frequent):
-            return []
-        first, last = np.searchsorted(self._frequent[:, 0], (start, stop))
-        return [(int(posting) - start, int(frequency)) for posting, frequency in self._frequent[first:last]]
+    def _all_of(self, term: _Term) -> NDArray[np.float32]:
+        """What a term adds to each of its documents; codes repeat, so each of them is computed once."""
+        codes = self._codes[term.start : term.stop]
+        scores: NDArray[np.float32] = _saturated(term, self._saturation[: int(codes.max()) + 1])[codes]
+        postings, added = self._often(term)
+        scores[postings] = added
+        return scores
 
-    def _best(self, scores: NDArray[np.float32], limit: int) -> tuple[list[int], list[float]]:
-        """The `limit` best documents of all.
+    def _looked_up(self, term: _Term, documents: Documents) -> NDArray[np.float32]:
+        """What a term adds to each of some documents."""
+        docs = self._docs[term.start : term.stop]
+        places = np.minimum(np.searchsorted(docs, documents.astype(np.int32)), len(docs) - 1)
+        scores = _saturated(term, self._saturation[self._codes[term.start : term.stop][places]])
+        postings, added = self._often(term)
+        if len(postings):
+            which = np.minimum(np.searchsorted(postings, places), len(postings) - 1)
+            scores = np.where(postings[which] == places, added[which], scores)
+        return np.where(docs[places] == documents, scores, np.float32(0))
 
-        The limit-th best of the blocks' best scores is reached by `limit` documents at least, so what is below it needs
-        no sorting.
-        """
-        blocks = np.maximum.reduceat(scores, np.arange(0, len(scores), _BLOCK))
-        floor = np.partition(blocks, -limit)[-limit] if len(blocks) >= limit else np.float32(0)
-        candidates = np.flatnonzero(scores >= floor if floor > 0 else scores)
-        order = np.lexsort((self._ids[candidates], -scores[candidates]))[:limit]
-        best = candidates[order]
-        return best.tolist(), scores[best].tolist()
+    def _often(self, term: _Term) -> tuple[Documents, NDArray[np.float32]]:
+        """The postings of a term whose frequency does not fit in a code, and what each adds."""
+        first, last = np.searchsorted(self._frequent[:, 0], (term.start, term.stop))
+        postings = self._frequent[first:last, 0]
+        frequencies = self._frequent[first:last, 1].astype(np.float32)
+        inverse = self._inverse[self._codes[postings] & 0xFF]
+        return postings - term.start, _saturated(term, np.float32(1) + frequencies * inverse)
+
+    def _best(self, documents: Documents, scores: NDArray[np.float32], limit: int) -> tuple[list[int], list[float]]:
+        order = np.lexsort((self._ids[documents], -scores))[:limit]
+        return documents[order].tolist(), scores[order].tolist()
+
+
+def _saturated(term: _Term, saturation: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Lucene's ``weight - weight / (1 + frequency * inverse norm)``."""
+    return np.asarray(term.weight - term.weight / saturation)
+
+
+def _floor(scores: NDArray[Any], limit: int) -> float:
+    """A score that at least `limit` documents reach: the limit-th best of the best of each block; 0 of too few."""
+    blocks = np.maximum.reduceat(scores, np.arange(0, len(scores), _BLOCK))
+    return float(np.partition(blocks, -limit)[-limit]) if len(blocks) >= limit else 0.0

@@ -47,11 +47,14 @@ def test_every_product_is_there_word_for_word(catalogue: Catalogue) -> None:
             listed[product.asin]["BulletPoints"],
         )
     assert [sum(len(product.prices) == count for product in catalogue) for count in (0, 1, 2)] == [89, 818, 93]
-    assert 6910 == sum(
-        math.prod(len(values) for _, values in product.options)
-        for product in catalogue
-        for item in product.instructions
-        if item.kind == "synthetic"
+    assert (
+        sum(
+            math.prod(len(values) for _, values in product.options)
+            for product in catalogue
+            for item in product.instructions
+            if item.kind == "synthetic"
+        )
+        == 6910
     )
 
 
