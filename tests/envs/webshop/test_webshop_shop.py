@@ -386,6 +386,18 @@ def test_no_format_character_is_shown() -> None:
     assert clean("a" + "".join(unseen) + "b", 10_000) == "a b"
 
 
+@pytest.mark.parametrize("compat", ["fixed", "original"])
+def test_a_hundred_thousand_options_cost_a_page_and_no_more(compat: str) -> None:
+    values = tuple(f"{'x' * 400} {number}" for number in range(50_000))
+    odd = product("B0MANY0001", title="many", options=(("a", values), ("b", values)))
+    shop = Shop(Shelves((odd,)), Rules(compat=compat))  # type: ignore[arg-type]
+    item = State("item", asin=odd.asin)
+    shown = [part.text for part in shop.parts(item) if part.kind == "option"]
+    assert sum(map(len, shown)) <= 25_000
+    assert len(shown) == 66  # of 300 characters each; the names and numbers that tell them apart come on top
+    assert len(set(shown)) == (66 if compat == "fixed" else 1)
+
+
 def test_an_option_without_visible_text_is_not_offered() -> None:
     shop = Shop(Shelves((product("B0NONE0001", title="none", options=(("size", ("\x00", "a")),)),)))
     item = walk(shop, "search[none]", "click[b0none0001]")
