@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from trailnotes.errors import ConfigError
 from trailnotes.search import bm25
-from trailnotes.search import index as index_module
 from trailnotes.search.analyzer import analyze
 from trailnotes.search.building import IndexBuilder
 from trailnotes.search.index import MAX_TERMS, Index
@@ -159,27 +158,3 @@ def test_the_best_of_many_blocks_are_the_best_of_all(tmp_path: Path) -> None:
             expected = ranked(documents, query)
             for limit in (1, 2, 3, 50, 6000):
                 assert index.search(query, limit) == expected[:limit]
-
-
-def test_heavy_terms_are_looked_up_for_the_few_that_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rng = np.random.default_rng(1)
-    documents = [
-        (
-            f"d{place:04d}",
-            "often " * int(rng.choice([0, 1, 2, 5, 300])) + "usual " * int(rng.integers(3)) + "x" * (place % 40 == 0),
-        )
-        for place in range(1200)
-    ]
-    monkeypatch.setattr(index_module, "_HEAVY", 100)
-    monkeypatch.setattr(index_module, "_BLOCK", 16)
-    looked_up: list[int] = []
-    original = Index._looked_up
-    monkeypatch.setattr(
-        Index, "_looked_up", lambda self, term, docs: looked_up.append(len(docs)) or original(self, term, docs)
-    )
-    with closing(index_of(tmp_path, documents)) as index:
-        for query in ("x often usual", "x often often", "usual often"):
-            expected = ranked(documents, query)
-            for limit in (1, 5, 20):
-                assert index.search(query, limit) == expected[:limit]
-    assert 0 < min(looked_up) <= 30  # the documents with an x

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,9 +18,6 @@ from trailnotes.search.mapped import MappedFolder
 MAX_TERMS = 1024  # different terms of a query that count, the first ones: Lucene refuses a query of more
 
 _BLOCK = 1024  # documents whose best score is looked at together
-_HEAVY = 20_000  # postings of a term that are worth to be looked up rather than read
-
-Documents = NDArray[np.int64]  # their numbers
 
 
 class _Term(NamedTuple):
@@ -29,10 +26,6 @@ class _Term(NamedTuple):
     start: int
     stop: int
     weight: np.float32
-
-    def size(self) -> int:
-        """How many documents hold it."""
-        return self.stop - self.start
 
 
 class Index:
@@ -88,7 +81,10 @@ class Index:
         terms = [term for text, count in counts if (term := self._term(text.encode(), count))]
         if not terms or limit < 1:
             return [], []
-        return self._best(*self._scored(sorted(terms, key=_Term.size), limit), limit)
+        totals = np.zeros(len(self._ids))
+        for term in terms:  # a float32 each, as in Lucene, and their sum double
+            np.add.at(totals, self._docs[term.start : term.stop].astype(np.intp), self._added(term))
+        return self._best(totals.astype(np.float32), limit)
 
     def holding(self, term: str) -> list[str]:
         """The names of all documents with this very term, in the order in which they were added."""
@@ -113,49 +109,16 @@ class Index:
         start, stop = self._starts[low], self._starts[low + 1]
         return _Term(start, stop, np.float32(count) * bm25.idf(self._filled, stop - start))
 
-    def _scored(self, terms: list[_Term], limit: int) -> tuple[Documents, NDArray[np.float32]]:
-        """Documents in ascending order, the `limit` best among them, and their scores. Rare terms come first.
-
-        A term adds less than its weight (as in Turtle and Flood's MaxScore): once `limit` documents have more than all
-        terms that are left could add, these need only be looked up for the documents that may still be among the best.
-        Scores of terms are float32, as in Lucene, and their sum is double.
-        """
-        totals = np.zeros(len(self._ids))
-        rest = [float(term.weight) for term in terms]
-        for number, term in enumerate(terms):
-            left = sum(rest[number:]) * (1 + 1e-6)
-            if number and term.size() > _HEAVY and (floor := _floor(totals, limit)) > left:
-                documents = np.flatnonzero(totals >= floor - left)
-                sums = totals[documents]
-                for heavy in terms[number:]:
-                    sums += self._looked_up(heavy, documents)
-                return documents, sums.astype(np.float32)
-            totals[self._docs[term.start : term.stop].astype(np.intp)] += self._all_of(term)
-        rounded = totals.astype(np.float32)
-        floor = _floor(rounded, limit)
-        documents = np.flatnonzero(rounded >= floor if floor > 0 else rounded)
-        return documents, rounded[documents]
-
-    def _all_of(self, term: _Term) -> NDArray[np.float32]:
+    def _added(self, term: _Term) -> NDArray[np.float64]:
         """What a term adds to each of its documents; codes repeat, so each of them is computed once."""
         codes = self._codes[term.start : term.stop]
-        scores: NDArray[np.float32] = _saturated(term, self._saturation[: int(codes.max()) + 1])[codes]
+        table = _saturated(term, self._saturation[: int(codes.max()) + 1])
+        scores = table.astype(np.float64).take(codes, mode="clip")  # several times as fast as [codes]
         postings, added = self._often(term)
         scores[postings] = added
         return scores
 
-    def _looked_up(self, term: _Term, documents: Documents) -> NDArray[np.float32]:
-        """What a term adds to each of some documents."""
-        docs = self._docs[term.start : term.stop]
-        places = np.minimum(np.searchsorted(docs, documents.astype(np.int32)), len(docs) - 1)
-        scores = _saturated(term, self._saturation[self._codes[term.start : term.stop][places]])
-        postings, added = self._often(term)
-        if len(postings):
-            which = np.minimum(np.searchsorted(postings, places), len(postings) - 1)
-            scores = np.where(postings[which] == places, added[which], scores)
-        return np.where(docs[places] == documents, scores, np.float32(0))
-
-    def _often(self, term: _Term) -> tuple[Documents, NDArray[np.float32]]:
+    def _often(self, term: _Term) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """The postings of a term whose frequency does not fit in a code, and what each adds."""
         first, last = np.searchsorted(self._frequent[:, 0], (term.start, term.stop))
         postings = self._frequent[first:last, 0]
@@ -163,9 +126,12 @@ class Index:
         inverse = self._inverse[self._codes[postings] & 0xFF]
         return postings - term.start, _saturated(term, np.float32(1) + frequencies * inverse)
 
-    def _best(self, documents: Documents, scores: NDArray[np.float32], limit: int) -> tuple[list[int], list[float]]:
-        order = np.lexsort((self._ids[documents], -scores))[:limit]
-        return documents[order].tolist(), scores[order].tolist()
+    def _best(self, scores: NDArray[np.float32], limit: int) -> tuple[list[int], list[float]]:
+        """The `limit` best documents of all. Only those that reach a floor are sorted."""
+        floor = _floor(scores, limit)
+        documents = np.flatnonzero(scores >= floor if floor > 0 else scores)
+        best = documents[np.lexsort((self._ids[documents], -scores[documents]))[:limit]]
+        return best.tolist(), scores[best].tolist()
 
 
 def _saturated(term: _Term, saturation: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -173,7 +139,7 @@ def _saturated(term: _Term, saturation: NDArray[np.float32]) -> NDArray[np.float
     return np.asarray(term.weight - term.weight / saturation)
 
 
-def _floor(scores: NDArray[Any], limit: int) -> float:
+def _floor(scores: NDArray[np.float32], limit: int) -> float:
     """A score that at least `limit` documents reach: the limit-th best of the best of each block; 0 of too few."""
     blocks = np.maximum.reduceat(scores, np.arange(0, len(scores), _BLOCK))
     return float(np.partition(blocks, -limit)[-limit]) if len(blocks) >= limit else 0.0

@@ -175,6 +175,20 @@ def test_every_wish_can_be_met_by_its_own_product() -> None:
             assert all(attribute in item.text for attribute in item.attributes)
 
 
+def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TRAILNOTES_CACHE", str(tmp_path / "file"))
+    with pytest.raises(RunError, match="set TRAILNOTES_CACHE to another folder"):
+        open_catalogue("synthetic")
+
+
+def test_ours_says_how_to_mend_it() -> None:
+    folder = open_synthetic(20).folder
+    (folder / "products.jsonl").write_bytes((folder / "products.jsonl").read_bytes().replace(b"a", b"b"))
+    with pytest.raises(ConfigError, match=r"is not what was written: delete its folder, and it is made again"):
+        open_synthetic(20)
+
+
 def test_a_catalogue_is_opened_by_its_folder_or_as_ours(folder: Path) -> None:
     assert len(open_catalogue(folder)) == 60
     ours = open_catalogue("synthetic")

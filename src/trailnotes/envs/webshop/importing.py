@@ -116,7 +116,8 @@ def import_catalogue(
 def _facts(state: State) -> dict[str, Any]:
     inputs = dict(state.inputs)
     sources = {role: fact[:2] for role, fact in inputs.pop("sources").items()}
-    return {"sources": sources, **inputs, "entries": state.entries, "left_out": state.left_out}
+    counts = {"entries": state.entries, "left_out": state.left_out}
+    return {"again": "import it again", "sources": sources, **inputs, **counts}
 
 
 class _Import:
