@@ -47,6 +47,12 @@ def actions_of(trajectory: Trajectory) -> list[str]:
     return [step.action for step in trajectory.steps]
 
 
+def of_rehearsal(config: Config) -> Config:
+    """The settings with `rehearsal.options` over those of the environment."""
+    options = {**config.env.options, **config.rehearsal.options}
+    return config.model_copy(update={"env": config.env.model_copy(update={"options": options})})
+
+
 def conversations(
     trajectory: Trajectory, tips: Sequence[Tip], note: str, config: Config, count_tokens: Callable[[str], int]
 ) -> list[Demonstration]:

@@ -23,7 +23,7 @@ from trailnotes.errors import ConfigError
 from trailnotes.storage.files import encode_line, read_jsonl, write_bytes_atomic
 from trailnotes.storage.records import trajectory_from_json, trajectory_to_json
 from trailnotes.types import Task, Tip, Trajectory
-from trailnotes.warmstart.demonstrations.episodes import actions_of, conversations, follow, played
+from trailnotes.warmstart.demonstrations.episodes import actions_of, conversations, follow, of_rehearsal, played
 from trailnotes.warmstart.demonstrations.scienceworld_scripts import shortened, wandering
 
 if TYPE_CHECKING:
@@ -75,8 +75,7 @@ class ScienceWorldDemonstrator:
         Raises:
             ConfigError: none is left.
         """
-        played = {"env": config.env.model_copy(update={"options": {**config.env.options, **config.rehearsal.options}})}
-        subject = cls(config.model_copy(update=played), count_tokens, seed)
+        subject = cls(of_rehearsal(config), count_tokens, seed)
         names = subject.config.env.options.get("task", "all")
         left = {task.id for task in kept_apart(_chosen(names, config.warmstart.variations), config)}
         if not left:

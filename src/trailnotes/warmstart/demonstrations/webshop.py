@@ -16,7 +16,7 @@ from trailnotes.envs import env_tasks, make_env
 from trailnotes.envs.tasks import kept_apart
 from trailnotes.errors import ConfigError
 from trailnotes.types import Tip
-from trailnotes.warmstart.demonstrations.episodes import actions_of, conversations, follow, played
+from trailnotes.warmstart.demonstrations.episodes import actions_of, conversations, follow, of_rehearsal, played
 from trailnotes.warmstart.demonstrations.webshop_buyers import BUY, Buyer, Page, Wish, faults_of, way_of
 from trailnotes.warmstart.demonstrations.webshop_words import NEXT, Fault, english_words, terse_words
 
@@ -109,8 +109,7 @@ class WebShopDemonstrator:
         Raises:
             ConfigError: none is left.
         """
-        played = {"env": config.env.model_copy(update={"options": {**config.env.options, **config.rehearsal.options}})}
-        subject = cls(config.model_copy(update=played), count_tokens, seed)
+        subject = cls(of_rehearsal(config), count_tokens, seed)
         subject.forbidden |= cls(config, count_tokens, seed).forbidden
         subject.tasks = kept_apart(subject.tasks, config)
         if not subject.tasks:

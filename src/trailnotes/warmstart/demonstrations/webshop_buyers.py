@@ -167,7 +167,7 @@ class Buyer:
             yield BACK
         yield BACK
         yield f"click[{self.rng.choice(listings).asin}]"
-        for _, values in self.look().options:
+        for _name, values in self.look().options:
             if self.rng.random() < 0.7:
                 yield f"click[{self.rng.choice(values)}]"
         yield BUY
