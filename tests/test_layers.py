@@ -29,6 +29,7 @@ HOUSE = {
         cluster
         rollout learner credit reporting
         prompts envs policies memory
+        search
         storage
         config
         types errors seeds moved
@@ -62,6 +63,7 @@ HOUSE = {
         __main__
         __init__
         adapt compare config critic demo diagnose engine envs eval export memory rehearsal rollout train warmstart
+        webshop
         arguments
         command
     """,
@@ -93,7 +95,7 @@ HOUSE = {
         episodes
     """,
     "envs": """
-        scienceworld waymarks workers
+        scienceworld waymarks webshop workers
         tasks textworld
         __init__
         check
@@ -114,6 +116,18 @@ HOUSE = {
         __init__ env
         build simulator
         spec
+    """,
+    "envs/webshop": """
+        __init__ env site
+        importing protocols reward synthetic views
+        reading writing
+        catalogue goals shop
+        nouns products synthetic_words texts
+    """,
+    "envs/webshop/site": """
+        __init__ app server
+        drawing guard sessions visits
+        pages pictures
     """,
     "envs/workers": """
         __init__ main
@@ -201,6 +215,12 @@ HOUSE = {
         directory loop parts signals
         shapes
     """,
+    "search": """
+        __init__ index
+        building
+        analyzer bm25 mapped
+        porter words
+    """,
     "storage": """
         __init__ checkpoint demonstrations
         records
@@ -211,9 +231,10 @@ HOUSE = {
         demonstrations small_model
     """,
     "warmstart/demonstrations": """
-        __init__ scienceworld_english waymarks_english
-        scienceworld waymarks
-        scienceworld_scripts waymarks_words
+        __init__ played scienceworld_english waymarks_english
+        scienceworld waymarks webshop
+        scienceworld_scripts waymarks_words webshop_buyers
+        episodes webshop_words
     """,
 }
 LAYERS = "\n".join(line.strip() for line in HOUSE[""].strip().splitlines())

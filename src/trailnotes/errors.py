@@ -26,12 +26,14 @@ PACKAGES = {
     "train": ("torch", "transformers", "tokenizers", "safetensors", "peft"),
     "textworld": ("textworld", "jericho"),
     "scienceworld": ("scienceworld", "py4j"),
+    "webshop": ("rapidfuzz",),
     "openai": ("openai",),
     "plot": ("matplotlib",),
     "tensorboard": ("tensorboard",),
     "embed": ("sentence_transformers",),
     "vllm": ("vllm",),
     "ray": ("ray",),
+    "web": ("starlette", "uvicorn", "jinja2"),
 }
 """Extra -> the modules that it brings."""
 
