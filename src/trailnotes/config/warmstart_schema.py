@@ -19,8 +19,11 @@ class WarmstartConfig(Section):
     num_tips: int = key(4, "tips shown at most in demonstrations", ge=0)
     obey: float = key(0.4, "share of the demonstrations that act on a right tip", ge=0, le=1)
     read: float = key(
-        0.5, "share of the others that explore: read the archive (waymarks), wander (scienceworld), or buy carelessly "
-        "(webshop)", ge=0, le=1
+        0.5,
+        "share of the others that explore: read the archive (waymarks), wander (scienceworld), or buy carelessly "
+        "(webshop)",
+        ge=0,
+        le=1,
     )
     sizes: float = key(0.0, "waymarks: share of the games whose number of moves or boxes is drawn too", ge=0, le=1)
     scores: float = key(1.0, "waymarks: share of the episodes whose tips show a score (memory.show_score)", ge=0, le=1)
