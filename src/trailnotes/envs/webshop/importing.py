@@ -107,7 +107,7 @@ def import_catalogue(
             aside.replace(folder)
     except OSError as error:
         raise RunError(
-            f"cannot write {error.filename or aside} ({error.strerror}): free space or fix the permissions, then run "
+            f"cannot write {error.filename or aside} ({error.strerror or error}): free space or fix the permissions, then run "
             "the same command again: it goes on from here"
         ) from error
     return Catalogue.open(folder)
