@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable
 from typing import Literal
 
-from trailnotes.errors import MissingExtraError
+from trailnotes.errors import MissingExtraError, how_to_install
 
 SPACY_MODEL = "en_core_web_sm"
 Tagger = Literal["rules", "spacy"]
@@ -94,7 +94,7 @@ def _spacy_nouns() -> Callable[[str], tuple[str, ...]]:
         model = spacy.load(SPACY_MODEL, disable=["parser", "ner", "lemmatizer"])
     except (ImportError, OSError) as error:
         raise MissingExtraError(
-            f"nouns by spaCy need the package spacy and its model: pip install spacy, then python -m spacy download "
-            f"{SPACY_MODEL}; or take --nouns rules"
+            f"nouns by spaCy need the package spacy and its model {SPACY_MODEL}: {how_to_install('spacy')}, then "
+            f"python -m spacy download {SPACY_MODEL}; or take --nouns rules"
         ) from error
     return lambda title: tuple(token.text.lower() for token in model(title) if token.pos_ in _TAGS)
