@@ -30,7 +30,7 @@ from trailnotes.types import Mode, Task, Tip, Trajectory, TrajectoryGroup
 from trailnotes.warmstart.demonstrations import demonstrator_of
 from trailnotes.warmstart.demonstrations.webshop import Attempt, WebShopDemonstrator
 from trailnotes.warmstart.demonstrations.webshop_buyers import BUY, way_of
-from trailnotes.warmstart.demonstrations.webshop_words import told_way
+from trailnotes.warmstart.demonstrations.webshop_words import plain, told_way
 
 SETTINGS = Path(__file__).parent.parent / "configs" / "webshop" / "small.toml"
 LABELS = (
@@ -127,8 +127,8 @@ class Examined:
 
 
 def actions(episode: Trajectory) -> tuple[str, ...]:
-    """All actions of an episode."""
-    return tuple(step.action for step in episode.steps)
+    """All actions of an episode, without blanks inside their brackets."""
+    return tuple(plain(step.action) for step in episode.steps)
 
 
 def refusals(episode: Trajectory) -> list[bool]:
