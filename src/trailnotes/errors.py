@@ -27,6 +27,7 @@ PACKAGES = {
     "textworld": ("textworld", "jericho"),
     "scienceworld": ("scienceworld", "py4j"),
     "webshop": ("rapidfuzz",),
+    "spacy": ("spacy",),
     "openai": ("openai",),
     "plot": ("matplotlib",),
     "tensorboard": ("tensorboard",),

@@ -81,14 +81,14 @@ def test_an_empty_index_finds_nothing(build: Callable[..., Index]) -> None:
 
 def test_a_term_that_is_said_very_often(build: Callable[..., Index]) -> None:
     index = build(("few", "sale " * 254), ("many", "sale " * 300 + "x"), ("more", "sale " * 70_000))
-    (first, *_), scores = zip(*index.search("sale"), strict=True)
-    assert first == "few"  # which is the shortest
+    names, scores = zip(*index.search("sale"), strict=True)
+    assert names == ("more", "many", "few")
     lengths = [int(bm25.LENGTHS[bm25.encode_lengths(np.array([n]))][0]) for n in (254, 301, 70_000)]
     mean, idf = (254 + 301 + 70_000) / 3, math.log(1 + 0.5 / 3.5)
     expected = [
         idf * f / (f + 0.9 * (0.6 + 0.4 * length / mean)) for f, length in zip((254, 300, 70_000), lengths, strict=True)
     ]
-    assert sorted(scores) == pytest.approx(sorted(expected), rel=1e-6)
+    assert scores[::-1] == pytest.approx(expected, rel=1e-6)
 
 
 def test_terms_that_are_there_already_are_found_as_they_are(tmp_path: Path) -> None:
@@ -117,47 +117,44 @@ def test_a_name_that_cannot_be_stored_is_refused(name: str, build: Callable[...,
 # -- against a ranking that looks at every document
 
 
-def ranked(documents: Documents, query: str, limit: int) -> list[tuple[str, float]]:
+def ranked(documents: Documents, query: str) -> list[tuple[str, float]]:
     """The same in the plainest way: document by document, sorted."""
-    counts = [Counter(analyze(text)) for _, text in documents]
-    filled = [count for count in counts if count]
+    counts = {name: Counter(analyze(text)) for name, text in documents}
+    filled = [count for count in counts.values() if count]
     one, k1, b = np.float32(1), np.float32(0.9), np.float32(0.4)
-    mean = np.float32(sum(sum(count.values()) for count in filled) / max(1, len(filled)))
-    found = []
-    for (name, _), count in zip(documents, counts, strict=True):
-        total = 0.0
-        for term, times in Counter(analyze(query)).items():
-            if not count[term]:
-                continue
-            frequency = sum(term in other for other in filled)
-            idf = math.log(1 + (len(filled) - frequency + 0.5) / (frequency + 0.5))
-            weight = np.float32(times) * np.float32(idf)
-            length = np.float32(bm25.LENGTHS[bm25.encode_lengths(np.array([count.total()]))][0])
+    mean = np.float32(sum(count.total() for count in filled) / max(1, len(filled)))
+    totals = dict.fromkeys(counts, 0.0)
+    for term, times in Counter(analyze(query)).items():
+        frequency = sum(term in count for count in filled)
+        idf = math.log(1 + (len(filled) - frequency + 0.5) / (frequency + 0.5))
+        weight = np.float32(times) * np.float32(idf)
+        for name in (name for name, count in counts.items() if count[term]):
+            length = np.float32(bm25.LENGTHS[bm25.encode_lengths(np.array([counts[name].total()]))][0])
             inverse = one / (k1 * ((one - b) + b * length / mean))
-            total += float(weight - weight / (one + np.float32(count[term]) * inverse))
-        if total:
-            found.append((name, float(np.float32(total))))
-    return sorted(found, key=lambda item: (-item[1], item[0]))[:limit]
+            totals[name] += float(weight - weight / (one + np.float32(counts[name][term]) * inverse))
+    found = [(name, float(np.float32(total))) for name, total in totals.items() if total]
+    return sorted(found, key=lambda item: (-item[1], item[0]))
 
 
 TEXTS = st.lists(st.sampled_from(["red", "blue", "cup", "mug", "the", "x1", "★"]), max_size=60).map(" ".join)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.lists(TEXTS, min_size=1, max_size=12), TEXTS, st.integers(1, 12), st.integers(1, 40))
 def test_a_ranking_is_that_of_the_plain_way(texts: list[str], query: str, limit: int, run: int) -> None:
-    documents = [(f"d{hash(text) % 7}{place}", text) for place, text in enumerate(texts)]
+    documents = [(f"d{len(text) % 7}{place}", text) for place, text in enumerate(texts)]
     with TemporaryDirectory() as folder, closing(index_of(Path(folder), documents, run)) as index:
-        assert index.search(query, limit) == ranked(documents, query, limit)
+        assert index.search(query, limit) == ranked(documents, query)[:limit]
 
 
 def test_the_best_of_many_blocks_are_the_best_of_all(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    vocabulary = np.array([f"w{number}" for number in range(50)])
+    vocabulary = np.array([f"w{number}" for number in range(20)])
     documents = [
-        (f"d{place:04d}", " ".join(vocabulary[rng.zipf(1.5, rng.integers(1, 30)) % 50])) for place in range(5000)
+        (f"d{place:04d}", " ".join(vocabulary[rng.zipf(1.5, rng.integers(1, 9)) % 20])) for place in range(2500)
     ]
-    with closing(index_of(tmp_path, documents, run=10_000)) as index:
-        for query in ("w1", "w1 w2 w7", "w30 w31 w32 w33", "w49"):
-            for limit in (1, 4, 50, 6000):
-                assert index.search(query, limit) == ranked(documents, query, limit)
+    with closing(index_of(tmp_path, documents, run=5_000)) as index:
+        for query in ("w1 w2", "w13", "w19"):
+            expected = ranked(documents, query)
+            for limit in (1, 2, 3, 50, 6000):
+                assert index.search(query, limit) == expected[:limit]

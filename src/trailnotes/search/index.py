@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from itertools import islice
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,14 @@ from trailnotes.search.mapped import MappedFolder
 MAX_TERMS = 1024  # different terms of a query that count, the first ones: Lucene refuses a query of more
 
 _BLOCK = 1024  # documents whose best score is looked at together
+
+
+class _Term(NamedTuple):
+    """A term of a query: its postings, and how much it weighs."""
+
+    start: int
+    stop: int
+    weight: np.float32
 
 
 class Index:
@@ -69,67 +77,69 @@ class Index:
     def rank(self, query: str, limit: int = 50) -> tuple[list[int], list[float]]:
         """As `search`, with the numbers of the documents in the order in which they were added."""
         self._files.check()
-        terms = islice(Counter(analyze(query)).items(), MAX_TERMS)
-        found = [(count, place) for term, count in terms if (place := self._place(term.encode())) is not None]
-        if not found or limit < 1:
+        counts = islice(Counter(analyze(query)).items(), MAX_TERMS)
+        terms = [term for text, count in counts if (term := self._term(text.encode(), count))]
+        if not terms or limit < 1:
             return [], []
         totals = np.zeros(len(self._ids))
-        for count, place in found:
-            self._add(totals, place, count)
+        for term in terms:  # a float32 each, as in Lucene, and their sum double
+            np.add.at(totals, self._docs[term.start : term.stop].astype(np.intp), self._added(term))
         return self._best(totals.astype(np.float32), limit)
 
     def holding(self, term: str) -> list[str]:
         """The names of all documents with this very term, in the order in which they were added."""
         self._files.check()
-        place = self._place(term.encode(errors="surrogatepass"))
+        place = self._term(term.encode(errors="surrogatepass"))
         if place is None:
             return []
-        found: list[bytes] = self._ids[self._docs[self._starts[place] : self._starts[place + 1]]].tolist()
+        found: list[bytes] = self._ids[self._docs[place.start : place.stop]].tolist()
         return [name.decode() for name in found]
 
-    def _place(self, term: bytes) -> int | None:
-        """Where a term stands in the sorted vocabulary."""
+    def _term(self, text: bytes, count: int = 1) -> _Term | None:
+        """A term of the sorted vocabulary that stands `count` times in the query."""
         offsets, low, high = self._term_offsets, 0, len(self._term_offsets) - 1
         while low < high:
             middle = (low + high) // 2
-            if bytes(self._terms[offsets[middle] : offsets[middle + 1]]) < term:
+            if bytes(self._terms[offsets[middle] : offsets[middle + 1]]) < text:
                 low = middle + 1
             else:
                 high = middle
-        is_there = low < len(offsets) - 1 and bytes(self._terms[offsets[low] : offsets[low + 1]]) == term
-        return low if is_there else None
+        if low >= len(offsets) - 1 or bytes(self._terms[offsets[low] : offsets[low + 1]]) != text:
+            return None
+        start, stop = self._starts[low], self._starts[low + 1]
+        return _Term(start, stop, np.float32(count) * bm25.idf(self._filled, stop - start))
 
-    def _add(self, totals: NDArray[np.float64], place: int, count: int) -> None:
-        """Add the scores of one term, which stands `count` times in the query, to those of its documents.
+    def _added(self, term: _Term) -> NDArray[np.float64]:
+        """What a term adds to each of its documents; codes repeat, so each of them is computed once."""
+        codes = self._codes[term.start : term.stop]
+        table = _saturated(term, self._saturation[: int(codes.max()) + 1])
+        scores = table.astype(np.float64).take(codes, mode="clip")  # several times as fast as [codes]
+        postings, added = self._often(term)
+        scores[postings] = added
+        return scores
 
-        Each is a float32, as in Lucene, and their sum is double.
-        """
-        start, stop = self._starts[place], self._starts[place + 1]
-        weight = np.float32(count) * bm25.idf(self._filled, stop - start)
-        codes = self._codes[start:stop]
-        table = self._saturation[: int(codes.max()) + 1]
-        scores = (weight - weight / table)[codes]
-        for posting, frequency in self._often(start, stop):
-            inverse = self._inverse[codes[posting] & 0xFF]
-            scores[posting] = weight - weight / (np.float32(1) + np.float32(frequency) * inverse)
-        totals[self._docs[start:stop]] += scores
-
-    def _often(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """(posting within the term, frequency) of what does not fit in a code."""
-        if not len(self._frequent):
-            return []
-        first, last = np.searchsorted(self._frequent[:, 0], (start, stop))
-        return [(int(posting) - start, int(frequency)) for posting, frequency in self._frequent[first:last]]
+    def _often(self, term: _Term) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """The postings of a term whose frequency does not fit in a code, and what each adds."""
+        first, last = np.searchsorted(self._frequent[:, 0], (term.start, term.stop))
+        postings = self._frequent[first:last, 0]
+        frequencies = self._frequent[first:last, 1].astype(np.float32)
+        inverse = self._inverse[self._codes[postings] & 0xFF]
+        return postings - term.start, _saturated(term, np.float32(1) + frequencies * inverse)
 
     def _best(self, scores: NDArray[np.float32], limit: int) -> tuple[list[int], list[float]]:
-        """The `limit` best documents of all.
-
-        The limit-th best of the blocks' best scores is reached by `limit` documents at least, so what is below it needs
-        no sorting.
-        """
-        blocks = np.maximum.reduceat(scores, np.arange(0, len(scores), _BLOCK))
-        floor = np.partition(blocks, -limit)[-limit] if len(blocks) >= limit else np.float32(0)
-        candidates = np.flatnonzero(scores >= floor if floor > 0 else scores)
-        order = np.lexsort((self._ids[candidates], -scores[candidates]))[:limit]
-        best = candidates[order]
+        """The `limit` best documents of all. Only those that reach a floor are sorted."""
+        floor = _floor(scores, limit)
+        documents = np.flatnonzero(scores >= floor if floor > 0 else scores)
+        best = documents[np.lexsort((self._ids[documents], -scores[documents]))[:limit]]
         return best.tolist(), scores[best].tolist()
+
+
+def _saturated(term: _Term, saturation: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Lucene's ``weight - weight / (1 + frequency * inverse norm)``."""
+    return np.asarray(term.weight - term.weight / saturation)
+
+
+def _floor(scores: NDArray[np.float32], limit: int) -> float:
+    """A score that at least `limit` documents reach: the limit-th best of the best of each block; 0 of too few."""
+    blocks = np.maximum.reduceat(scores, np.arange(0, len(scores), _BLOCK))
+    return float(np.partition(blocks, -limit)[-limit]) if len(blocks) >= limit else 0.0

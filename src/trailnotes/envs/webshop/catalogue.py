@@ -159,7 +159,8 @@ def facet_term(facet: Facet, value: str) -> str:
 def _check_hashes(files: MappedFolder) -> None:
     for name, digest in files.meta["sha256"].items():
         if hash_of(files.folder / name) != digest:
-            raise ConfigError(f"{files.folder / name} is not what was written: import the catalogue again")
+            again = files.meta.get("again", "make it again")
+            raise ConfigError(f"{files.folder / name} is not what was written: {again}")
 
 
 def hash_of(path: Path) -> str:

@@ -99,13 +99,15 @@ def import_catalogue(
             state = _load_state(aside, {"sources": sources.facts(), "limit": limit, "nouns": nouns})
             if not state.is_read:
                 _Import(aside, sources, state, nouns).run(limit, tell)
+            if not state.products:
+                raise ConfigError(f"{sources.products} holds no product: {state.left_out or 'it is empty'}")
             seal(aside, _facts(state), lambda done: tell("index", done, state.product_bytes))
             for name in (STATE, LOCK):
                 (aside / name).unlink()
             aside.replace(folder)
     except OSError as error:
         raise RunError(
-            f"cannot write {error.filename or aside} ({error.strerror}): free space or fix the permissions, then run "
+            f"cannot write {error.filename or aside} ({error.strerror or error}): free space or fix the permissions, then run "
             "the same command again: it goes on from here"
         ) from error
     return Catalogue.open(folder)
@@ -114,7 +116,8 @@ def import_catalogue(
 def _facts(state: State) -> dict[str, Any]:
     inputs = dict(state.inputs)
     sources = {role: fact[:2] for role, fact in inputs.pop("sources").items()}
-    return {"sources": sources, **inputs, "entries": state.entries, "left_out": state.left_out}
+    counts = {"entries": state.entries, "left_out": state.left_out}
+    return {"again": "import it again", "sources": sources, **inputs, **counts}
 
 
 class _Import:

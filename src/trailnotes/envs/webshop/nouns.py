@@ -2,8 +2,9 @@
 
 The original asks spaCy's ``en_core_web_sm`` in every episode. Here they are found once, at import: by spaCy where it is
 asked for and installed, else by rules. In a title nearly every word is capitalised, and the tagger takes nearly every
-capitalised word for a proper noun: so the rules say which words are *not* nouns. How far the two agree is measured in
-docs/webshop.md.
+capitalised word for a proper noun: so the rules say which words are *not* nouns. Measured on the 1,000 real
+titles, against version 3.8.0 of the model: the rules find 97.7 % of its tokens, and 93.4 % of what they find is among
+them; for 98.0 % of 21,000 pairs of titles, the title score falls on the same side of the reward's limits.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import re
 from collections.abc import Callable
 from typing import Literal
 
-from trailnotes.errors import MissingExtraError
+from trailnotes.errors import MissingExtraError, how_to_install
 
 SPACY_MODEL = "en_core_web_sm"
 Tagger = Literal["rules", "spacy"]
@@ -93,7 +94,7 @@ def _spacy_nouns() -> Callable[[str], tuple[str, ...]]:
         model = spacy.load(SPACY_MODEL, disable=["parser", "ner", "lemmatizer"])
     except (ImportError, OSError) as error:
         raise MissingExtraError(
-            f"nouns by spaCy need the package spacy and its model: pip install spacy, then python -m spacy download "
-            f"{SPACY_MODEL}; or take --nouns rules"
+            f"nouns by spaCy need the package spacy and its model {SPACY_MODEL}: {how_to_install('spacy')}, then "
+            f"python -m spacy download {SPACY_MODEL}; or take --nouns rules"
         ) from error
     return lambda title: tuple(token.text.lower() for token in model(title) if token.pos_ in _TAGS)

@@ -242,8 +242,9 @@ def _humans(record: Mapping[str, Any]) -> tuple[Instruction, ...]:
 
 
 def to_record(product: Product) -> dict[str, Any]:
-    """`product` as JSON holds it; `from_record` reads it back."""
-    return asdict(product)
+    """`product` as `json` writes it, the asin first; `from_record` reads that back."""
+    record = {name: getattr(product, name) for name in Product.__slots__}  # `asdict` copies every text's tuple
+    return record | {name: [asdict(item) for item in record[name]] for name in ("reviews", "instructions")}
 
 
 def from_record(record: Mapping[str, Any]) -> Product:

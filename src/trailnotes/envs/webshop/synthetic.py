@@ -6,7 +6,6 @@ one attribute or in the price, and titles that name another kind of product than
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 import tempfile
@@ -14,14 +13,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TypeVar
 
 from trailnotes.envs.webshop import synthetic_words as words
 from trailnotes.envs.webshop.catalogue import VERSION, Catalogue
 from trailnotes.envs.webshop.nouns import rule_nouns
 from trailnotes.envs.webshop.products import Instruction, Product, price_tag
 from trailnotes.envs.webshop.writing import write_catalogue
+from trailnotes.errors import RunError
 from trailnotes.seeds import derive_seed
+from trailnotes.storage.files import user_cache
 
 NAME = "synthetic"
 PRODUCTS = 1200
@@ -29,8 +29,6 @@ RELEASE = 1  # of the generator: another one makes another shop
 
 _TWINS, _MISLEADING, _WITHOUT_PRICE, _RANGES = 0.15, 0.08, 0.1, 0.2  # shares of the products
 _WANTED, _WISHED = 0.5, 0.35  # shares of the products with a synthetic instruction, with a human one
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -57,25 +55,31 @@ def open_catalogue(place: str | Path) -> Catalogue:
 
 
 def open_synthetic(count: int = PRODUCTS, seed: int = 0) -> Catalogue:
-    """Our catalogue, from ``$TRAILNOTES_CACHE/webshop`` or ``~/.cache/trailnotes/webshop``, made if it is not there.
+    """Our catalogue, from ``webshop`` in the user's cache, made if it is not there.
 
-    Several processes may make it at once: each does so aside, and the first to be done gives its own.
+    Several processes may make it at once: each does so aside, and the first to be done gives its own. Raises as
+    `open_catalogue`.
     """
-    root = os.environ.get("TRAILNOTES_CACHE")
-    cache_folder = (Path(root) if root else Path.home() / ".cache" / "trailnotes") / "webshop"
-    folder = cache_folder / f"{NAME}-{RELEASE}.{VERSION}-{count}-{seed}"
-    if not folder.is_dir():
-        cache_folder.mkdir(parents=True, exist_ok=True)
-        aside = Path(tempfile.mkdtemp(prefix=".making-", dir=cache_folder))
-        try:
-            write_catalogue(aside / "made", make_products(count, seed)).close()
-            (aside / "made").rename(folder)
-        except OSError:
-            if not folder.is_dir():
-                raise
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
+    folder = user_cache("webshop") / f"{NAME}-{RELEASE}.{VERSION}-{count}-{seed}"
+    try:
+        if not folder.is_dir():
+            _make(folder, make_products(count, seed))
+    except OSError as error:
+        raise RunError(f"cannot write {folder} ({error.strerror}): set TRAILNOTES_CACHE to another folder") from error
     return Catalogue.open(folder)
+
+
+def _make(folder: Path, products: list[Product]) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(prefix=".making-", dir=folder.parent))
+    try:
+        write_catalogue(aside / "made", products, {"again": "delete its folder, and it is made again"}).close()
+        (aside / "made").rename(folder)
+    except OSError:
+        if not folder.is_dir():  # else another process was faster
+            raise
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def make_products(count: int = PRODUCTS, seed: int = 0) -> list[Product]:
