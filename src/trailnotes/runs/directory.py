@@ -159,8 +159,8 @@ class RunDir:
         if not any(within(name, ("env",)) for name in changed):
             self._refuse_other_data(before, identity)
         about = {"name": self.config.run.name, "seed": self.config.run.seed, "starts": starts}
-        if identity:
-            about["environment"] = identity
+        if known := identity or before:  # where the environment is not here, what was known stays
+            about["environment"] = known
         _write(file, json.dumps(about, indent=1, ensure_ascii=False) + "\n")
 
     def _refuse_other_data(self, before: Mapping[str, Any], identity: Mapping[str, Any]) -> None:

@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from shelves import DOZEN, LAMP, MUG
 from trailnotes.commands.rollout import rollout
@@ -131,6 +133,25 @@ def test_environments_of_one_process_share_one_catalogue_and_nothing_else(shop: 
         seen = [env.step(action) for env in envs]
         assert seen[0] == seen[1] == seen[2]
     assert ws.opened(shop) is ws.opened(shop)
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    said=st.sampled_from(["{}", "search[{}]", "click[{}]", "search[<r> {}]", "search[<q> {}]"]),
+    words=st.text(),
+    compat=st.sampled_from(ws.COMPATS),
+)
+def test_whatever_is_said_is_answered(shop: str, task: Task, said: str, words: str, compat: str) -> None:
+    last = play(ws.WebShopEnv(catalogue=shop, compat=compat), task, said.format(words))[-1]
+    assert last.actions
+    last.text.encode()
+
+
+def test_half_a_surrogate_pair_finds_nothing(shop: str, task: Task) -> None:
+    for said in ("search[\ud800]", "search[<r> \ud800]", "search[<a> \udfff mug]", "click[\ud800]"):
+        for compat in ("fixed", "original"):
+            last = play(ws.WebShopEnv(catalogue=shop, compat=compat), task, said)[-1]
+            last.text.encode()
 
 
 def test_a_page_offers_what_can_be_clicked_in_order(shop: str, task: Task) -> None:

@@ -220,6 +220,7 @@ def test_the_identity_changes_with_every_word_of_a_goal() -> None:
         ("train", Choice("by-products"), "protocol = 'by-products' is unknown"),
         ("train", Choice(goals="robot"), "goals = 'robot' is unknown"),
         ("train", Choice("rememberer", train_set="S2"), "train_set = 'S2' is unknown"),
+        ("train", Choice(seed=True), "dataset_seed = True must be a whole number"),
         ("train", Choice("original"), 'use protocol = "by-product"'),
     ],
 )

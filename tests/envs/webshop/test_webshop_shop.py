@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shelves import DOZEN, LAMP, Shelves, product
+from shelves import DOZEN, LAMP, MUG, Shelves, product
 from trailnotes.envs.webshop.products import Review
 from trailnotes.envs.webshop.shop import MAX_ACTION, Part, Rules, Shop, State, _read_greedily
 from trailnotes.envs.webshop.texts import clean
@@ -245,6 +245,13 @@ def test_the_last_page_tells_the_score_or_keeps_it() -> None:
     assert "Your score (min 0.0, max 1.0) [SEP] 0.75 [SEP]" in told
 
 
+def test_the_original_knows_no_rating() -> None:
+    state = State("item", asin=MUG.asin)
+    rated = Shelves((replace(MUG, rating="4.5"),))
+    for compat, said in (("fixed", "Rating: 4.5"), ("original", "Rating: N.A.")):
+        assert said in text(Shop(rated, Rules(compat=compat)).parts(state))  # type: ignore[arg-type]
+
+
 def test_the_original_marks_what_its_url_holds() -> None:
     lamp = replace(LAMP, title="lamp", options=(("color", ("brass", "größe")), ("shade", ("brass",))))
     for compat, marked in (("original", ["brass", "brass"]), ("fixed", ["color: brass", "größe"])):
@@ -377,6 +384,18 @@ def test_cleaning_bounds_joins_and_keeps_what_is_clean(said: str, limit: int) ->
 def test_no_format_character_is_shown() -> None:
     unseen = [c for c in map(chr, range(0x110000)) if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp")]
     assert clean("a" + "".join(unseen) + "b", 10_000) == "a b"
+
+
+@pytest.mark.parametrize("compat", ["fixed", "original"])
+def test_a_hundred_thousand_options_cost_a_page_and_no_more(compat: str) -> None:
+    values = tuple(f"{'x' * 400} {number}" for number in range(50_000))
+    odd = product("B0MANY0001", title="many", options=(("a", values), ("b", values)))
+    shop = Shop(Shelves((odd,)), Rules(compat=compat))  # type: ignore[arg-type]
+    item = State("item", asin=odd.asin)
+    shown = [part.text for part in shop.parts(item) if part.kind == "option"]
+    assert sum(map(len, shown)) <= 25_000
+    assert len(shown) == 66  # of 300 characters each; the names and numbers that tell them apart come on top
+    assert len(set(shown)) == (66 if compat == "fixed" else 1)
 
 
 def test_an_option_without_visible_text_is_not_offered() -> None:

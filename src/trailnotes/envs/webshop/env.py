@@ -108,7 +108,7 @@ class WebShopEnv:
             show_attributes: offer the page of the hidden attributes that the reward judges.
             repeat_instruction: on each page, as the original does; None: with compat "original" only.
             max_title: characters of a title, an option or another short text.
-            max_text: characters of a description, or of all features or reviews.
+            max_text: characters of a description, or of all features, reviews or option values.
             max_steps: actions until the episode is truncated.
             reward: "score" is that of the purchase, 0 to 1; "success" is 1 for a score of 1, else 0.
             actions: offer the admissible actions with each observation.

@@ -94,6 +94,8 @@ def splits_of(shelves: Shelves, choice: Choice) -> Splits:
     ):
         if value not in known:
             raise ConfigError(f"{key} = {value!r} is unknown: use {' or '.join(map(repr, known))}")
+    if type(choice.seed) is not int:
+        raise ConfigError(f"dataset_seed = {choice.seed!r} must be a whole number")
     return PROTOCOLS[choice.protocol].split(shelves, choice)
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
@@ -68,7 +69,7 @@ class Rules:
     products_shown: int = 0  # the first so many of each page, the others are left out; 0 = all
     show_attributes: bool = False  # a page of what the reward judges hidden attributes by
     max_title: int = 300  # characters of a title, an option or another short text
-    max_text: int = 20_000  # characters of a description, or of all features or reviews
+    max_text: int = 20_000  # characters of a description, or of all features, reviews or option values
 
     @property
     def brackets(self) -> Brackets:
@@ -202,7 +203,8 @@ class Shop:
             return Turn(state, "no search bar on this page")
         if not query:
             return Turn(state, "an empty search")
-        return Turn(State("results", query, seen=state.seen))
+        readable = query.encode("utf-8", "replace").decode()  # half of a surrogate pair cannot be looked up
+        return Turn(State("results", readable, seen=state.seen))
 
     def _clicked(self, state: State, target: str) -> Turn:
         wanted = " ".join(target.split())
@@ -253,39 +255,47 @@ class Shop:
         chosen = dict(state.options)
         told = json.dumps(chosen)
         for name, values in product.options:
-            yield Part("text", self._short(name))
-            for value in values:
-                if label := labels.get((name, value)):
-                    # The original looks for the text in its URL: under any name, and never where it is not ASCII.
-                    clicked = f'"{value}"' in told if self._original else chosen.get(name) == value
-                    yield Part("option", label, label.lower(), clicked, (name, value))
+            shown = [
+                value for value in (values if self._original else dict.fromkeys(values)) if (name, value) in labels
+            ]
+            if shown or self._original:
+                yield Part("text", self._short(name))
+            for value in shown:
+                label = labels[name, value]
+                # The original looks for the text in its URL: under any name, and never where it is not ASCII.
+                clicked = f'"{value}"' in told if self._original else chosen.get(name) == value
+                yield Part("option", label, label.lower(), clicked, (name, value))
         yield Part("text", self._short(product.title))
         yield Part("text", f"Price: {product.tag}")
-        yield Part("text", f"Rating: {self._short(product.rating) or 'N.A.'}")
+        rating = "" if self._original else self._short(product.rating)  # the release looks it up in a file it lacks
+        yield Part("text", f"Rating: {rating or 'N.A.'}")
         for name in sub_pages:
             yield _button(name)
         yield _button(BUY)
 
     def _labels(self, product: Product, taken: set[str]) -> dict[tuple[str, str], str]:
         """The text of each option value. Where ours would be that of another or of a button, its option is named."""
-        pairs = list(dict.fromkeys((name, value) for name, values in product.options for value in values))
-        texts = [self._short(value) for _, value in pairs]
-        if self._original:
-            return dict(zip(pairs, texts, strict=True))
-        lowered = [text.lower() for text in texts]
         labels: dict[tuple[str, str], str] = {}
-        for (name, value), text, low in zip(pairs, texts, lowered, strict=True):
-            if not text:
-                continue
-            label = text
-            if low in taken or lowered.count(low) > 1:
-                label = plain = f"{self._short(name)}: {text}"
-                for number in range(2, len(pairs) + 2):
-                    if label.lower() not in taken and label.lower() not in lowered:
-                        break
-                    label = f"{plain} ({number})"
-                taken.add(label.lower())
-            labels[name, value] = label
+        left = self.rules.max_text
+        for pair in dict.fromkeys((name, value) for name, values in product.options for value in values):
+            text = self._short(pair[1])
+            left -= len(text)
+            if left < 0:
+                break
+            if text:
+                labels[pair] = text
+        if self._original:
+            return labels
+        counts = Counter(text.lower() for text in labels.values())
+        known, tries = {*taken, *counts}, Counter[str]()
+        for pair, text in labels.items():
+            if text.lower() in taken or counts[text.lower()] > 1:
+                label = plain = f"{self._short(pair[0])}: {text}"
+                while label.lower() in known:
+                    tries[plain] += 1
+                    label = f"{plain} ({tries[plain] + 1})"
+                known.add(label.lower())
+                labels[pair] = label
         return labels
 
     def _sub_page(self, state: State, product: Product) -> Iterator[Part]:
