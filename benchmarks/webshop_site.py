@@ -206,7 +206,7 @@ def report(result: dict[str, Any]) -> None:
         f"{result['people']} people for {result['seconds']:.0f} s: {result['clicks_per_s']:.0f} clicks/s, "
         f"{result['requests_per_s']:.0f} requests/s, {result['purchases']} purchases, {result['errors']} errors; cores "
         f"used by the site {cores['site']:.2f}, the people {cores['people']:.2f}, others {cores['others']:.2f} of "
-        f"{cores['all']}",
+        f"{cores['all']}; {result['server_ms_per_request']:.2f} ms of the site's CPU time a request",
         ("", "p50 ms", "p95 ms", "p99 ms"),
         [(name, *(f"{result[key][rank]:.1f}" for rank in ("p50", "p95", "p99")))
          for name, key in (("a click (form and page)", "click_ms"), ("a request", "request_ms"))],

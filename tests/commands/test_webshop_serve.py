@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from http.client import HTTPConnection
 from pathlib import Path
+from typing import Self
 from urllib.parse import urlencode
 
 import pytest
@@ -52,7 +53,7 @@ class Visitor:
         self.connection = HTTPConnection("127.0.0.1", port, timeout=60)
         self.headers = {"origin": f"http://127.0.0.1:{port}", "content-type": "application/x-www-form-urlencoded"}
 
-    def __enter__(self) -> Visitor:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -89,6 +90,9 @@ def test_garbage_on_the_socket_is_answered_and_forgotten(site: tuple[int, Path, 
         with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
             connection.sendall(garbage)
             assert connection.recv(1000).startswith(b"HTTP/1.1 4")
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:  # goes in the middle of a form
+        host = "host: 127.0.0.1\r\norigin: http://127.0.0.1\r\n"
+        connection.sendall(f"POST /begin HTTP/1.1\r\n{host}content-length: 100\r\n\r\ngoal=".encode())
     with Visitor(port) as visitor:
         assert visitor.ask("HEAD", "/") == (200, "")
         assert visitor.ask("POST", "/begin", goal="9" * 100_000)[0] == 413

@@ -98,14 +98,20 @@ def choose(env: WebShopEnv, steps: int, instruction: str, rng: random.Random) ->
     return rng.choice([*options, "click[buy now]", "click[buy now]"])
 
 
+def press(page: Page, selector: str, place: int = 0) -> None:
+    """Click, and wait for the page that it leads to."""
+    with page.expect_navigation():
+        page.locator(selector).nth(place).click()
+
+
 def do(page: Page, action: str) -> None:
     """By the mouse and the keyboard."""
     if action.startswith("search["):
         page.fill("input[name=query]", action[7:-1])
-        page.click("form.search button")
+        press(page, "form.search button")
     else:
         place = on_page(page, "button[name=action]", "value").index(action)
-        page.locator("button[name=action]").nth(place).click()
+        press(page, "button[name=action]", place)
 
 
 @pytest.mark.parametrize("goal", GOALS)
@@ -117,7 +123,7 @@ def test_a_purchase_is_that_of_the_environment(shop: tuple[str, Path], page: Pag
     instruction = observation.instruction or ""
     page.goto(address)
     page.fill("#goal", str(goal))
-    page.click("form.choose button")
+    press(page, "form.choose button")
     steps = 0
     while not observation.done:
         same(page, env, instruction)
@@ -126,7 +132,7 @@ def test_a_purchase_is_that_of_the_environment(shop: tuple[str, Path], page: Pag
         do(page, action)
         steps += 1
     same(page, env, instruction)
-    page.click("a.first")
+    press(page, "a.first")
     purchase = observation.info["purchase"]
     assert on_page(page, ".total b", "textContent") == [f"{observation.score:.2f}"]
     found = on_page(page, ".score tbody td:last-child", "textContent")

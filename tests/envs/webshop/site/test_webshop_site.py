@@ -419,32 +419,28 @@ def test_one_goal_for_all() -> None:
     assert tasks()[2].options["instruction"] in person.begin(goal="0").texts
 
 
-def test_a_mistake_of_ours_is_a_page_that_tells_nothing(person: Person, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("place", "name", "error", "status", "said"),
+    [
+        (Floor, "act", LookupError("a secret of the shop"), 500, "Something went wrong"),
+        (Shelves, "search", ConfigError("/a secret/products.jsonl was replaced"), 503, "cannot be read any more"),
+    ],
+)
+def test_what_goes_wrong_inside_is_a_page_that_tells_nothing(
+    person: Person, monkeypatch: pytest.MonkeyPatch, place: type, name: str, error: Exception, status: int, said: str
+) -> None:
     person.begin(goal="0")
 
     def fails(*_: object) -> None:
-        raise LookupError("a secret of the shop")
+        raise error
 
-    monkeypatch.setattr(Floor, "act", fails)
-    answer = person.post("/act", at="0", query="mug")
-    assert answer.status_code == 500
-    assert "Something went wrong" in answer.text
+    with monkeypatch.context() as broken:
+        broken.setattr(place, name, fails)
+        answer = person.post("/act", at="0", query="green mug")
+    assert answer.status_code == status
+    assert said in answer.text
     assert "secret" not in answer.text
-
-
-def test_a_catalogue_that_was_replaced_is_a_page(person: Person, monkeypatch: pytest.MonkeyPatch) -> None:
-    person.begin(goal="0")
-
-    def replaced(*_: object) -> None:
-        raise ConfigError("/home/me/shop/products.jsonl was replaced: import the catalogue again")
-
-    monkeypatch.setattr(Shelves, "search", replaced)
-    answer = person.post("/act", at="0", query="mug")
-    assert answer.status_code == 503
-    assert "cannot be read any more" in answer.text
-    assert "/home/me" not in answer.text
-    monkeypatch.undo()
-    assert "Green mug" in person.search("green mug").texts  # nothing was lost
+    assert tasks()[0].options["instruction"] in person.see().texts  # the visit is still there
 
 
 # -- recording
@@ -467,6 +463,15 @@ def test_each_purchase_is_recorded_once() -> None:
         person.post("/act", at="3", action="click[buy now]")
     actions = ["search[green mug]", "click[b000000001]", "click[buy now]"]
     assert recorder.lines == [{"task": tasks()[0].id, "actions": actions}] * 2
+
+
+def test_a_notice_that_nobody_has_read_keeps_no_purchase_from_being_recorded() -> None:
+    recorder = Keeping()
+    person = Person(make_app(floor(), recorder=recorder))
+    page, *_ = bought(person)
+    person.client.post("/act", data={"at": "0"}, headers=person.headers, follow_redirects=False)
+    person.post("/act", **page.fields["/act"], action="click[buy now]")
+    assert len(recorder.lines) == 1
 
 
 def test_a_purchase_that_cannot_be_recorded_counts_all_the_same(caplog: pytest.LogCaptureFixture) -> None:

@@ -19,6 +19,7 @@ from urllib.parse import parse_qsl
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
@@ -28,7 +29,6 @@ from trailnotes.envs.webshop.site.sessions import Sessions
 from trailnotes.errors import TrailnotesError
 
 if TYPE_CHECKING:
-    from starlette.requests import Request
     from starlette.types import ASGIApp
 
     from trailnotes.envs.webshop.site.visits import Floor, Visit
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LONGEST_FORM: Final = 16_384  # bytes
-LONGEST_QUERY: Final = 1_000  # characters that the search bar takes
+LONGEST_QUERY: Final = 400  # characters that the search bar takes; an agent says no more in one action
 PATIENCE_S: Final = 10.0  # how long a form may take to arrive
 HEADINGS: Final = {
     400: "That cannot be read", 403: "Not from here", 404: "No such page", 405: "Not that way",
@@ -142,8 +142,7 @@ class Site:
         if _number(form.get("at", "")) != visit.step:
             visit.notice = STALE
             return self._to("/shop")
-        self.floor.act(visit, action)
-        if visit.bought and not visit.notice:  # a form after the purchase is refused, with a notice
+        if self.floor.act(visit, action) and visit.bought:
             await self._keep(visit)
         return self._to("/shop")
 
@@ -176,10 +175,6 @@ class Site:
             logger.warning("%s", error)
             return refusal(503, "The shop's catalogue cannot be read any more; its terminal says why.")
         return refusal(500, "The shop has made a mistake; its terminal says which. Nothing was bought.")
-
-    def refuse(self, _request: Request, status: int, text: str) -> Response:
-        """The answer of the guard."""
-        return refusal(status, text)
 
     def _visit(self, request: Request) -> Visit | None:
         return self.sessions.find(request.cookies.get(self.settings.cookie))
@@ -216,7 +211,7 @@ def make_app(floor: Floor, settings: Settings | None = None, recorder: Recorder 
         exception_handlers={HTTPException: site.failed, TrailnotesError: site.failed, Exception: site.failed},
     )
     app.router.redirect_slashes = False
-    return Guard(app, settings.names, site.refuse)
+    return Guard(app, settings.names, refusal)
 
 
 def refusal(status: int, text: str, headers: dict[str, str] | None = None, way: str = "/") -> Response:
@@ -256,6 +251,8 @@ async def _form(request: Request) -> dict[str, str]:
                     raise HTTPException(413, f"The shop reads {LONGEST_FORM:,} bytes at once. Nothing was done.")
     except TimeoutError as error:
         raise HTTPException(408, "The form did not arrive in time. Nothing was done.") from error
+    except ClientDisconnect as error:  # nobody reads the answer, and the terminal need not hear of it
+        raise HTTPException(400, "The form broke off. Nothing was done.") from error
     if body and kind != "application/x-www-form-urlencoded":
         raise HTTPException(415, "The shop reads forms as a browser sends them. Nothing was done.")
     try:

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+from starlette.datastructures import Headers
+
 if TYPE_CHECKING:
-    from starlette.requests import Request
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
@@ -54,12 +55,10 @@ class Guard:
     Args:
         app: the site.
         names: hosts that it answers to; None for any.
-        refuse: makes the answer ``(request, status, text) -> ASGI app`` of a refusal.
+        refuse: makes the answer of a refusal from its status and a text.
     """
 
-    def __init__(
-        self, app: ASGIApp, names: frozenset[str] | None, refuse: Callable[[Request, int, str], ASGIApp]
-    ) -> None:
+    def __init__(self, app: ASGIApp, names: frozenset[str] | None, refuse: Callable[[int, str], ASGIApp]) -> None:
         self.app, self.names, self.refuse = app, names, refuse
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -77,14 +76,10 @@ class Guard:
         await answer(scope, receive, sending)
 
     def _refusal(self, scope: Scope) -> ASGIApp | None:
-        from starlette.requests import Request
-
-        request = Request(scope)
-        host = request.headers.get("host", "")
+        headers = Headers(scope=scope)
+        host = headers.get("host", "")
         if self.names is not None and name_of(host) not in self.names:
-            return self.refuse(request, 421, "This shop answers to the address that its command has printed.")
-        if scope["method"] == "POST" and from_elsewhere(
-            host, request.headers.get("origin"), request.headers.get("sec-fetch-site")
-        ):
-            return self.refuse(request, 403, "This form was sent by a page of another site, so nothing was done.")
+            return self.refuse(421, "This shop answers to the address that its command has printed.")
+        if scope["method"] == "POST" and from_elsewhere(host, headers.get("origin"), headers.get("sec-fetch-site")):
+            return self.refuse(403, "This form was sent by a page of another site, so nothing was done.")
         return None

@@ -90,17 +90,22 @@ class Floor:
         goal = Goal.from_json(task.options)
         return Visit(task, goal, clean(goal.instruction, self.shop.rules.max_text))
 
-    def act(self, visit: Visit, action: str) -> None:
-        """Take one action; what cannot be done leaves the visit as it is, with a notice that says why."""
+    def act(self, visit: Visit, action: str) -> bool:
+        """Take one action; what cannot be done leaves the visit as it is, with a notice that says why.
+
+        Returns:
+            Whether something was done.
+        """
         if visit.bought or visit.step >= MOST_STEPS:
             visit.notice = OVER if visit.bought else FULL
-            return
+            return False
         turn = self.shop.step(visit.state, action)
         if turn.refused:
             visit.notice = f"Nothing was done: {turn.refused}."
-        else:
-            visit.state = turn.state
-            visit.actions.append(action)
+            return False
+        visit.state = turn.state
+        visit.actions.append(action)
+        return True
 
     def page(self, visit: Visit) -> Page:
         """Where the visit stands."""
