@@ -2,11 +2,13 @@
 
     python examples/webshop_start.py runs/webshop-start
     python examples/webshop_start.py runs/smollm2-webshop-start configs/webshop/smollm2.toml 16
+    python examples/webshop_start.py buyers
 
 The second path is of the settings, which give the wording and the pages; the number is of the goals, those of the
 validation split. Training on tips needs all that the table shows: actions that the shop takes, right tips followed,
 what was bought written down so that it can be bought again. The right tips are those of a teacher who knows the goal's
-product, the others of scripted buyers who failed.
+product, the others of scripted buyers who failed. The last line is what those buyers themselves do, on every fifth
+training goal.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from trailnotes.types import Mode, Task, Tip, Trajectory, TrajectoryGroup
 from trailnotes.warmstart.demonstrations import demonstrator_of
 from trailnotes.warmstart.demonstrations.webshop import Attempt, WebShopDemonstrator
 from trailnotes.warmstart.demonstrations.webshop_buyers import BUY, way_of
-from trailnotes.warmstart.demonstrations.webshop_words import told_way
+from trailnotes.warmstart.demonstrations.webshop_words import plain, told_way
 
 SETTINGS = Path(__file__).parent.parent / "configs" / "webshop" / "small.toml"
 LABELS = (
@@ -127,8 +129,8 @@ class Examined:
 
 
 def actions(episode: Trajectory) -> tuple[str, ...]:
-    """All actions of an episode."""
-    return tuple(step.action for step in episode.steps)
+    """All actions of an episode, without blanks inside their brackets."""
+    return tuple(plain(step.action) for step in episode.steps)
 
 
 def refusals(episode: Trajectory) -> list[bool]:
@@ -152,9 +154,25 @@ def score(episodes: Sequence[Trajectory]) -> str:
     return f"{fmean(episode.score for episode in episodes):.2f}"
 
 
+def buyers(config: Config) -> list[tuple[str, int, str, str]]:
+    """For each scripted buyer, the number of its episodes that may be shown, their mean score, and the full ones."""
+    script: WebShopDemonstrator = demonstrator_of("webshop", config.rollout.style)(config, len, 7)
+    rows = []
+    for manner in ("good", "hasty", "wandering"):
+        shown = [attempt for task in script.tasks[::5] if (attempt := script.attempt(task, manner))]
+        episodes = [attempt.trajectory for attempt in shown]
+        rows.append((manner, len(shown), score(episodes), share([episode.success for episode in episodes])))
+    return rows
+
+
 def main(path: str, settings: str = str(SETTINGS), num: str = "32") -> None:
     """Print the table."""
     config = load_config(Path(settings), ["--model.path", path])
+    if path == "buyers":
+        print("| buyer | episodes | score | full score |\n|---|---:|---:|---:|")
+        for row in buyers(config):
+            print(f"| {' | '.join(map(str, row))} |")
+        return
     examined = Examined(model_policy(config), config, int(num))
     print("| | |\n|---|---:|")
     for label, figure in zip(LABELS, asyncio.run(examined.column()), strict=True):

@@ -31,6 +31,10 @@ class WarmstartConfig(Section):
     advice: float = key(0.0, "waymarks: share of the demonstrations that answer with advice (rememberer)", ge=0, le=1)
     wrong_notes: float = key(0.0, "waymarks: share of written tips that are of another rule: a bad writer", ge=0, le=1)
     variations: int = key(40, "scienceworld: training variations of each task that are recorded", ge=1)
+    exact: bool = key(
+        False, "a vocabulary whose texts come out as they went in, for names of letters and digits; if not, words and "
+        "digits get blanks before them, and are the same tokens wherever they stand"
+    )  # fmt: skip
     whole: float = key(
         0.0, "share of the conversations of which every token is learned, what is shown as well: a model that begins "
         "from nothing learns to copy sooner", ge=0, le=1

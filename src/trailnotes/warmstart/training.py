@@ -131,7 +131,7 @@ def _start(config: Config) -> tuple[Any, Any]:
     if config.model.path:
         refuse_frozen(config.model)
         return load_model(config.model)
-    tokenizer = train_tokenizer(_texts(config), config.warmstart.vocab_size)
+    tokenizer = train_tokenizer(_texts(config), config.warmstart.vocab_size, exact=config.warmstart.exact)
     model = build_model(tokenizer, config.warmstart, config.rollout.max_context_tokens)
     return model.to(device_of(config.model.device), getattr(torch, config.model.dtype)), tokenizer
 

@@ -7,6 +7,7 @@ import math
 import random
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from trailnotes.envs.webshop.writing import write_catalogue
 from trailnotes.errors import ConfigError
 from trailnotes.storage.demonstrations import Demonstration
 from trailnotes.warmstart.demonstrations import demonstrator_of
-from trailnotes.warmstart.demonstrations.episodes import actions_of
+from trailnotes.warmstart.demonstrations.episodes import actions_of, follow
 from trailnotes.warmstart.demonstrations.webshop import EnglishWebShop, Visit, WebShopDemonstrator
 from trailnotes.warmstart.demonstrations.webshop_buyers import (
     Listing,
@@ -31,7 +32,7 @@ from trailnotes.warmstart.demonstrations.webshop_buyers import (
     faults_of,
     way_of,
 )
-from trailnotes.warmstart.demonstrations.webshop_words import OPENINGS, Fault, told_way
+from trailnotes.warmstart.demonstrations.webshop_words import OPENINGS, Fault, plain, told_way
 
 INSTRUCTION = "Find me a washable wool rug with color: red, and size: big, and price lower than 40.00 dollars"
 WOOLS = ("wool", "felt", "linen", "jute", "silk", "hemp")
@@ -190,6 +191,17 @@ def test_every_action_of_a_script_is_one_that_the_page_offers(make: Make) -> Non
                 assert step.action in (step.observation.actions or ()), (manner, actions_of(attempt.trajectory))
 
 
+@pytest.mark.parametrize("style", ["terse", "full"])
+def test_what_is_said_does_what_the_script_did(make: Make, style: str) -> None:
+    made = make(style)
+    for task in made.tasks[:6]:
+        if attempt := made.attempt(task, "good"):
+            said = [made.say(action) for action in actions_of(attempt.trajectory)]
+            again = made.play(task, partial(follow, said))
+            assert again
+            assert again.trajectory.final_observation == attempt.trajectory.final_observation
+
+
 def test_the_teacher_finds_the_goals_product(make: Make) -> None:
     made = make()
     taught = [made.play(task, lambda first, task=task: made.teach(task, first)) for task in made.tasks]
@@ -244,7 +256,7 @@ def told_and_done(made: WebShopDemonstrator, num: int) -> Iterator[tuple[list[tu
         first = next(m.content for m in demo.messages if m.role == "user")
         lines = re.findall(r'^- "(.*)"(?: \(score 1 of 1\)| 1 / 1)$', first, re.MULTILINE)
         if lines and len(demo.taught) > 1:
-            done = tuple(m.content for i, m in enumerate(demo.messages) if i in demo.taught)
+            done = tuple(plain(m.content) for i, m in enumerate(demo.messages) if i in demo.taught)
             yield [told_way(line.strip()) for line in lines], done
 
 
@@ -263,7 +275,7 @@ def test_what_is_written_tells_the_way_and_what_was_missed(make: Make, style: st
     for demo in itertools.islice(made, 80):
         *_, request, note = demo.messages
         if score := re.search(r"score (?:of )?(\S+) (?:/|of) 1", request.content):
-            done = tuple(m.content for m in demo.messages if m.role == "assistant")[:-1]
+            done = tuple(plain(m.content) for m in demo.messages[:-1] if m.role == "assistant")
             assert told_way(note.content) == way_of(done)
             right = " . " not in note.content if style == "terse" else note.content.startswith(openings)
             assert right == (score[1] == "1"), note.content

@@ -17,6 +17,8 @@ from trailnotes.warmstart.demonstrations.webshop_words import (
     FaultKind,
     bare,
     english_words,
+    plain,
+    spaced,
     terse_words,
     told_way,
 )
@@ -79,4 +81,11 @@ def test_other_words_tell_what_they_list(text: str, way: tuple[str, ...]) -> Non
 def test_an_action_loses_its_brackets_alone() -> None:
     assert [bare(action) for action in ("click[a [b]]", "search[x]", "look around", "Click[x]")] == [
         "click a [b]", "search x", "look around", "Click[x]",
+    ]  # fmt: skip
+
+
+def test_blanks_inside_brackets_come_and_go() -> None:
+    assert spaced("click[dark red]") == "click[ dark red ]"
+    assert [plain(text) for text in ("click[ dark red ]", "click[dark red]", "dance")] == [
+        "click[dark red]", "click[dark red]", "dance",
     ]  # fmt: skip

@@ -8,7 +8,7 @@ shown: an episode with one on its pages is thrown away.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Self, cast
 
@@ -18,7 +18,7 @@ from trailnotes.errors import ConfigError
 from trailnotes.types import Tip
 from trailnotes.warmstart.demonstrations.episodes import actions_of, conversations, follow, of_rehearsal, played
 from trailnotes.warmstart.demonstrations.webshop_buyers import BUY, Buyer, Page, Wish, faults_of, way_of
-from trailnotes.warmstart.demonstrations.webshop_words import NEXT, Fault, english_words, terse_words
+from trailnotes.warmstart.demonstrations.webshop_words import NEXT, Fault, english_words, spaced, terse_words
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -140,8 +140,16 @@ class WebShopDemonstrator:
             tips = tuple(self.tip(other, other.worth) for other in others)
         if attempt is None:
             return []
-        note = self.note(attempt)
-        return conversations(attempt.trajectory, self.ranked(tips), note, self.config, self.count_tokens)
+        said = [
+            replace(step, completion=replace(step.completion, text=self.say(step.action)))
+            for step in attempt.trajectory.steps
+        ]
+        trajectory = replace(attempt.trajectory, steps=tuple(said))
+        return conversations(trajectory, self.ranked(tips), self.note(attempt), self.config, self.count_tokens)
+
+    def say(self, action: str) -> str:
+        """An action as it is said."""
+        return spaced(action)
 
     def told(self, task: Task) -> tuple[Attempt | None, tuple[Tip, ...]]:
         """An episode that does what a tip with a full score tells, and the tips that it has seen.
@@ -235,6 +243,10 @@ class WebShopDemonstrator:
 
 class EnglishWebShop(WebShopDemonstrator):
     """The same episodes with tips in English."""
+
+    def say(self, action: str) -> str:
+        """An action as it is said: as it stands."""
+        return action
 
     def note(self, attempt: Attempt) -> str:
         """What a good writer writes about an episode."""

@@ -102,6 +102,18 @@ def told_way(text: str) -> tuple[str, ...]:
     return tuple(NEXT if action == "click[next]" else action for action in actions)
 
 
+def spaced(action: str) -> str:
+    """An action with blanks inside its brackets, so that its words are the same tokens as on a page."""
+    match = _ACTION.fullmatch(action)
+    return f"{match[1]}[ {match[2]} ]" if match else action
+
+
+def plain(action: str) -> str:
+    """The inverse of `spaced`; any other text as it is."""
+    match = _ACTION.fullmatch(action)
+    return f"{match[1]}[{match[2].strip()}]" if match else action
+
+
 def bare(action: str) -> str:
     """An action without its brackets; any other text as it is."""
     if action == NEXT:
