@@ -71,20 +71,17 @@ class Index:
         Raises:
             ConfigError: a file of the index was changed meanwhile.
         """
-        best, scores = self.rank(query, limit)
-        return [(self._ids[document].decode(), score) for document, score in zip(best, scores, strict=True)]
-
-    def rank(self, query: str, limit: int = 50) -> tuple[list[int], list[float]]:
-        """As `search`, with the numbers of the documents in the order in which they were added."""
         self._files.check()
         counts = islice(Counter(analyze(query)).items(), MAX_TERMS)
         terms = [term for text, count in counts if (term := self._term(text.encode(), count))]
         if not terms or limit < 1:
-            return [], []
+            return []
         totals = np.zeros(len(self._ids))
         for term in terms:  # a float32 each, as in Lucene, and their sum double
             np.add.at(totals, self._docs[term.start : term.stop].astype(np.intp), self._added(term))
-        return self._best(totals.astype(np.float32), limit)
+        best, scores = _best(totals.astype(np.float32), self._ids, limit)
+        names: list[bytes] = self._ids[best].tolist()
+        return [(name.decode(), score) for name, score in zip(names, scores.tolist(), strict=True)]
 
     def holding(self, term: str) -> list[str]:
         """The names of all documents with this very term, in the order in which they were added."""
@@ -126,17 +123,20 @@ class Index:
         inverse = self._inverse[self._codes[postings] & 0xFF]
         return postings - term.start, _saturated(term, np.float32(1) + frequencies * inverse)
 
-    def _best(self, scores: NDArray[np.float32], limit: int) -> tuple[list[int], list[float]]:
-        """The `limit` best documents of all. Only those that reach a floor are sorted."""
-        floor = _floor(scores, limit)
-        documents = np.flatnonzero(scores >= floor if floor > 0 else scores)
-        best = documents[np.lexsort((self._ids[documents], -scores[documents]))[:limit]]
-        return best.tolist(), scores[best].tolist()
-
 
 def _saturated(term: _Term, saturation: NDArray[np.float32]) -> NDArray[np.float32]:
     """Lucene's ``weight - weight / (1 + frequency * inverse norm)``."""
     return np.asarray(term.weight - term.weight / saturation)
+
+
+def _best(
+    scores: NDArray[np.float32], ids: NDArray[np.bytes_], limit: int
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """The numbers and scores of the `limit` best documents of all. Only those that reach a floor are sorted."""
+    floor = _floor(scores, limit)
+    documents = np.flatnonzero(scores >= floor if floor > 0 else scores)
+    best = documents[np.lexsort((ids[documents], -scores[documents]))[:limit]]
+    return best, scores[best]
 
 
 def _floor(scores: NDArray[np.float32], limit: int) -> float:

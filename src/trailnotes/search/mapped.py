@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,12 +70,6 @@ class MappedFolder:
         for handle, _ in self._open.values():
             os.close(handle)
         self._open = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def read_meta(folder: Path, kind: str, version: int) -> dict[str, Any]:

@@ -107,8 +107,8 @@ def import_catalogue(
             aside.replace(folder)
     except OSError as error:
         raise RunError(
-            f"cannot write {error.filename or aside} ({error.strerror or error}): free space or fix the permissions, then run "
-            "the same command again: it goes on from here"
+            f"cannot write {error.filename or aside} ({error.strerror or error}): free space or fix the permissions, "
+            "then run the same command again: it goes on from here"
         ) from error
     return Catalogue.open(folder)
 

@@ -46,7 +46,9 @@ def write_catalogue(folder: Path, products: Iterable[Product], facts: Mapping[st
         seal(aside, facts or {})
         aside.replace(folder)
     except OSError as error:
-        raise RunError(f"cannot write {folder} ({error.strerror or error}): free space or name another folder") from error
+        raise RunError(
+            f"cannot write {folder} ({error.strerror or error}): free space or name another folder"
+        ) from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     return Catalogue.open(folder)
