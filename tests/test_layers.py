@@ -138,7 +138,9 @@ HOUSE = {
         base controls exchange
         tips
         store
+        scope
         retrieval schema
+        migrations
     """,
     "policies": """
         __init__ base openai scripted vllm

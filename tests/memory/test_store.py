@@ -50,6 +50,7 @@ def test_final_columns(memory: TipMemory, path: Path) -> None:
         columns, experience = columns_of(connection, "tips"), columns_of(connection, "experience")
         values = columns_of(connection, "experience_values")
         changes = columns_of(connection, "owner_changes")
+        tasks = columns_of(connection, "tasks")
         indexes = {name for _, name, *_ in connection.execute("PRAGMA index_list(tips)")}
         version = connection.execute("PRAGMA user_version").fetchone()
         mode = connection.execute("PRAGMA journal_mode").fetchone()
@@ -97,7 +98,8 @@ def test_final_columns(memory: TipMemory, path: Path) -> None:
         ("other_number", "INTEGER"),
     ]
     assert changes == [("number", "INTEGER"), ("tip", "INTEGER"), ("fields", "TEXT")]
-    assert version == (4,)
+    assert tasks == [(name, "TEXT") for name in ("namespace", "split", "env", "family", "game")]
+    assert version == (5,)
     assert mode == ("wal",)
 
 

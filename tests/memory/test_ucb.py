@@ -19,8 +19,8 @@ from trailnotes.config.schema import Config, MemoryConfig
 from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.memory import open_memory
 from trailnotes.memory.exchange import edit_tip
+from trailnotes.memory.migrations import MIGRATIONS
 from trailnotes.memory.owner import go_back
-from trailnotes.memory.schema import MIGRATIONS
 from trailnotes.memory.tips import TipMemory, earned_by, upper_bounds
 from trailnotes.rollout import run_groups
 from trailnotes.runs.directory import RunDir

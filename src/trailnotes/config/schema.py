@@ -104,6 +104,12 @@ class MemoryConfig(Section):
 
     embedder: str = key("hashing", "hashing (no dependency), minilm (extra embed), or a sentence-transformers name")
     capacity: int = key(1000, "tips per namespace; the oldest goes first", PAPER, ge=1)
+    scope: Literal["task", "family", "env", "all"] = key(
+        "task", "whose tips are searched: the task's own (paper), or those of its family, its environment, or all"
+    )
+    open_split: str = key(
+        "train", "scope beyond the task: the split whose tips games of other splits may read, too; '' = none"
+    )
     top_k: int = key(10, "tips shown at most", PAPER, ge=0)
     threshold: float = key(0.5, "cosine similarity below which a tip is not a candidate; -1 = none", PAPER, ge=-1, le=1)
     query: Literal["state", "conversation"] = key(
@@ -125,6 +131,13 @@ class MemoryConfig(Section):
         True, "show only as many tips as leave room for the turns that are left, each as long as those so far"
     )
     repeat_shown: bool = key(False, "show a tip again that an earlier turn of the episode already holds")
+
+    @property
+    def ranking(self) -> tuple[str, ...]:
+        """The order of the candidates: beyond the task similarity comes first, unless `order` has a place for it."""
+        if self.scope == "task" or "similarity" in self.order:
+            return self.order
+        return ("similarity", *self.order)
 
     @property
     def asked_words(self) -> int:
@@ -264,6 +277,11 @@ class Config(Section):
         if rollout.example_turns and (self.rehearsal.path or self.rehearsal.split):
             raise ValueError(
                 "rehearsal imitates whole conversations, and would learn rollout.example_turns by heart: set it to []"
+            )
+        if self.memory.scope != "task" and self.memory.open_split not in {"", self.train.split}:
+            raise ValueError(
+                "tips of memory.open_split reach all games, those that are trained on among them: "
+                f"set it to train.split = {self.train.split!r}, or to '', so that every split keeps its own"
             )
         if algorithm.name in METHODS:  # one of module:NAME is asked when it is run: reading settings imports nothing
             self._refuse_for(METHODS[algorithm.name])

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from trailnotes.types import Tip, Trajectory
+from trailnotes.types import Task, Tip, Trajectory
 
 
 class Memory(Protocol):
@@ -51,6 +51,19 @@ class VersionedMemory(Memory, Protocol):
 
     def pinned(self) -> Memory:
         """A reader of the memory as it is now, whatever is written meanwhile, but for what it reports itself."""
+        ...
+
+
+@runtime_checkable
+class ScopedMemory(Memory, Protocol):
+    """A memory that may find tips of other tasks than the one that asks. `run_groups` calls `meet` before it plays."""
+
+    def meet(self, tasks: Sequence[Task]) -> bool:
+        """Hear where `tasks` belong, which are about to be played; returns whether anything of it was new.
+
+        Raises:
+            ConfigError: a task does not say what the memory is set to go by.
+        """
         ...
 
 

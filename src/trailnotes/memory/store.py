@@ -19,7 +19,8 @@ import numpy as np
 from trailnotes.errors import MemoryStoreError
 from trailnotes.memory import schema
 from trailnotes.memory.retrieval import ExactIndex, Floats, Index
-from trailnotes.memory.schema import Closes, Identity, OpenFile, named_errors
+from trailnotes.memory.schema import Closes, Identity, named_errors
+from trailnotes.memory.scope import EVERYWHERE, Place, TaskTable
 from trailnotes.types import StrPath, Tip
 
 CACHED_PAGES = 128
@@ -36,7 +37,7 @@ READINGS = ("shown", "earned")  # columns that `update` leaves alone: what came 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The enabled tips of one namespace, ready to be searched. Row numbers of `index` are positions in `ids`."""
+    """The enabled tips of a namespace or place, ready to be searched. Row numbers of `index` are positions in `ids`."""
 
     ids: tuple[int, ...]  # best first, by the order that the page was asked for
     columns: dict[str, Floats]  # "score", "support", "recency", "shown", "earned": float64 (n,)
@@ -56,12 +57,12 @@ class Change(NamedTuple):
         return self.fields is not None and self.fields.keys() >= set(COLUMNS)
 
 
-class TipStore(OpenFile):
+class TipStore(TaskTable):
     """Rows of tips with their vectors, in a file that `OpenFile` opens."""
 
     def __init__(self, path: StrPath | None, identity: Identity | None = None) -> None:
         super().__init__(path, identity)
-        self._pages: OrderedDict[tuple[str, tuple[str, ...]], Page] = OrderedDict()
+        self._pages: OrderedDict[tuple[str | Place, tuple[str, ...]], Page] = OrderedDict()
         self._touched: set[str] = set()
         self._data_version = -1
 
@@ -99,9 +100,10 @@ class TipStore(OpenFile):
         rows = self._rows(f"SELECT {', '.join(READINGS)} FROM tips WHERE id = ?", (tip_id,))  # noqa: S608 (constants)
         return (int(rows[0][0]), float(rows[0][1])) if rows else (0, 0.0)
 
-    def namespaces(self) -> dict[str, int]:
-        """Number of tips of each namespace, in the order of the names."""
-        return dict(self._rows("SELECT namespace, COUNT(*) FROM tips GROUP BY namespace ORDER BY namespace"))
+    def namespaces(self, place: Place = EVERYWHERE) -> dict[str, int]:
+        """Number of tips of each namespace, or of each in `place`, in the order of the names."""
+        sql = f"SELECT namespace, COUNT(*) FROM tips WHERE {place.condition} GROUP BY namespace ORDER BY namespace"  # noqa: S608
+        return dict(self._rows(sql, place.values))
 
     def changes(self, *, after: int) -> list[Change]:
         """What the owner changed by hand since the change of that number, the oldest first."""
@@ -117,8 +119,8 @@ class TipStore(OpenFile):
         rows = self._rows(f"{sql} ORDER BY id LIMIT 1", values)
         return int(rows[0][0]) if rows else None
 
-    def page(self, namespace: str, order: Sequence[str]) -> Page:
-        """The enabled tips of a namespace, sorted by `order` (keys of `ORDERS`), the newest first among equals.
+    def page(self, namespace: str | Place, order: Sequence[str]) -> Page:
+        """The enabled tips of a namespace or place, by `order` (keys of `ORDERS`), the newest first among equals.
 
         Cached until anybody, in this process or another, writes.
         """
@@ -233,7 +235,7 @@ class TipStore(OpenFile):
     def replace_rows(self, source: sqlite3.Connection) -> None:
         """All rows become those of another memory file, marks and counters among them."""
         schema.copy_rows(source, self._connection)
-        self._touched.update(namespace for namespace, _ in self._pages)
+        self._pages.clear()
 
     def set_vectors(self, identity: Identity, tips: Sequence[Tip], vectors: Sequence[Floats]) -> None:
         """Replace the vectors of `tips`, and the embedder of the file."""
@@ -265,7 +267,7 @@ class TipStore(OpenFile):
     # details
 
     def _ended(self) -> None:
-        for slot in [slot for slot in self._pages if slot[0] in self._touched]:
+        for slot in [slot for slot in self._pages if slot[0] in self._touched or isinstance(slot[0], Place)]:
             del self._pages[slot]
         self._touched.clear()
 
@@ -281,12 +283,13 @@ class TipStore(OpenFile):
         assert self._connection.in_transaction, "writes belong into `with store.transaction()`"
         return self._connection.execute(sql, values)
 
-    def _load_page(self, namespace: str, order: Sequence[str]) -> Page:
+    def _load_page(self, namespace: str | Place, order: Sequence[str]) -> Page:
+        place = namespace if isinstance(namespace, Place) else Place("namespace = ?", (namespace,))
         by = ", ".join([*(ORDERS[name] for name in order), "age DESC"])
         rows = self._rows(
             f"SELECT id, vector, score, support, age, {', '.join(READINGS)} FROM tips "  # noqa: S608 (constants)
-            f"WHERE namespace = ? AND enabled ORDER BY {by}",
-            (namespace,),
+            f"WHERE {place.condition} AND enabled ORDER BY {by}",
+            place.values,
         )
         names = (*ORDERS, *READINGS)
         ids, vectors, *numbers = zip(*rows, strict=True) if rows else ((), (), *((),) * len(names))

@@ -18,11 +18,12 @@ import numpy as np
 import numpy.typing as npt
 
 from trailnotes.config.schema import MemoryConfig
-from trailnotes.errors import MemoryStoreError
+from trailnotes.errors import ConfigError, MemoryStoreError
 from trailnotes.memory.retrieval import Embedder, Floats, Ints, embed_soon, make_embedder
-from trailnotes.memory.schema import Identity
+from trailnotes.memory.schema import Identity, encodable
+from trailnotes.memory.scope import Place
 from trailnotes.memory.store import Kept, Page, TipStore, added
-from trailnotes.types import StrPath, Tip, Trajectory, answer_of
+from trailnotes.types import StrPath, Task, Tip, Trajectory, answer_of
 
 Numbers = npt.NDArray[Any]
 
@@ -67,7 +68,8 @@ class TipMemory(Kept):
     def search(self, namespace: str, query: str, top_k: int) -> list[Tip]:
         """Enabled tips of `namespace` whose key is at least `config.threshold` similar to `query`, the best first.
 
-        Best is by `config.order`, then the newest. With threshold -1 every tip is a candidate.
+        Best is by `config.ranking`, then the newest. With threshold -1 every tip is a candidate. Beyond the task
+        (`config.scope`) these are the tips of all tasks that this one, which `meet` told of, may read.
         """
         page = self._page(namespace)
         if self._takes_all(page, top_k):
@@ -88,6 +90,15 @@ class TipMemory(Kept):
         chosen = _ranked(page, rows, {"similarity": similarities}, ("similarity",))[:top_k].tolist()
         by_row = dict(zip(rows.tolist(), similarities.tolist(), strict=True))
         return [(tip, by_row[row]) for row in chosen for tip in self.store.fetch(page, [row])]
+
+    def meet(self, tasks: Sequence[Task]) -> bool:
+        """See `ScopedMemory.meet`."""
+        if self.config.scope == "family" and (nameless := next((task for task in tasks if not task.family), None)):
+            raise ConfigError(
+                f"memory.scope = family, and {nameless.id} says no family: set Task.family where {nameless.env} lists "
+                "its tasks, or memory.scope = env"
+            )
+        return self.config.scope != "task" and self.store.meet(tasks)
 
     def add(self, tips: Sequence[Tip], *, once: str = "", by_owner: bool = False) -> int:
         """Store `tips` in the order given, in one transaction; returns how many rows are new or changed.
@@ -149,11 +160,17 @@ class TipMemory(Kept):
         return self._embed([tip.key for tip in tips])
 
     def _page(self, namespace: str) -> Page:
-        return self.store.page(encodable(namespace), [name for name in self.config.order if name not in COMPUTED])
+        """What a task searches."""
+        namespace, config = encodable(namespace), self.config
+        place = None if config.scope == "task" else self.store.place(namespace, config.scope, config.open_split)
+        return self._sorted_page(place or namespace)
+
+    def _sorted_page(self, place: str | Place) -> Page:
+        return self.store.page(place, [name for name in self.config.ranking if name not in COMPUTED])
 
     def _takes_all(self, page: Page, top_k: int) -> bool:
         """Whether the answer does not depend on the query, so that nothing need be embedded."""
-        return top_k <= 0 or not page.ids or (self.config.threshold <= -1 and "similarity" not in self.config.order)
+        return top_k <= 0 or not page.ids or (self.config.threshold <= -1 and "similarity" not in self.config.ranking)
 
     def _similar(self, page: Page, vector: Floats, top_k: int) -> list[Tip]:
         return self._best(page, *page.index.within(vector, self.config.threshold), top_k)
@@ -162,7 +179,7 @@ class TipMemory(Kept):
         """The first `top_k` of the candidates `rows`, which come in the order of the page."""
         if top_k <= 0 or not rows.size:
             return []
-        order, columns = self.config.order, page.columns
+        order, columns = self.config.ranking, page.columns
         computed = {} if similarities is None else {"similarity": similarities}
         if "ucb" in order:
             computed["ucb"] = upper_bounds(columns["shown"], columns["earned"], self.config.ucb)[rows]
@@ -316,11 +333,6 @@ def _cleaned_once(text: str, max_words: int) -> str:
 
 def _is_control(char: str) -> bool:
     return unicodedata.category(char)[0] == "C"  # control, format (bidi overrides), surrogates, unassigned
-
-
-def encodable(text: str) -> str:
-    """`text` with "?" for half surrogate pairs, which UTF-8 and so the store cannot hold."""
-    return text.encode("utf-8", "replace").decode()
 
 
 def utc_now() -> str:
