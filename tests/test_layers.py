@@ -84,7 +84,7 @@ HOUSE = {
     "config": """
         __init__ toml
         presets schema
-        methods_schema model_schema warmstart_schema
+        methods_schema model_schema train_schema warmstart_schema
         methods section
     """,
     "credit": """
@@ -139,7 +139,7 @@ HOUSE = {
         tips
         store
         scope
-        retrieval schema
+        retrieval schema worth
         migrations
     """,
     "policies": """

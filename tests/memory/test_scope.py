@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaptrun import Guesser, gate_config
+from adaptrun import Gate, Guesser, adapt_by, gate_config
 from trailnotes.config.schema import MemoryConfig
 from trailnotes.config.toml import load_config
 from trailnotes.envs import env_tasks
@@ -20,6 +20,7 @@ from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.errors import ConfigError
 from trailnotes.memory import TipMemory, open_memory
 from trailnotes.memory.controls import shown
+from trailnotes.memory.exchange import open_store
 from trailnotes.memory.migrations import MIGRATIONS
 from trailnotes.memory.scope import Scope
 from trailnotes.rollout import run_groups
@@ -213,6 +214,29 @@ def test_groups_introduce_their_tasks() -> None:
     with closing(open_memory(None, config.memory)) as memory:
         memory.add([Tip(tasks[0].id, "next time say w1", "gate", 1.0)])
         assert asyncio.run(play(memory)) == [["next time say w1"]] * 2
+
+
+class Doors(Gate):
+    """The word of the examined gate is the one that the tip about the other gate guesses at."""
+
+    @staticmethod
+    def tasks(split: str, **_: Any) -> list[Task]:
+        return [Task(f"gate/{split}", "test_scope:Doors", {"train": 5, "test": 1}[split], split)]
+
+
+@pytest.mark.parametrize(("scope", "success"), [("task", 0.0), ("env", 1.0)])
+def test_games_met_before_help_on_one_that_was_never_met(scope: Scope, success: float, tmp_path: Path) -> None:
+    sections = {"env": {"name": "test_scope:Doors"}, "memory": {"scope": scope, "threshold": -1}}
+    evaluated = {"meet_split": "train", "trials": 0}
+    (row,) = adapt_by(Guesser(), "empo2-tips", tmp_path, **sections, eval=evaluated)
+    assert (row.mean, row.memory, row.num_tasks) == (success, True, 1)
+    with closing(open_store(tmp_path)) as store:
+        assert store.namespaces() == {"gate/test": 1, "gate/train": 1}
+
+
+def test_games_of_the_panel_cannot_be_met_before(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="what EMPO², tips only learns from: 3 of the 4 games of the panel"):
+        adapt_by(Guesser(), "empo2-tips", tmp_path, eval={"meet_split": "train"})
 
 
 def test_a_family_must_be_said() -> None:

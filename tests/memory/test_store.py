@@ -74,6 +74,9 @@ def test_final_columns(memory: TipMemory, path: Path) -> None:
         ("age", "INTEGER"),
         ("shown", "INTEGER"),
         ("earned", "REAL"),
+        ("compared", "INTEGER"),
+        ("gained", "REAL"),
+        ("used", "INTEGER"),
     ]
     assert indexes == {"tips_by_text", "tips_by_age"}
     assert experience == [
@@ -99,7 +102,7 @@ def test_final_columns(memory: TipMemory, path: Path) -> None:
     ]
     assert changes == [("number", "INTEGER"), ("tip", "INTEGER"), ("fields", "TEXT")]
     assert tasks == [(name, "TEXT") for name in ("namespace", "split", "env", "family", "game")]
-    assert version == (5,)
+    assert version == (len(schema.MIGRATIONS),)
     assert mode == ("wal",)
 
 
@@ -111,7 +114,7 @@ def test_a_file_of_before_the_experience_table_is_migrated_and_keeps_its_tips(pa
     with closing(open_store(path)) as store:
         assert [tip.text for tip in store.tips()] == ["tip 0", "tip 1"]
         assert store._rows("SELECT COUNT(*) FROM experience") == [(0,)]
-        assert store._rows("PRAGMA user_version") == [(4,)]
+        assert store._rows("PRAGMA user_version") == [(len(schema.MIGRATIONS),)]
 
 
 def test_every_field_comes_back(memory: TipMemory, path: Path) -> None:
@@ -132,7 +135,7 @@ def test_an_older_file_is_migrated_and_keeps_its_rows(memory: TipMemory, path: P
         with closing(open_store(path)) as store:
             assert [tip.text for tip in store.tips()] == ["tip 0", "tip 1"]
             assert store._rows("SELECT DISTINCT mood FROM tips") == [("calm",)]
-            assert store._rows("PRAGMA user_version") == [(5,)]
+            assert store._rows("PRAGMA user_version") == [(len(schema.MIGRATIONS),)]
 
 
 def test_a_failed_migration_leaves_the_file_as_it_was(memory: TipMemory, path: Path, monkeypatch) -> None:

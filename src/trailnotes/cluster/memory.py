@@ -200,8 +200,6 @@ class ServedMemory(Closes):
 
     def report(self, episodes: Sequence[Trajectory], *, once: str = "") -> None:
         """See `AttentiveMemory.report`."""
-        if "ucb" not in self._config.memory.order:
-            return
         self._ask("report", list(episodes), once or _request())
         if self._at is not None:
             self._ask("pin")

@@ -74,6 +74,8 @@ class AttentiveMemory(Memory, Protocol):
     def report(self, episodes: Sequence[Trajectory], *, once: str = "") -> None:
         """Take in how `episodes` ended; `Step.tips` says what they were shown, and none of them failed.
 
+        Those of a group that were shown no tips are among them, so that the others can be compared.
+
         `once` names the batch: one of that name that was reported before, perhaps before a restart, is not again.
         """
         ...

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, asdict, fields, replace
 from pathlib import Path
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, Literal, NamedTuple, get_type_hints
 
 from trailnotes.config.schema import MemoryConfig
 from trailnotes.errors import MemoryStoreError
@@ -30,6 +30,8 @@ REQUIRED = [field.name for field in fields(Tip) if field.default is MISSING]
 NAMED_LINES = 10  # malformed lines, or namespaces, that an error spells out
 REEMBED_BATCH = 256
 SQLITE = b"SQLite format 3\0"  # how every memory file begins
+
+By = Literal["recency", "score", "shown", "worth"]
 
 
 class Imported(NamedTuple):
@@ -66,8 +68,10 @@ def file_of(path: StrPath) -> Path:
     return path / FILE_NAME if path.is_dir() else path
 
 
-def list_tips(store: TipStore, namespace: str | None = None, *, limit: int = 0) -> list[Tip]:
-    """Tips, the newest first; `limit` 0 gives all.
+def list_tips(store: TipStore, namespace: str | None = None, *, limit: int = 0, by: By = "recency") -> list[Tip]:
+    """Tips, the newest first, or the best `by` score, by the number of their readers, or by what these gained.
+
+    `limit` 0 gives all.
 
     Raises:
         MemoryStoreError: there is no such namespace, or the limit is below 0.
@@ -76,7 +80,12 @@ def list_tips(store: TipStore, namespace: str | None = None, *, limit: int = 0) 
         raise MemoryStoreError(f"a limit of {limit} tips means nothing: give a number, or 0 for all")
     if namespace is not None:
         check_namespace(store, namespace)
-    return store.tips(namespace)[::-1][: limit or None]
+    tips, readers = store.tips(namespace)[::-1], store.readers()
+    if by != "recency":
+        rank = {"score": lambda tip: tip.score, "shown": lambda tip: readers[tip.id].shown,
+                "worth": lambda tip: readers[tip.id].worth}[by]  # fmt: skip
+        tips.sort(key=rank, reverse=True)  # which leaves equals as they are
+    return tips[: limit or None]
 
 
 def check_namespace(store: TipStore, namespace: str) -> None:

@@ -83,4 +83,9 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         """,
         "CREATE INDEX tasks_by_game ON tasks (game)",
     ),
+    (  # readers that members of their group without the tip are compared with, what they gained, and their last write
+        "ALTER TABLE tips ADD COLUMN compared INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE tips ADD COLUMN gained REAL NOT NULL DEFAULT 0",
+        "ALTER TABLE tips ADD COLUMN used INTEGER NOT NULL DEFAULT 0",
+    ),
 )

@@ -21,6 +21,7 @@ from trailnotes.memory import schema
 from trailnotes.memory.retrieval import ExactIndex, Floats, Index
 from trailnotes.memory.schema import Closes, Identity, named_errors
 from trailnotes.memory.scope import EVERYWHERE, Place, TaskTable
+from trailnotes.memory.worth import Readers, Reading
 from trailnotes.types import StrPath, Tip
 
 CACHED_PAGES = 128
@@ -32,7 +33,7 @@ COLUMNS = (
 )
 SELECT = f"SELECT id, {', '.join(COLUMNS)} FROM tips"  # noqa: S608 (constants)
 ORDERS = {"score": "score DESC", "support": "support DESC", "recency": "age DESC"}
-READINGS = ("shown", "earned")  # columns that `update` leaves alone: what came of the tip, not the tip
+READINGS = Readers._fields  # columns that `update` leaves alone: what came of the tip, not the tip
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class Page:
     """The enabled tips of a namespace or place, ready to be searched. Row numbers of `index` are positions in `ids`."""
 
     ids: tuple[int, ...]  # best first, by the order that the page was asked for
-    columns: dict[str, Floats]  # "score", "support", "recency", "shown", "earned": float64 (n,)
+    columns: dict[str, Floats]  # "score", "support", "recency" and those of `READINGS`: float64 (n,)
     index: Index
     fetched: dict[int, Tip] = field(default_factory=dict)  # by id: rows that were shown before
 
@@ -95,10 +96,11 @@ class TipStore(TaskTable):
         """One tip by its id."""
         return next((_tip_of(row) for row in self._rows(f"{SELECT} WHERE id = ?", (tip_id,))), None)
 
-    def readers(self, tip_id: int) -> tuple[int, float]:
-        """Episodes that were shown a tip, and what they earned together: zeros where nobody counted (`read`)."""
-        rows = self._rows(f"SELECT {', '.join(READINGS)} FROM tips WHERE id = ?", (tip_id,))  # noqa: S608 (constants)
-        return (int(rows[0][0]), float(rows[0][1])) if rows else (0, 0.0)
+    def readers(self, tip_id: int | None = None) -> dict[int, Readers]:
+        """What came of reading each tip, or one: by id."""
+        where, values = ("WHERE id = ?", (tip_id,)) if tip_id is not None else ("", ())
+        rows = self._rows(f"SELECT id, {', '.join(READINGS)} FROM tips {where} ORDER BY id", values)  # noqa: S608 (constants)
+        return {tip: Readers(*counts) for tip, *counts in rows}
 
     def namespaces(self, place: Place = EVERYWHERE) -> dict[str, int]:
         """Number of tips of each namespace, or of each in `place`, in the order of the names."""
@@ -185,13 +187,19 @@ class TipStore(TaskTable):
         self._write(f"UPDATE tips SET {assignments} WHERE id = ?", (*values, tip.id))  # noqa: S608
         self._touched.add(tip.namespace)
 
-    def read(self, readers: Iterable[tuple[Iterable[int | None], float]]) -> None:
-        """Count readers: of each the ids of the tips it was shown, and what it earned. What is gone is not counted.
+    def read(self, readings: Iterable[Reading]) -> None:
+        """Count readers. What is gone is not counted.
 
         It is a write like any other, so that a run that goes back to a snapshot knows of it.
         """
-        sql = "UPDATE tips SET shown = shown + 1, earned = earned + ? WHERE id = ? RETURNING namespace"
-        found = [row[0] for ids, earned in readers for tip_id in ids for row in self._rows(sql, (earned, tip_id))]
+        sql = (
+            "UPDATE tips SET shown = shown + 1, earned = earned + ?, compared = compared + ?, gained = gained + ?, "
+            "used = ? WHERE id = ? RETURNING namespace"
+        )
+        found, number = [], self.sequence + 1
+        for tip, earned, gained in readings:
+            values = (earned, gained is not None, gained or 0.0, number, tip)
+            found += [namespace for (namespace,) in self._rows(sql, values)]
         if found:
             self._next_age()
         self._touched.update(found)

@@ -12,10 +12,8 @@ import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from trailnotes.config.schema import MemoryConfig
 from trailnotes.errors import ConfigError, MemoryStoreError
@@ -23,16 +21,15 @@ from trailnotes.memory.retrieval import Embedder, Floats, Ints, embed_soon, make
 from trailnotes.memory.schema import Identity, encodable
 from trailnotes.memory.scope import Place
 from trailnotes.memory.store import Kept, Page, TipStore, added
+from trailnotes.memory.worth import Numbers, mean_gain, readings_of, upper_bounds
 from trailnotes.types import StrPath, Task, Tip, Trajectory, answer_of
-
-Numbers = npt.NDArray[Any]
 
 MAX_TIP_WORDS = 100
 MAX_ACTION_WORDS = 32
 MAX_CHARS = 2000  # of a tip or action: words may be endless
 MAX_KEY_CHARS = 32_768  # several times what the longest context holds
 MARKUP = re.compile(r"<\|[^<>]{0,64}\|>|</?[A-Za-z][^<>]{0,64}>")  # special tokens of chat templates, tags
-COMPUTED = {"similarity", "ucb"}  # orders of a search, which no page can be sorted by
+COMPUTED = {"similarity", "ucb", "worth"}  # orders of a search, which no page can be sorted by
 LEADING_MARKS = re.compile(r"^(?:[-*#>]+ |[-*#>]+$)+")  # bullets, headings, quotations
 QUOTES = str.maketrans(dict.fromkeys('"`\u201c\u201d', "'"))
 
@@ -125,18 +122,12 @@ class TipMemory(Kept):
         return changed
 
     def report(self, episodes: Sequence[Trajectory], *, once: str = "") -> None:
-        """See `AttentiveMemory.report`: count each tip's readers, for `order` = ucb; otherwise nothing is done.
-
-        A tip counts once in an episode, however often it was shown there.
-        """
-        if "ucb" not in self.config.order:
+        """See `AttentiveMemory.report`: count the readers of each tip, and what they gained over those without it."""
+        if not (readings := list(readings_of(episodes))):
             return
         with self.store.transaction():
-            if once and not self.store.once(f"read/{once}"):
-                return
-            self.store.read(
-                [({tip.id for step in episode.steps for tip in step.tips}, earned_by(episode)) for episode in episodes]
-            )
+            if not once or self.store.once(f"read/{once}"):
+                self.store.read(readings)
 
     def _add(self, tip: Tip, vector: Floats) -> int:
         tip_id = self.store.find(tip, same_key=self.config.entries == "step")
@@ -183,6 +174,8 @@ class TipMemory(Kept):
         computed = {} if similarities is None else {"similarity": similarities}
         if "ucb" in order:
             computed["ucb"] = upper_bounds(columns["shown"], columns["earned"], self.config.ucb)[rows]
+        if "worth" in order:
+            computed["worth"] = mean_gain(columns["compared"], columns["gained"])[rows]
         if COMPUTED & set(order):  # else the store has sorted the page
             rows = _ranked(page, rows, computed, order)
         return self.store.fetch(page, rows[:top_k].tolist())
@@ -199,33 +192,6 @@ def _ranked(page: Page, rows: Ints, computed: Mapping[str, Numbers], order: Sequ
     """`rows` by `order`, all keys descending, the newest first among equals; `computed` are of `rows` alone."""
     keys = [computed[name] if name in computed else page.columns[name][rows] for name in (*order, "recency")]
     return rows[np.lexsort([-key for key in reversed(keys)])]
-
-
-def upper_bounds(shown: Numbers, earned: Numbers, exploration: float) -> Numbers:
-    """U_i = (1/2 + earned_i) / n_i + exploration * sqrt(ln N / n_i), with n_i = 1 + shown_i and N the sum of all n_i.
-
-    What a tip may be worth to whoever reads it: the mean of what its readers earned, and a bonus that falls with their
-    number and grows slowly with that of all others' (UCB1: Auer et al. 2002, theorem 1). Each tip begins as if one
-    reader had come half the way, as in RetroAgent (arXiv 2603.08561; release 90eb71f).
-
-    Args:
-        shown: (n,) episodes that were shown each tip of a task.
-        earned: (n,) what these earned together, each 0 to 1.
-        exploration: weight of the bonus.
-
-    Returns:
-        (n,)
-    """
-    counts = 1.0 + shown
-    bounds: Numbers = (0.5 + earned) / counts + exploration * np.sqrt(np.log(max(1.0, counts.sum())) / counts)
-    return bounds
-
-
-def earned_by(episode: Trajectory) -> float:
-    """What a reader's episode is worth to its tips: 1 if it reached the goal, else its share of the highest score."""
-    if episode.success:
-        return 1.0
-    return min(1.0, max(0.0, episode.score / episode.max_score)) if episode.max_score > 0 else 0.0
 
 
 def open_memory(

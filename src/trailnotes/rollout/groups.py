@@ -151,10 +151,10 @@ def _introduce(tasks: Sequence[Task], rows: Sequence[Sequence[Seat]]) -> None:
 
 
 def _report(played: Iterable[tuple[Memory | None, Trajectory | None]], once: str) -> None:
-    """Tell each memory that asks for it how those fared who read in it."""
+    """Tell each memory that asks for it how those fared who could read in it."""
     readers: dict[int, tuple[AttentiveMemory, list[Trajectory]]] = {}
     for memory, trajectory in played:
-        if trajectory is not None and trajectory.mode != "plain" and isinstance(memory, AttentiveMemory):
+        if trajectory is not None and isinstance(memory, AttentiveMemory):
             readers.setdefault(id(memory), (memory, []))[1].append(trajectory)
     for memory, episodes in readers.values():
         memory.report(episodes, once=once)
