@@ -138,7 +138,7 @@ HOUSE = {
         base controls exchange
         tips
         store
-        scope
+        scope words
         retrieval schema worth
         migrations
     """,

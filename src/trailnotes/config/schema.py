@@ -110,6 +110,10 @@ class MemoryConfig(Section):
     open_split: str = key(
         "train", "scope beyond the task: the split whose tips games of other splits may read, too; '' = none"
     )
+    retrieval: Literal["dense", "sparse", "hybrid"] = key(
+        "dense", "similarity to the query: cosine of vectors (paper), BM25 of words, or reciprocal ranks by both"
+    )
+    rerank: int = key(0, "only so many most similar candidates are put in order, as by worth; 0 = all", ge=0)
     top_k: int = key(10, "tips shown at most", PAPER, ge=0)
     threshold: float = key(0.5, "cosine similarity below which a tip is not a candidate; -1 = none", PAPER, ge=-1, le=1)
     query: Literal["state", "conversation"] = key(
@@ -135,8 +139,8 @@ class MemoryConfig(Section):
 
     @property
     def ranking(self) -> tuple[str, ...]:
-        """The order of the candidates: beyond the task similarity comes first, unless `order` has a place for it."""
-        if self.scope == "task" or "similarity" in self.order:
+        """The order of the candidates: beyond the task similarity comes first, unless it has chosen or has a place."""
+        if self.scope == "task" or self.rerank or "similarity" in self.order:
             return self.order
         return ("similarity", *self.order)
 

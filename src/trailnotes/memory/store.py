@@ -21,6 +21,7 @@ from trailnotes.memory import schema
 from trailnotes.memory.retrieval import ExactIndex, Floats, Index
 from trailnotes.memory.schema import Closes, Identity, named_errors
 from trailnotes.memory.scope import EVERYWHERE, Place, TaskTable
+from trailnotes.memory.words import WordIndex
 from trailnotes.memory.worth import Readers, Reading
 from trailnotes.types import StrPath, Tip
 
@@ -44,6 +45,7 @@ class Page:
     columns: dict[str, Floats]  # "score", "support", "recency" and those of `READINGS`: float64 (n,)
     index: Index
     fetched: dict[int, Tip] = field(default_factory=dict)  # by id: rows that were shown before
+    words: list[WordIndex] = field(default_factory=list)  # of the keys: none, or one when a search has asked for it
 
 
 class Change(NamedTuple):
@@ -147,6 +149,15 @@ class TipStore(TaskTable):
             rows = self._rows(f"{SELECT} WHERE id IN ({_marks(missing)})", missing)
             page.fetched.update((row[0], _tip_of(row)) for row in rows)
         return [page.fetched[tip_id] for tip_id in ids if tip_id in page.fetched]
+
+    def words(self, page: Page) -> WordIndex:
+        """The words of the keys of a page, counted once for as long as the page is cached."""
+        with self._lock:
+            if not page.words:
+                sql = "SELECT id, key FROM tips WHERE id IN (SELECT value FROM json_each(?))"
+                keys = dict(self._rows(sql, (json.dumps(page.ids),)))
+                page.words.append(WordIndex([keys.get(tip_id, "") for tip_id in page.ids]))
+            return page.words[0]
 
     def stats(self) -> dict[str, float]:
         """Counts: tips, enabled, imported, namespaces, support (writes, repeats included), bytes in use."""

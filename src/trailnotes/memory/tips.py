@@ -21,6 +21,7 @@ from trailnotes.memory.retrieval import Embedder, Floats, Ints, embed_soon, make
 from trailnotes.memory.schema import Identity, encodable
 from trailnotes.memory.scope import Place
 from trailnotes.memory.store import Kept, Page, TipStore, added
+from trailnotes.memory.words import reciprocal_ranks
 from trailnotes.memory.worth import Numbers, mean_gain, readings_of, upper_bounds
 from trailnotes.types import StrPath, Task, Tip, Trajectory, answer_of
 
@@ -71,14 +72,22 @@ class TipMemory(Kept):
         page = self._page(namespace)
         if self._takes_all(page, top_k):
             return self._best(page, np.arange(len(page.ids)), None, top_k)
-        return self._similar(page, self._embed([query])[0], top_k)
+        vector = None if self.config.retrieval == "sparse" else self._embed([query])[0]
+        return self._similar(page, query, vector, top_k)
 
     async def find(self, namespace: str, query: str, top_k: int) -> list[Tip]:
-        """`search` for an event loop: it waits for a slow embedder instead of holding up the loop."""
+        """`search` for an event loop: it waits for a slow embedder, or for words, without holding it up."""
         if self._takes_all(self._page(namespace), top_k):
             return self.search(namespace, query, top_k)
-        (vector,) = await embed_soon(self.embedder, [_embeddable(query)])
-        return self._similar(self._page(namespace), vector, top_k)
+        vector = None
+        if self.config.retrieval != "sparse":
+            (vector,) = await embed_soon(self.embedder, [_embeddable(query)])
+        page = self._page(namespace)
+        if self.config.retrieval == "dense":
+            return self._similar(page, query, vector, top_k)
+        import asyncio
+
+        return await asyncio.to_thread(self._similar, page, query, vector, top_k)
 
     def nearest(self, namespace: str, query: str, top_k: int) -> list[tuple[Tip, float]]:
         """The same candidates with their cosine similarity, the most similar first, whatever `config.order` says."""
@@ -161,17 +170,37 @@ class TipMemory(Kept):
 
     def _takes_all(self, page: Page, top_k: int) -> bool:
         """Whether the answer does not depend on the query, so that nothing need be embedded."""
-        return top_k <= 0 or not page.ids or (self.config.threshold <= -1 and "similarity" not in self.config.ranking)
+        config = self.config
+        ranks_all = config.threshold <= -1 and config.retrieval != "sparse" and not config.rerank
+        return top_k <= 0 or not page.ids or (ranks_all and "similarity" not in config.ranking)
 
-    def _similar(self, page: Page, vector: Floats, top_k: int) -> list[Tip]:
-        return self._best(page, *page.index.within(vector, self.config.threshold), top_k)
+    def _similar(self, page: Page, query: str, vector: Floats | None, top_k: int) -> list[Tip]:
+        rows, similarities = self._candidates(page, query, vector)
+        if self.config.rerank:
+            nearest = _ranked(page, rows, {"similarity": similarities}, ("similarity",))[: self.config.rerank]
+            chosen = np.isin(rows, nearest)
+            rows, similarities = rows[chosen], similarities[chosen]
+        return self._best(page, rows, similarities, top_k)
 
-    def _best(self, page: Page, rows: Ints, similarities: Floats | None, top_k: int) -> list[Tip]:
+    def _candidates(self, page: Page, query: str, vector: Floats | None) -> tuple[Ints, Numbers]:
+        """Rows (n,), ascending, and how like the query they are (n,): cosine, BM25, or the reciprocal ranks by both."""
+        dense = None if vector is None else page.index.within(vector, self.config.threshold)
+        if dense is not None and self.config.retrieval == "dense":
+            return dense
+        scores = self.store.words(page).scores(_embeddable(query))
+        rows = np.flatnonzero(scores)
+        if dense is None:
+            return rows, scores[rows]
+        fused = reciprocal_ranks(len(page.ids), dense, (rows, scores[rows]))
+        rows = np.flatnonzero(fused)
+        return rows, fused[rows]
+
+    def _best(self, page: Page, rows: Ints, similarities: Numbers | None, top_k: int) -> list[Tip]:
         """The first `top_k` of the candidates `rows`, which come in the order of the page."""
         if top_k <= 0 or not rows.size:
             return []
         order, columns = self.config.ranking, page.columns
-        computed = {} if similarities is None else {"similarity": similarities}
+        computed: dict[str, Numbers] = {} if similarities is None else {"similarity": similarities}
         if "ucb" in order:
             computed["ucb"] = upper_bounds(columns["shown"], columns["earned"], self.config.ucb)[rows]
         if "worth" in order:
