@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptrun import Gate, Guesser, adapt_by, gate_config
+from trailnotes.commands import main
 from trailnotes.config.schema import MemoryConfig
 from trailnotes.config.toml import load_config
 from trailnotes.envs import env_tasks
@@ -175,6 +176,17 @@ def test_scope_task_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_names_that_no_file_can_hold() -> None:
     with memory_of("all", [task("a"), task("half \ud800")]) as memory:
         assert set(found(memory, "half \ud800")) == {"a", "half"}, "a text is cleaned of what an id keeps"
+
+
+def test_memory_search_takes_a_scope(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "memory.db"
+    with open_memory(path, MemoryConfig(scope="env")) as memory:
+        memory.meet([task("a"), task("b")])
+        memory.add([Tip("b", "of b", "red door", 1.0)])
+    assert main(["memory", "search", str(path), "a", "red door", "--scope", "family"]) == 0
+    assert "similarity 1.000  1/1  b  of b" in capsys.readouterr().out
+    assert main(["memory", "search", str(path), "a", "red door"]) == 2
+    assert "has no tip of 'a'" in capsys.readouterr().err
 
 
 # --- controls -----------------------------------------------------------------------------------------------------

@@ -83,7 +83,7 @@ def _search(args: Namespace) -> None:
     from trailnotes.memory.exchange import search_tips
 
     with _store(args) as store:
-        found = search_tips(store, args.namespace, args.query, args.top_k)
+        found = search_tips(store, args.namespace, args.query, args.top_k, scope=args.scope)
     for tip, similarity in found:
         print(_line(tip, f"similarity {similarity:.3f}  "))
     if not found:
@@ -213,6 +213,12 @@ COMMANDS = (
             argument("namespace", metavar="TASK", help="id of the task whose tips are searched"),
             argument("query", metavar="TEXT", help="what to search for"),
             argument("--top-k", type=int, metavar="K", default=10, help="at most this many tips (10)"),
+            argument(
+                "--scope",
+                choices=("task", "family", "env", "all"),
+                default="task",
+                help="whose tips: the task's own, or as a run with this memory.scope finds them",
+            ),
         ),
     ),
     Command(

@@ -18,6 +18,7 @@ from trailnotes.config.schema import MemoryConfig
 from trailnotes.errors import MemoryStoreError
 from trailnotes.memory.retrieval import Embedder, make_embedder
 from trailnotes.memory.schema import Identity, opened_snapshot
+from trailnotes.memory.scope import Scope
 from trailnotes.memory.store import COLUMNS, Change, TipStore
 from trailnotes.memory.tips import TipMemory, clean_tip, utc_now
 from trailnotes.storage.checkpoint import META
@@ -112,16 +113,19 @@ def show_tip(store: TipStore, tip_id: int) -> Tip:
     return tip
 
 
-def search_tips(store: TipStore, namespace: str, query: str, top_k: int = 10, threshold: float = -1.0) -> list[Found]:
-    """The enabled tips most similar to `query`, by the embedder that the file was made with.
+def search_tips(
+    store: TipStore, namespace: str, query: str, top_k: int = 10, threshold: float = -1.0, scope: Scope = "task"
+) -> list[Found]:
+    """The enabled tips most similar to `query`, by the embedder that the file was made with, in the scope of a task.
 
     Raises:
         MemoryStoreError: there is no such namespace, or `top_k` is below 1.
     """
     if top_k < 1:
         raise MemoryStoreError(f"a search for {top_k} tips finds nothing: ask for 1 or more")
-    check_namespace(store, namespace)
-    memory = _memory_of(store, threshold=threshold)
+    if scope == "task" or store.met(namespace) is None:
+        check_namespace(store, namespace)
+    memory = _memory_of(store, threshold=threshold, scope=scope)
     return [Found(tip, similarity) for tip, similarity in memory.nearest(namespace, query, top_k)]
 
 
