@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptrun import Gate, Guesser, adapt_by, gate_config
+from tinyrun import SAME, differences, tiny_config, train_in_process
 from trailnotes.commands import main
-from trailnotes.config.schema import MemoryConfig
+from trailnotes.config.schema import Config, MemoryConfig
 from trailnotes.config.toml import load_config
 from trailnotes.envs import env_tasks
 from trailnotes.envs.workers.pool import EnvPool
@@ -25,7 +26,9 @@ from trailnotes.memory.exchange import open_store
 from trailnotes.memory.migrations import MIGRATIONS
 from trailnotes.memory.scope import Scope
 from trailnotes.rollout import run_groups
+from trailnotes.runs.directory import RunDir
 from trailnotes.runs.panels import family_of
+from trailnotes.storage.files import read_jsonl
 from trailnotes.types import Task, Tip
 
 Wider = Literal["family", "env", "all"]
@@ -270,3 +273,20 @@ def test_a_split_that_is_open_must_be_that_of_the_training() -> None:
     with pytest.raises(ConfigError, match=r"set it to train\.split = 'train'"):
         load_config(None, [*words, "test"])
     assert load_config(None, [*words, ""]).memory.open_split == ""
+
+
+def test_a_training_reads_within_its_family_and_a_resumed_run_is_the_same(start_model: Path, tmp_path: Path) -> None:
+    def config(iterations: int) -> Config:
+        memory = {"scope": "family", "threshold": -1}
+        own = {"env": {"name": "waymarks-simulator"}, "train": {"iterations": iterations}}
+        return tiny_config(start_model, memory=memory, algorithm={"p_memory": 0.5}, **own)
+
+    train_in_process(config(3), tmp_path / "whole")
+    for iterations in (2, 3):
+        with RunDir.open(tmp_path / "parts", config(iterations), allow_change=["train"]):
+            pass
+        train_in_process(config(iterations), tmp_path / "parts")
+    assert differences(tmp_path / "whole", tmp_path / "parts") == SAME
+    records = [record for record in read_jsonl(tmp_path / "whole" / "trajectories.jsonl") if record["steps"]]
+    shown = {(r["task"]["id"], tip["namespace"]) for r in records for step in r["steps"] for tip in step["tips"]}
+    assert any(reader != writer for reader, writer in shown)
