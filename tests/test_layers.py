@@ -138,7 +138,10 @@ HOUSE = {
         base controls exchange
         tips
         store
+        indexed
+        index
         retrieval schema
+        migrations
     """,
     "policies": """
         __init__ base openai scripted vllm

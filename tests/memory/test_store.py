@@ -50,6 +50,7 @@ def test_final_columns(memory: TipMemory, path: Path) -> None:
         columns, experience = columns_of(connection, "tips"), columns_of(connection, "experience")
         values = columns_of(connection, "experience_values")
         changes = columns_of(connection, "owner_changes")
+        sizes = columns_of(connection, "sizes")
         indexes = {name for _, name, *_ in connection.execute("PRAGMA index_list(tips)")}
         version = connection.execute("PRAGMA user_version").fetchone()
         mode = connection.execute("PRAGMA journal_mode").fetchone()
@@ -74,7 +75,7 @@ def test_final_columns(memory: TipMemory, path: Path) -> None:
         ("shown", "INTEGER"),
         ("earned", "REAL"),
     ]
-    assert indexes == {"tips_by_text", "tips_by_age"}
+    assert indexes == {"tips_by_text", "tips_by_age", "tips_by_write"}
     assert experience == [
         ("id", "INTEGER"),
         ("task", "TEXT"),
@@ -96,20 +97,23 @@ def test_final_columns(memory: TipMemory, path: Path) -> None:
         ("other_q", "REAL"),
         ("other_number", "INTEGER"),
     ]
+    assert sizes == [("namespace", "TEXT"), ("enabled", "INTEGER")]
     assert changes == [("number", "INTEGER"), ("tip", "INTEGER"), ("fields", "TEXT")]
-    assert version == (4,)
+    assert version == (5,)
     assert mode == ("wal",)
 
 
 def test_a_file_of_before_the_experience_table_is_migrated_and_keeps_its_tips(path: Path, monkeypatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:1])
-        with open_memory(path, ANY) as memory:
-            memory.add(tips(2))
+        with closing(TipStore(path, HASHING)) as store, store.transaction():
+            for tip in tips(2):
+                store.insert(tip, np.ones(256, np.float32))
     with closing(open_store(path)) as store:
         assert [tip.text for tip in store.tips()] == ["tip 0", "tip 1"]
+        assert store.size("task") == 2
         assert store._rows("SELECT COUNT(*) FROM experience") == [(0,)]
-        assert store._rows("PRAGMA user_version") == [(4,)]
+        assert store._rows("PRAGMA user_version") == [(5,)]
 
 
 def test_every_field_comes_back(memory: TipMemory, path: Path) -> None:
@@ -130,7 +134,7 @@ def test_an_older_file_is_migrated_and_keeps_its_rows(memory: TipMemory, path: P
         with closing(open_store(path)) as store:
             assert [tip.text for tip in store.tips()] == ["tip 0", "tip 1"]
             assert store._rows("SELECT DISTINCT mood FROM tips") == [("calm",)]
-            assert store._rows("PRAGMA user_version") == [(5,)]
+            assert store._rows("PRAGMA user_version") == [(6,)]
 
 
 def test_a_failed_migration_leaves_the_file_as_it_was(memory: TipMemory, path: Path, monkeypatch) -> None:

@@ -18,82 +18,14 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from trailnotes.errors import MemoryStoreError
+from trailnotes.memory.migrations import COUNT_SIZES, MIGRATIONS, NEW_ERA
 from trailnotes.types import StrPath
 
 APPLICATION_ID = 0x54726C6E  # "Trln", in the header of every memory file
 SMALLEST_DATABASE = 512  # bytes; SQLite takes anything shorter than a header for a new, empty file
+LARGEST_CHECKED = 256 * 2**20  # bytes; a whole file is read in a second or two up to here, in minutes far beyond
 BUSY_TIMEOUT = 60.0  # seconds
 REPAIR = "restore the memory.db of the last checkpoint, or move the file away to begin without tips"
-
-# Migration k takes a file from version k to k + 1. Never edit one that was released: append another.
-MIGRATIONS: tuple[tuple[str, ...], ...] = (
-    (
-        "CREATE TABLE meta (name TEXT PRIMARY KEY, value) WITHOUT ROWID",
-        "INSERT INTO meta VALUES ('sequence', 0)",
-        """
-        CREATE TABLE tips (
-            id INTEGER PRIMARY KEY AUTOINCREMENT,
-            namespace TEXT NOT NULL,
-            text TEXT NOT NULL,
-            key TEXT NOT NULL,
-            score REAL NOT NULL,
-            max_score REAL NOT NULL,
-            action TEXT NOT NULL,
-            support INTEGER NOT NULL,
-            step INTEGER NOT NULL,
-            model TEXT NOT NULL,
-            version INTEGER NOT NULL,
-            run TEXT NOT NULL,
-            created TEXT NOT NULL,
-            imported INTEGER NOT NULL,
-            enabled INTEGER NOT NULL,
-            vector BLOB NOT NULL,
-            age INTEGER NOT NULL
-        )
-        """,
-        "CREATE INDEX tips_by_text ON tips (namespace, text)",
-        "CREATE INDEX tips_by_age ON tips (namespace, age)",
-    ),
-    (
-        """
-        CREATE TABLE experience (
-            id INTEGER PRIMARY KEY,
-            task TEXT NOT NULL,
-            observation TEXT NOT NULL,
-            history TEXT NOT NULL,
-            admissible TEXT NOT NULL,
-            last_reward REAL NOT NULL,
-            total_reward REAL NOT NULL,
-            visits INTEGER NOT NULL,
-            age INTEGER NOT NULL,
-            vectors BLOB NOT NULL,
-            UNIQUE (task, observation)
-        )
-        """,
-        """
-        CREATE TABLE experience_values (
-            record INTEGER NOT NULL,
-            action TEXT NOT NULL,
-            reward REAL NOT NULL,
-            q REAL NOT NULL,
-            number INTEGER NOT NULL,
-            other_q REAL NOT NULL,
-            other_number INTEGER NOT NULL,
-            PRIMARY KEY (record, action)
-        ) WITHOUT ROWID
-        """,
-    ),
-    (
-        # What the owner did by hand: the fields set, as JSON; all of them where the tip is new; NULL where it went.
-        "CREATE TABLE owner_changes (number INTEGER PRIMARY KEY, tip INTEGER NOT NULL, fields TEXT)",
-        # Copies of a file share its lineage, so that a file that somebody put in its place is known.
-        "INSERT INTO meta VALUES ('lineage', lower(hex(randomblob(8))))",
-    ),
-    (  # episodes that were shown the tip, and what they earned together, each 0 to 1
-        "ALTER TABLE tips ADD COLUMN shown INTEGER NOT NULL DEFAULT 0",
-        "ALTER TABLE tips ADD COLUMN earned REAL NOT NULL DEFAULT 0",
-    ),
-)
 
 
 class Identity(NamedTuple):
@@ -150,7 +82,7 @@ def roll_back(connection: sqlite3.Connection) -> None:
 
 def read_identity(connection: sqlite3.Connection) -> Identity:
     """The embedder whose vectors the file holds."""
-    meta = dict(connection.execute("SELECT name, value FROM meta"))
+    meta = dict(connection.execute("SELECT name, value FROM meta WHERE name IN ('embedder', 'dim')"))
     return Identity(str(meta["embedder"]), int(meta["dim"]))
 
 
@@ -163,6 +95,16 @@ def read_lineage(connection: sqlite3.Connection) -> str:
     """What a file and all copies of it have in common; "" where an earlier version wrote them."""
     row = connection.execute("SELECT value FROM meta WHERE name = 'lineage'").fetchone()
     return str(row[0]) if row else ""
+
+
+def read_era(connection: sqlite3.Connection) -> str:
+    """What changes when rows are exchanged for others: nobody's copy of rows of another era is any good."""
+    return str(connection.execute("SELECT value FROM meta WHERE name = 'era'").fetchone()[0])
+
+
+def begin_era(connection: sqlite3.Connection) -> None:
+    """Say that the rows are others now."""
+    connection.execute(NEW_ERA)
 
 
 def read_last_change(connection: sqlite3.Connection) -> int:
@@ -187,6 +129,9 @@ def copy_rows(source: sqlite3.Connection, target: sqlite3.Connection) -> None:
             rows = source.execute(f"SELECT {words} FROM {name}")  # noqa: S608
             target.executemany(f"INSERT INTO {name} ({words}) VALUES ({marks})", rows)  # noqa: S608
     target.execute("INSERT OR REPLACE INTO meta VALUES ('lineage', ?)", (lineage,))
+    target.execute("DELETE FROM sizes")
+    target.execute(COUNT_SIZES)
+    begin_era(target)
 
 
 def write_identity(connection: sqlite3.Connection, identity: Identity) -> None:
@@ -285,6 +230,23 @@ def _check(connection: sqlite3.Connection, path: Path) -> None:
         raise MemoryStoreError(
             f"{path} has version {version}, this Trailnotes knows up to {len(MIGRATIONS)}: upgrade Trailnotes"
         )
+    _check_pages(connection, path)
+
+
+def _check_pages(connection: sqlite3.Connection, path: Path) -> None:
+    """Read every page of a file that is soon read; of a larger one only that its end is there.
+
+    What else is damaged in a large file is named by whatever reads it.
+    """
+    if path.stat().st_size > LARGEST_CHECKED:
+        with path.open("rb") as file:
+            header = file.read(100)
+        pages = int.from_bytes(header[28:32])  # sqlite.org/fileformat.html, 1.3
+        log = path.with_name(f"{path.name}-wal")
+        (size,) = connection.execute("PRAGMA page_size").fetchone()
+        if path.stat().st_size < pages * size and not (log.exists() and log.stat().st_size):
+            raise MemoryStoreError(f"{path} is damaged (cut short): {REPAIR}")
+        return
     (answer,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
     if answer != "ok":
         raise MemoryStoreError(f"{path} is damaged ({' '.join(answer.split())}): {REPAIR}")

@@ -18,8 +18,9 @@ import numpy as np
 
 from trailnotes.errors import MemoryStoreError
 from trailnotes.memory import schema
+from trailnotes.memory.indexed import WANTED, IndexedFile, matrix
 from trailnotes.memory.retrieval import ExactIndex, Floats, Index
-from trailnotes.memory.schema import Closes, Identity, OpenFile, named_errors
+from trailnotes.memory.schema import Closes, Identity, named_errors
 from trailnotes.types import StrPath, Tip
 
 CACHED_PAGES = 128
@@ -56,7 +57,7 @@ class Change(NamedTuple):
         return self.fields is not None and self.fields.keys() >= set(COLUMNS)
 
 
-class TipStore(OpenFile):
+class TipStore(IndexedFile):
     """Rows of tips with their vectors, in a file that `OpenFile` opens."""
 
     def __init__(self, path: StrPath | None, identity: Identity | None = None) -> None:
@@ -129,11 +130,20 @@ class TipStore(OpenFile):
                 self._data_version = version
             slot = (namespace, tuple(order))
             if slot not in self._pages:
-                self._pages[slot] = self._load_page(namespace, order)
+                self._pages[slot] = self._load_page("namespace = ?", (namespace,), order)
             self._pages.move_to_end(slot)
             while len(self._pages) > CACHED_PAGES:
                 self._pages.popitem(last=False)
             return self._pages[slot]
+
+    def near(self, namespace: str, order: Sequence[str], vector: Floats, count: int) -> Page:
+        """About the `count` enabled tips of a namespace that are most similar to `vector` (dim,), sorted as by `page`.
+
+        They are found through the index (`nearest`), and compared by their full vectors.
+        """
+        with self._lock:
+            ids = self.nearest(namespace, vector, count)
+            return self._load_page(f"{WANTED} AND namespace = ?", (json.dumps(ids), namespace), order)
 
     def fetch(self, page: Page, positions: Sequence[int]) -> list[Tip]:
         """Tips at `positions` of a page; one that was deleted a moment ago is left out."""
@@ -205,10 +215,8 @@ class TipStore(OpenFile):
 
     def evict(self, namespace: str, capacity: int) -> int:
         """Remove the oldest enabled rows beyond `capacity`; disabled ones neither count nor go."""
-        ids = self._rows(
-            "SELECT id FROM tips WHERE namespace = ? AND enabled ORDER BY age DESC LIMIT -1 OFFSET ?",
-            (namespace, capacity),
-        )
+        sql = "SELECT id FROM tips WHERE namespace = ? AND enabled ORDER BY age LIMIT ?"
+        ids = self._rows(sql, (namespace, max(0, self.size(namespace) - capacity)))
         return self.delete(row[0] for row in ids)
 
     def once(self, name: str) -> bool:
@@ -241,6 +249,7 @@ class TipStore(OpenFile):
             self._write("UPDATE tips SET vector = ? WHERE id = ?", (_blob(vector), tip.id))
             self._touched.add(tip.namespace)
         schema.write_identity(self._connection, identity)
+        schema.begin_era(self._connection)
 
     # whole files
 
@@ -260,6 +269,7 @@ class TipStore(OpenFile):
             with named_errors(self.path):
                 source.backup(self._connection)
                 schema.migrate(self._connection)
+                schema.begin_era(self._connection)
             self._pages.clear()
 
     # details
@@ -273,25 +283,21 @@ class TipStore(OpenFile):
         sql = "UPDATE meta SET value = value + 1 WHERE name = 'sequence' RETURNING value"
         return int(self._rows(sql)[0][0])
 
-    def _rows(self, sql: str, values: Sequence[Any] = ()) -> list[Any]:
-        with self._lock, named_errors(self.path):
-            return self._connection.execute(sql, values).fetchall()
-
     def _write(self, sql: str, values: Sequence[Any]) -> sqlite3.Cursor:
         assert self._connection.in_transaction, "writes belong into `with store.transaction()`"
         return self._connection.execute(sql, values)
 
-    def _load_page(self, namespace: str, order: Sequence[str]) -> Page:
+    def _load_page(self, condition: str, values: Sequence[Any], order: Sequence[str]) -> Page:
         by = ", ".join([*(ORDERS[name] for name in order), "age DESC"])
         rows = self._rows(
             f"SELECT id, vector, score, support, age, {', '.join(READINGS)} FROM tips "  # noqa: S608 (constants)
-            f"WHERE namespace = ? AND enabled ORDER BY {by}",
-            (namespace,),
+            f"WHERE {condition} AND enabled ORDER BY {by}",
+            values,
         )
         names = (*ORDERS, *READINGS)
         ids, vectors, *numbers = zip(*rows, strict=True) if rows else ((), (), *((),) * len(names))
         columns = {name: np.array(column, float) for name, column in zip(names, numbers, strict=True)}
-        return Page(tuple(ids), columns, ExactIndex(_matrix(vectors, self.identity.dim)))
+        return Page(tuple(ids), columns, ExactIndex(matrix(vectors, self.identity.dim)))
 
 
 class Kept(Closes):
@@ -334,7 +340,3 @@ def _marks(values: Sequence[object]) -> str:
 
 def _blob(vector: Floats) -> bytes:
     return vector.astype("<f4").tobytes()
-
-
-def _matrix(blobs: Sequence[bytes], dim: int) -> Floats:
-    return np.frombuffer(b"".join(blobs), "<f4").reshape(len(blobs), dim).astype(np.float32, copy=False)

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from trailnotes.config.schema import MemoryConfig
 from trailnotes.errors import MemoryStoreError
+from trailnotes.memory.index import is_installed
 from trailnotes.memory.retrieval import Embedder, Floats, Ints, embed_soon, make_embedder
 from trailnotes.memory.schema import Identity
 from trailnotes.memory.store import Kept, Page, TipStore, added
@@ -67,24 +68,26 @@ class TipMemory(Kept):
     def search(self, namespace: str, query: str, top_k: int) -> list[Tip]:
         """Enabled tips of `namespace` whose key is at least `config.threshold` similar to `query`, the best first.
 
-        Best is by `config.order`, then the newest. With threshold -1 every tip is a candidate.
+        Best is by `config.order`, then the newest. With threshold -1 every tip is a candidate; where there are so many
+        that the index is asked, the `config.candidates` nearest are.
         """
-        page = self._page(namespace)
-        if self._takes_all(page, top_k):
+        if self._takes_all(namespace, top_k):
+            page = self._page(namespace)
             return self._best(page, np.arange(len(page.ids)), None, top_k)
-        return self._similar(page, self._embed([query])[0], top_k)
+        return self._similar(namespace, self._embed([query])[0], top_k)
 
     async def find(self, namespace: str, query: str, top_k: int) -> list[Tip]:
         """`search` for an event loop: it waits for a slow embedder instead of holding up the loop."""
-        if self._takes_all(self._page(namespace), top_k):
+        if self._takes_all(namespace, top_k):
             return self.search(namespace, query, top_k)
         (vector,) = await embed_soon(self.embedder, [_embeddable(query)])
-        return self._similar(self._page(namespace), vector, top_k)
+        return self._similar(namespace, vector, top_k)
 
     def nearest(self, namespace: str, query: str, top_k: int) -> list[tuple[Tip, float]]:
         """The same candidates with their cosine similarity, the most similar first, whatever `config.order` says."""
-        page = self._page(namespace)
-        rows, similarities = page.index.within(self._embed([query])[0], self.config.threshold)
+        vector = self._embed([query])[0]
+        page = self._page(namespace, vector, top_k)
+        rows, similarities = page.index.within(vector, self.config.threshold)
         chosen = _ranked(page, rows, {"similarity": similarities}, ("similarity",))[:top_k].tolist()
         by_row = dict(zip(rows.tolist(), similarities.tolist(), strict=True))
         return [(tip, by_row[row]) for row in chosen for tip in self.store.fetch(page, [row])]
@@ -148,14 +151,28 @@ class TipMemory(Kept):
         """What finds each of `tips`: float32 (len(tips), dim)."""
         return self._embed([tip.key for tip in tips])
 
-    def _page(self, namespace: str) -> Page:
-        return self.store.page(encodable(namespace), [name for name in self.config.order if name not in COMPUTED])
+    def _page(self, namespace: str, vector: Floats | None = None, top_k: int = 0) -> Page:
+        """The tips of a namespace; where they are many, those nearest to `vector`, if there is one."""
+        namespace, order = encodable(namespace), [name for name in self.config.order if name not in COMPUTED]
+        if vector is None or not self._is_large(namespace):
+            return self.store.page(namespace, order)
+        return self.store.near(namespace, order, vector, max(8 * top_k, self.config.candidates))
 
-    def _takes_all(self, page: Page, top_k: int) -> bool:
+    def _is_large(self, namespace: str) -> bool:
+        """Whether the index is asked for the tips of a namespace."""
+        config = self.config
+        return config.index == "auto" and self.store.size(namespace) >= config.exact_below and is_installed()
+
+    def _takes_all(self, namespace: str, top_k: int) -> bool:
         """Whether the answer does not depend on the query, so that nothing need be embedded."""
-        return top_k <= 0 or not page.ids or (self.config.threshold <= -1 and "similarity" not in self.config.order)
+        if top_k <= 0:
+            return True
+        if self._is_large(encodable(namespace)):
+            return False
+        return not self._page(namespace).ids or (self.config.threshold <= -1 and "similarity" not in self.config.order)
 
-    def _similar(self, page: Page, vector: Floats, top_k: int) -> list[Tip]:
+    def _similar(self, namespace: str, vector: Floats, top_k: int) -> list[Tip]:
+        page = self._page(namespace, vector, top_k)
         return self._best(page, *page.index.within(vector, self.config.threshold), top_k)
 
     def _best(self, page: Page, rows: Ints, similarities: Floats | None, top_k: int) -> list[Tip]:
