@@ -143,7 +143,7 @@ class TipStore(IndexedFile):
         """
         with self._lock:
             ids = self.nearest(namespace, vector, count)
-            return self._load_page(f"{WANTED} AND namespace = ?", (json.dumps(ids), namespace), order)
+            return self._load_page(f"{WANTED} AND +namespace = ?", (json.dumps(ids), namespace), order)
 
     def fetch(self, page: Page, positions: Sequence[int]) -> list[Tip]:
         """Tips at `positions` of a page; one that was deleted a moment ago is left out."""
