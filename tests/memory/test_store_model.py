@@ -37,17 +37,10 @@ WRITERS = st.integers(0, 1)
 def drawn(seed: int) -> list[Tip]:
     """Up to thirty tips."""
     rng = random.Random(seed)
-    texts = [f"text {rng.randrange(200)}" for _ in range(rng.randrange(30))]
-    keys = [f"key {rng.randrange(500)}" for _ in texts]
+    names = [(f"text {rng.randrange(200)}", f"key {rng.randrange(500)}") for _ in range(rng.randrange(30))]
     return [
-        Tip(
-            rng.choice(NAMESPACES),
-            text,
-            f"key {rng.randrange(500)}",
-            float(rng.randrange(4)),
-            enabled=rng.random() < 0.8,
-        )
-        for text in texts
+        Tip(rng.choice(NAMESPACES), text, key, float(rng.randrange(4)), enabled=rng.random() < 0.8)
+        for text, key in names
     ]
 
 
