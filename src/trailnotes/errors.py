@@ -30,6 +30,7 @@ PACKAGES = {
     "plot": ("matplotlib",),
     "tensorboard": ("tensorboard",),
     "embed": ("sentence_transformers",),
+    "index": ("faiss",),
     "vllm": ("vllm",),
     "ray": ("ray",),
 }

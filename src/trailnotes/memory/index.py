@@ -93,7 +93,7 @@ class TipIndex:
                 if not stamp.leads_to(now):
                     return None
                 payload = np.fromfile(file, np.uint8)
-            if (len(payload), zlib.crc32(payload)) != (header["bytes"], header["crc32"]):
+            if (len(payload), zlib.crc32(payload.data)) != (header["bytes"], header["crc32"]):
                 raise ValueError("cut short or changed")  # noqa: TRY301
         except FileNotFoundError:
             return None

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 CHUNK = 4096  # rows read at once
 UNSAVED = 4096  # rows that the next opening may have to read again
-WANTED = "id IN (SELECT value FROM json_each(?))"  # with `+namespace`, or SQLite goes through all of the namespace
+WANTED = "id IN (SELECT value FROM json_each(?))"
+NAMED = f"{WANTED} AND +namespace = ? AND enabled"  # the plus keeps SQLite from going through the whole namespace
 SWITCHED = "id IN (SELECT tip FROM owner_changes WHERE number > ?)"
 
 
@@ -41,22 +42,21 @@ class IndexedFile(OpenFile):
         rows = self._rows("SELECT enabled FROM sizes WHERE namespace = ?", (namespace,))
         return int(rows[0][0]) if rows else 0
 
-    def nearest(self, namespace: str, vector: Floats, count: int) -> list[int]:
-        """Ids of about the `count` enabled tips of a namespace whose vectors are nearest to `vector` (dim,).
+    def nearest(self, namespace: str, vector: Floats, count: int, select: str) -> list[Any]:
+        """Rows of about the `count` enabled tips of a namespace whose vectors are nearest to `vector` (dim,).
 
-        They are in no order. Fewer are found only where there are fewer, or next to none near the vector.
+        `select` is a query of tips whose condition is `NAMED`. Fewer are found only where there are fewer.
         """
         with self._lock:
             if not (size := self.size(namespace)):
                 return []
             index, everywhere = self._caught_up(), False
             asked = ceil(count * len(index) / size)
-            sql = f"SELECT id FROM tips WHERE {WANTED} AND +namespace = ? AND enabled"  # noqa: S608 (constants)
             while True:
                 found = index.search(vector, asked, everywhere=everywhere)
-                rows = self._rows(sql, (json.dumps(found), namespace))
+                rows = self._rows(select, (json.dumps(found), namespace))
                 if len(rows) >= count or (everywhere and asked >= len(index)):
-                    return [row[0] for row in rows]
+                    return rows
                 if len(found) < asked:
                     everywhere = True
                 else:

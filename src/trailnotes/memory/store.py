@@ -18,7 +18,7 @@ import numpy as np
 
 from trailnotes.errors import MemoryStoreError
 from trailnotes.memory import schema
-from trailnotes.memory.indexed import WANTED, IndexedFile, matrix
+from trailnotes.memory.indexed import NAMED, IndexedFile, matrix
 from trailnotes.memory.retrieval import ExactIndex, Floats, Index
 from trailnotes.memory.schema import Closes, Identity, named_errors
 from trailnotes.types import StrPath, Tip
@@ -130,7 +130,8 @@ class TipStore(IndexedFile):
                 self._data_version = version
             slot = (namespace, tuple(order))
             if slot not in self._pages:
-                self._pages[slot] = self._load_page("namespace = ?", (namespace,), order)
+                rows = self._rows(_select_page("namespace = ? AND enabled", order), (namespace,))
+                self._pages[slot] = self._page_of(rows)
             self._pages.move_to_end(slot)
             while len(self._pages) > CACHED_PAGES:
                 self._pages.popitem(last=False)
@@ -142,8 +143,7 @@ class TipStore(IndexedFile):
         They are found through the index (`nearest`), and compared by their full vectors.
         """
         with self._lock:
-            ids = self.nearest(namespace, vector, count)
-            return self._load_page(f"{WANTED} AND +namespace = ?", (json.dumps(ids), namespace), order)
+            return self._page_of(self.nearest(namespace, vector, count, _select_page(NAMED, order)))
 
     def fetch(self, page: Page, positions: Sequence[int]) -> list[Tip]:
         """Tips at `positions` of a page; one that was deleted a moment ago is left out."""
@@ -287,13 +287,7 @@ class TipStore(IndexedFile):
         assert self._connection.in_transaction, "writes belong into `with store.transaction()`"
         return self._connection.execute(sql, values)
 
-    def _load_page(self, condition: str, values: Sequence[Any], order: Sequence[str]) -> Page:
-        by = ", ".join([*(ORDERS[name] for name in order), "age DESC"])
-        rows = self._rows(
-            f"SELECT id, vector, score, support, age, {', '.join(READINGS)} FROM tips "  # noqa: S608 (constants)
-            f"WHERE {condition} AND enabled ORDER BY {by}",
-            values,
-        )
+    def _page_of(self, rows: Sequence[Sequence[Any]]) -> Page:
         names = (*ORDERS, *READINGS)
         ids, vectors, *numbers = zip(*rows, strict=True) if rows else ((), (), *((),) * len(names))
         columns = {name: np.array(column, float) for name, column in zip(names, numbers, strict=True)}
@@ -326,6 +320,15 @@ def added(tip: Tip) -> Change:
     """The owner added a tip, which has its id."""
     assert tip.id is not None, "stored tips have an id"
     return Change(tip.id, {name: getattr(tip, name) for name in COLUMNS})
+
+
+def _select_page(condition: str, order: Sequence[str]) -> str:
+    """The query of what makes a page."""
+    by = ", ".join([*(ORDERS[name] for name in order), "age DESC"])
+    return (
+        f"SELECT id, vector, score, support, age, {', '.join(READINGS)} FROM tips "  # noqa: S608 (constants)
+        f"WHERE {condition} ORDER BY {by}"
+    )
 
 
 def _tip_of(row: Sequence[Any]) -> Tip:
