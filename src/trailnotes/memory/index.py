@@ -76,7 +76,7 @@ class TipIndex:
         codes = stamp.dim // 2 if stamp.dim % 2 == 0 else stamp.dim  # of four bits each: of two numbers, or one
         layout = f"IVF{_num_lists(planned)},PQ{codes}x4fs"
         lists = faiss.index_factory(stamp.dim, layout, faiss.METRIC_INNER_PRODUCT)
-        lists.cp.spherical, lists.cp.niter, lists.cp.max_points_per_centroid = True, 8, SAMPLE_PER_LIST
+        lists.cp.spherical, lists.cp.niter, lists.cp.max_points_per_centroid = True, 5, SAMPLE_PER_LIST
         lists.cp.min_points_per_centroid = lists.pq.cp.min_points_per_centroid = 1  # or it prints of small samples
         lists.train(np.resize(sample, (max(FEWEST, len(sample)), stamp.dim)))  # repeated where they are too few
         return cls(stamp, lists, planned)
@@ -140,7 +140,8 @@ class TipIndex:
         """Look into as few lists as find `FOUND` of what all of them would, asked for some vectors (n, dim)."""
         queries = sample[:: max(1, len(sample) // ASKED)][:ASKED]
         whole = [set(self.search(query, NEAREST, everywhere=True)) for query in queries]
-        for probes in takewhile(lambda number: number < self._lists.nlist, (2**power for power in range(2, 20))):
+        steps = (round(2 ** (power / 2)) for power in range(4, 40))
+        for probes in takewhile(lambda number: number < self._lists.nlist, steps):
             self._lists.nprobe = probes
             nearest = [set(self.search(query, NEAREST)) for query in queries]
             found = sum(len(near & all_near) for near, all_near in zip(nearest, whole, strict=True))
@@ -160,8 +161,8 @@ def is_installed() -> bool:
 
 
 def _num_lists(planned: int) -> int:
-    """About the root: as much work to find the lists as to look into one."""
-    return int(2 ** ceil(log2(max(1, planned)) / 2))
+    """Two to four times the root, at which a search among a million was fastest."""
+    return int(2 ** (1 + ceil(log2(max(1, planned)) / 2)))
 
 
 def _faiss() -> Any:

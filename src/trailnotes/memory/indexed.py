@@ -74,6 +74,12 @@ class IndexedFile(OpenFile):
         if self._index is not None and self._index.stamp.written > schema.read_sequence(self._connection):
             self._index = None
 
+    def _ended(self) -> None:
+        """Who writes puts it into the index, too, so that the next search need not; one to build anew waits for it."""
+        index = self._index
+        if index is not None and index.stamp.leads_to(now := self._stamp()) and index.fits(self._total()):
+            self._follow(index, now)
+
     def _rows(self, sql: str, values: Sequence[Any] = ()) -> list[Any]:
         with self._lock, named_errors(self.path):
             return self._connection.execute(sql, values).fetchall()
@@ -89,18 +95,23 @@ class IndexedFile(OpenFile):
         if index is None or not index.stamp.leads_to(now) or not index.fits(size):
             index = TipIndex.empty(now._replace(written=0, changed=0), self._sample(sample_size(size)), size)
         is_new = not len(index)
-        for ids, vectors in self._written_since(index.stamp):
-            index.put(ids, vectors)
-        index.stamp, self._index = now, index
+        self._follow(index, now)
+        self._index = index
         if is_new:
             index.tune(self._sample(CHUNK))
         if index.unsaved >= max(UNSAVED, len(index) // 8) and self.path and not self._connection.in_transaction:
             index.save(_beside(self.path))
         return index
 
+    def _follow(self, index: TipIndex, now: Stamp) -> None:
+        """Put what an index lacks."""
+        for ids, vectors in self._written_since(index.stamp):
+            index.put(ids, vectors)
+        index.stamp = now
+
     def _total(self) -> int:
         """Number of enabled tips."""
-        return int(self._rows("SELECT SUM(enabled) FROM sizes")[0][0])
+        return int(self._rows("SELECT COALESCE(SUM(enabled), 0) FROM sizes")[0][0])
 
     def _stamp(self) -> Stamp:
         with named_errors(self.path):

@@ -278,6 +278,7 @@ class TipStore(IndexedFile):
         for slot in [slot for slot in self._pages if slot[0] in self._touched]:
             del self._pages[slot]
         self._touched.clear()
+        super()._ended()
 
     def _next_age(self) -> int:
         sql = "UPDATE meta SET value = value + 1 WHERE name = 'sequence' RETURNING value"
