@@ -181,6 +181,24 @@ def test_damage_is_named_with_the_way_out(memory: TipMemory, path: Path) -> None
         assert mended.stats()["tips"] == 300
 
 
+def test_damage_in_a_large_file_is_named_when_it_is_read(memory: TipMemory, path: Path, monkeypatch) -> None:
+    memory.add(tips(300))
+    monkeypatch.setattr(schema, "LARGEST_CHECKED", 0)
+    with open_memory(path, ANY) as other:  # what it holds is in the write-ahead log
+        assert other.stats()["tips"] == 300
+    memory.close()
+    whole = path.read_bytes()
+    path.write_bytes(whole[: 20 * 4096] + bytes(range(256)) * 16 + whole[21 * 4096 :])
+    with (
+        open_memory(path, ANY) as damaged,
+        pytest.raises(MemoryStoreError, match=r"memory\.db.*restore the memory\.db of the last checkpoint"),
+    ):
+        damaged.search("task", "key 7", 300)
+    path.write_bytes(whole[:-4096])
+    with pytest.raises(MemoryStoreError, match=r"damaged.*restore the memory\.db of the last checkpoint"):
+        open_memory(path, ANY)
+
+
 def test_a_file_of_another_program_is_refused(path: Path) -> None:
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("CREATE TABLE recipes (name TEXT)")

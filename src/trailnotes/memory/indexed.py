@@ -55,7 +55,7 @@ class IndexedFile(OpenFile):
             while True:
                 found = index.search(vector, asked, everywhere=everywhere)
                 rows = self._rows(select, (json.dumps(found), namespace))
-                if len(rows) >= count or (everywhere and asked >= len(index)):
+                if len(rows) >= min(count, size) or (everywhere and asked >= len(index)):
                     return rows
                 if len(found) < asked:
                     everywhere = True

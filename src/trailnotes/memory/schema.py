@@ -23,7 +23,7 @@ from trailnotes.types import StrPath
 
 APPLICATION_ID = 0x54726C6E  # "Trln", in the header of every memory file
 SMALLEST_DATABASE = 512  # bytes; SQLite takes anything shorter than a header for a new, empty file
-LARGEST_CHECKED = 256 * 2**20  # bytes; a whole file is read in a second or two up to here, in minutes far beyond
+LARGEST_CHECKED = 256 * 2**20  # bytes: every page of a larger file is not read each time it is opened
 BUSY_TIMEOUT = 60.0  # seconds
 REPAIR = "restore the memory.db of the last checkpoint, or move the file away to begin without tips"
 
@@ -230,23 +230,8 @@ def _check(connection: sqlite3.Connection, path: Path) -> None:
         raise MemoryStoreError(
             f"{path} has version {version}, this Trailnotes knows up to {len(MIGRATIONS)}: upgrade Trailnotes"
         )
-    _check_pages(connection, path)
-
-
-def _check_pages(connection: sqlite3.Connection, path: Path) -> None:
-    """Read every page of a file that is soon read; of a larger one only that its end is there.
-
-    What else is damaged in a large file is named by whatever reads it.
-    """
     if path.stat().st_size > LARGEST_CHECKED:
-        with path.open("rb") as file:
-            header = file.read(100)
-        pages = int.from_bytes(header[28:32])  # sqlite.org/fileformat.html, 1.3
-        log = path.with_name(f"{path.name}-wal")
-        (size,) = connection.execute("PRAGMA page_size").fetchone()
-        if path.stat().st_size < pages * size and not (log.exists() and log.stat().st_size):
-            raise MemoryStoreError(f"{path} is damaged (cut short): {REPAIR}")
-        return
+        return  # SQLite has seen that its end is there; whatever reads it names other damage
     (answer,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
     if answer != "ok":
         raise MemoryStoreError(f"{path} is damaged ({' '.join(answer.split())}): {REPAIR}")
