@@ -152,6 +152,8 @@ HOUSE = {
         base controls exchange
         tips
         store
+        indexed
+        index
         scope words
         retrieval schema worth
         migrations

@@ -32,6 +32,7 @@ PACKAGES = {
     "plot": ("matplotlib",),
     "tensorboard": ("tensorboard",),
     "embed": ("sentence_transformers",),
+    "index": ("faiss",),
     "vllm": ("vllm",),
     "ray": ("ray",),
     "web": ("starlette", "uvicorn", "jinja2"),

@@ -52,9 +52,12 @@ def texts(memory: TipMemory) -> list[str]:
 
 
 def rows(path: Path) -> list[tuple[Any, ...]]:
-    """Everything in the file that a run depends on: tips with ids, ages and vectors, counters, ids given."""
+    """Everything in the file that a run depends on: tips with ids, ages and vectors, counters, ids given.
+
+    The era is not: an index is to know that rows were exchanged, even for the same.
+    """
     with closing(sqlite3.connect(path)) as connection:
-        tables = ("tips", "meta", "owner_changes", "sqlite_sequence")
+        tables = ("tips", "meta WHERE name <> 'era'", "sizes", "owner_changes", "sqlite_sequence")
         return [tuple(connection.execute(f"SELECT * FROM {table} ORDER BY 1")) for table in tables]
 
 

@@ -8,6 +8,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,7 +25,9 @@ from trailnotes.memory import TipMemory, open_memory
 from trailnotes.memory.controls import shown
 from trailnotes.memory.exchange import open_store
 from trailnotes.memory.migrations import MIGRATIONS
+from trailnotes.memory.schema import Identity
 from trailnotes.memory.scope import Scope
+from trailnotes.memory.store import TipStore
 from trailnotes.rollout import run_groups
 from trailnotes.runs.directory import RunDir
 from trailnotes.runs.panels import family_of
@@ -124,10 +127,11 @@ def test_no_tip_about_a_game_held_back_reaches_training(
         for each in tasks:  # one by one, as batches bring them
             memory.meet([each])
         memory.add([Tip(each.id, each.id, "red door", 1.0) for each in tasks])
+        known = {(each.id, each.split): each for each in tasks}.values()  # as it was met last
         held = {each.id for each in tasks if each.split != "train"}
-        alone = {(each.seed, each.env) for each in tasks if each.seed and each.split != "train"}
-        per_split = [(each.seed, each.env, each.split) for each in {(t.id, t.split): t for t in tasks}.values()]
-        same = {each.id for each in tasks if (each.seed, each.env) in alone}
+        alone = {(each.seed, each.env) for each in known if each.seed and each.split != "train"}
+        per_split = [(each.seed, each.env, each.split) for each in known]
+        same = {each.id for each in known if (each.seed, each.env) in alone}
         unclear = {each.id for each in tasks if any(per_split.count((each.seed, each.env, s)) > 1 for s in SPLITS)}
         for reader in {each.id for each in tasks if each.split == "train"}:
             texts = {tip.text for tip in shown(memory, show).search(reader, "red door", 99)} - {reader}
@@ -160,8 +164,8 @@ def test_what_was_met_is_kept_and_travels_with_snapshots(tmp_path: Path) -> None
 def test_a_file_of_before_has_met_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr("trailnotes.memory.schema.MIGRATIONS", MIGRATIONS[:4])
-        with open_memory(tmp_path / "memory.db", MemoryConfig()) as memory:
-            memory.add([Tip("b", "of b", "red door", 1.0)])
+        with closing(TipStore(tmp_path / "memory.db", Identity("hashing", 256))) as store, store.transaction():
+            store.insert(Tip("b", "of b", "red door", 1.0), np.full(256, 1 / 16, np.float32))
     with open_memory(tmp_path / "memory.db", MemoryConfig(scope="env", threshold=-1)) as memory:
         assert found(memory, "b") == ["of b"]
         memory.meet([task("a")])

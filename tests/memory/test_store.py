@@ -51,6 +51,7 @@ def test_final_columns(memory: TipMemory, path: Path) -> None:
         values = columns_of(connection, "experience_values")
         changes = columns_of(connection, "owner_changes")
         tasks = columns_of(connection, "tasks")
+        sizes = columns_of(connection, "sizes")
         indexes = {name for _, name, *_ in connection.execute("PRAGMA index_list(tips)")}
         version = connection.execute("PRAGMA user_version").fetchone()
         mode = connection.execute("PRAGMA journal_mode").fetchone()
@@ -78,7 +79,7 @@ def test_final_columns(memory: TipMemory, path: Path) -> None:
         ("gained", "REAL"),
         ("used", "INTEGER"),
     ]
-    assert indexes == {"tips_by_text", "tips_by_age"}
+    assert indexes == {"tips_by_text", "tips_by_age", "tips_by_write"}
     assert experience == [
         ("id", "INTEGER"),
         ("task", "TEXT"),
@@ -100,6 +101,7 @@ def test_final_columns(memory: TipMemory, path: Path) -> None:
         ("other_q", "REAL"),
         ("other_number", "INTEGER"),
     ]
+    assert sizes == [("namespace", "TEXT"), ("enabled", "INTEGER")]
     assert changes == [("number", "INTEGER"), ("tip", "INTEGER"), ("fields", "TEXT")]
     assert tasks == [(name, "TEXT") for name in ("namespace", "split", "env", "family", "game")]
     assert version == (len(schema.MIGRATIONS),)
@@ -109,10 +111,12 @@ def test_final_columns(memory: TipMemory, path: Path) -> None:
 def test_a_file_of_before_the_experience_table_is_migrated_and_keeps_its_tips(path: Path, monkeypatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:1])
-        with open_memory(path, ANY) as memory:
-            memory.add(tips(2))
+        with closing(TipStore(path, HASHING)) as store, store.transaction():
+            for tip in tips(2):
+                store.insert(tip, np.ones(256, np.float32))
     with closing(open_store(path)) as store:
         assert [tip.text for tip in store.tips()] == ["tip 0", "tip 1"]
+        assert store.size("task") == 2
         assert store._rows("SELECT COUNT(*) FROM experience") == [(0,)]
         assert store._rows("PRAGMA user_version") == [(len(schema.MIGRATIONS),)]
 
@@ -180,6 +184,24 @@ def test_damage_is_named_with_the_way_out(memory: TipMemory, path: Path) -> None
     path.write_bytes(whole)
     with open_memory(path, ANY) as mended:
         assert mended.stats()["tips"] == 300
+
+
+def test_damage_in_a_large_file_is_named_when_it_is_read(memory: TipMemory, path: Path, monkeypatch) -> None:
+    memory.add(tips(300))
+    monkeypatch.setattr(schema, "LARGEST_CHECKED", 0)
+    with open_memory(path, ANY) as other:  # what it holds is in the write-ahead log
+        assert other.stats()["tips"] == 300
+    memory.close()
+    whole = path.read_bytes()
+    path.write_bytes(whole[: 20 * 4096] + bytes(range(256)) * 16 + whole[21 * 4096 :])
+    with (
+        open_memory(path, ANY) as damaged,
+        pytest.raises(MemoryStoreError, match=r"memory\.db.*restore the memory\.db of the last checkpoint"),
+    ):
+        damaged.search("task", "key 7", 300)
+    path.write_bytes(whole[:-4096])
+    with pytest.raises(MemoryStoreError, match=r"damaged.*restore the memory\.db of the last checkpoint"):
+        open_memory(path, ANY)
 
 
 def test_a_file_of_another_program_is_refused(path: Path) -> None:

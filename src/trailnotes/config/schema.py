@@ -127,6 +127,11 @@ class MemoryConfig(Section):
         ("score", "support", "recency"), "order of the candidates (paper: the score); ucb: by what their readers "
         "earned; worth: by what these gained over members of their group that did not read them"
     )  # fmt: skip
+    index: Literal["auto", "exact"] = key(
+        "auto", "how tips are found: exactly, or where a task has many through an index beside the file (extra index)"
+    )
+    exact_below: int = key(5000, "index = auto: tips of a task from which on the index is asked", ge=1)
+    candidates: int = key(128, "index = auto: nearest tips that the index names, for the order to choose from", ge=1)
     ucb: float = key(1.0, "order by ucb: weight of the bonus for what was read seldom", "arXiv 2603.08561", ge=0)
     max_tip_tokens: int = key(160, "a shown tip is cut here; less than 150 asks for tips of fewer words", ge=4)
     max_write_tokens: int = key(192, "decoding limit when a tip is written (release: 512)", RELEASE, ge=1)

@@ -18,11 +18,12 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from trailnotes.errors import MemoryStoreError
-from trailnotes.memory.migrations import MIGRATIONS
+from trailnotes.memory.migrations import COUNT_SIZES, MIGRATIONS, NEW_ERA
 from trailnotes.types import StrPath
 
 APPLICATION_ID = 0x54726C6E  # "Trln", in the header of every memory file
 SMALLEST_DATABASE = 512  # bytes; SQLite takes anything shorter than a header for a new, empty file
+LARGEST_CHECKED = 256 * 2**20  # bytes: every page of a larger file is not read each time it is opened
 BUSY_TIMEOUT = 60.0  # seconds
 REPAIR = "restore the memory.db of the last checkpoint, or move the file away to begin without tips"
 
@@ -86,7 +87,7 @@ def encodable(text: str) -> str:
 
 def read_identity(connection: sqlite3.Connection) -> Identity:
     """The embedder whose vectors the file holds."""
-    meta = dict(connection.execute("SELECT name, value FROM meta"))
+    meta = dict(connection.execute("SELECT name, value FROM meta WHERE name IN ('embedder', 'dim')"))
     return Identity(str(meta["embedder"]), int(meta["dim"]))
 
 
@@ -99,6 +100,16 @@ def read_lineage(connection: sqlite3.Connection) -> str:
     """What a file and all copies of it have in common; "" where an earlier version wrote them."""
     row = connection.execute("SELECT value FROM meta WHERE name = 'lineage'").fetchone()
     return str(row[0]) if row else ""
+
+
+def read_era(connection: sqlite3.Connection) -> str:
+    """What changes when rows are exchanged for others: nobody's copy of rows of another era is any good."""
+    return str(connection.execute("SELECT value FROM meta WHERE name = 'era'").fetchone()[0])
+
+
+def begin_era(connection: sqlite3.Connection) -> None:
+    """Say that the rows are others now."""
+    connection.execute(NEW_ERA)
 
 
 def read_last_change(connection: sqlite3.Connection) -> int:
@@ -123,6 +134,9 @@ def copy_rows(source: sqlite3.Connection, target: sqlite3.Connection) -> None:
             rows = source.execute(f"SELECT {words} FROM {name}")  # noqa: S608
             target.executemany(f"INSERT INTO {name} ({words}) VALUES ({marks})", rows)  # noqa: S608
     target.execute("INSERT OR REPLACE INTO meta VALUES ('lineage', ?)", (lineage,))
+    target.execute("DELETE FROM sizes")
+    target.execute(COUNT_SIZES)
+    begin_era(target)
 
 
 def write_identity(connection: sqlite3.Connection, identity: Identity) -> None:
@@ -221,6 +235,8 @@ def _check(connection: sqlite3.Connection, path: Path) -> None:
         raise MemoryStoreError(
             f"{path} has version {version}, this Trailnotes knows up to {len(MIGRATIONS)}: upgrade Trailnotes"
         )
+    if path.stat().st_size > LARGEST_CHECKED:
+        return  # SQLite has seen that its end is there; whatever reads it names other damage
     (answer,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
     if answer != "ok":
         raise MemoryStoreError(f"{path} is damaged ({' '.join(answer.split())}): {REPAIR}")

@@ -18,6 +18,7 @@ import numpy as np
 
 from trailnotes.errors import MemoryStoreError
 from trailnotes.memory import schema
+from trailnotes.memory.indexed import NAMED, IndexedFile, matrix
 from trailnotes.memory.retrieval import ExactIndex, Floats, Index
 from trailnotes.memory.schema import Closes, Identity, named_errors
 from trailnotes.memory.scope import EVERYWHERE, Place, TaskTable
@@ -60,7 +61,7 @@ class Change(NamedTuple):
         return self.fields is not None and self.fields.keys() >= set(COLUMNS)
 
 
-class TipStore(TaskTable):
+class TipStore(IndexedFile, TaskTable):
     """Rows of tips with their vectors, in a file that `OpenFile` opens."""
 
     def __init__(self, path: StrPath | None, identity: Identity | None = None) -> None:
@@ -135,11 +136,21 @@ class TipStore(TaskTable):
                 self._data_version = version
             slot = (namespace, tuple(order))
             if slot not in self._pages:
-                self._pages[slot] = self._load_page(namespace, order)
+                place = namespace if isinstance(namespace, Place) else Place("namespace = ?", (namespace,))
+                rows = self._rows(_select_page(f"{place.condition} AND enabled", order), place.values)
+                self._pages[slot] = self._page_of(rows)
             self._pages.move_to_end(slot)
             while len(self._pages) > CACHED_PAGES:
                 self._pages.popitem(last=False)
             return self._pages[slot]
+
+    def near(self, namespace: str, order: Sequence[str], vector: Floats, count: int) -> Page:
+        """About the `count` enabled tips of a namespace that are most similar to `vector` (dim,), sorted as by `page`.
+
+        They are found through the index (`nearest`), and compared by their full vectors.
+        """
+        with self._lock:
+            return self._page_of(self.nearest(namespace, vector, count, _select_page(NAMED, order)))
 
     def fetch(self, page: Page, positions: Sequence[int]) -> list[Tip]:
         """Tips at `positions` of a page; one that was deleted a moment ago is left out."""
@@ -226,10 +237,8 @@ class TipStore(TaskTable):
 
     def evict(self, namespace: str, capacity: int) -> int:
         """Remove the oldest enabled rows beyond `capacity`; disabled ones neither count nor go."""
-        ids = self._rows(
-            "SELECT id FROM tips WHERE namespace = ? AND enabled ORDER BY age DESC LIMIT -1 OFFSET ?",
-            (namespace, capacity),
-        )
+        sql = "SELECT id FROM tips WHERE namespace = ? AND enabled ORDER BY age LIMIT ?"
+        ids = self._rows(sql, (namespace, max(0, self.size(namespace) - capacity)))
         return self.delete(row[0] for row in ids)
 
     def once(self, name: str) -> bool:
@@ -262,6 +271,7 @@ class TipStore(TaskTable):
             self._write("UPDATE tips SET vector = ? WHERE id = ?", (_blob(vector), tip.id))
             self._touched.add(tip.namespace)
         schema.write_identity(self._connection, identity)
+        schema.begin_era(self._connection)
 
     # whole files
 
@@ -281,6 +291,7 @@ class TipStore(TaskTable):
             with named_errors(self.path):
                 source.backup(self._connection)
                 schema.migrate(self._connection)
+                schema.begin_era(self._connection)
             self._pages.clear()
 
     # details
@@ -289,31 +300,21 @@ class TipStore(TaskTable):
         for slot in [slot for slot in self._pages if slot[0] in self._touched or isinstance(slot[0], Place)]:
             del self._pages[slot]
         self._touched.clear()
+        super()._ended()
 
     def _next_age(self) -> int:
         sql = "UPDATE meta SET value = value + 1 WHERE name = 'sequence' RETURNING value"
         return int(self._rows(sql)[0][0])
 
-    def _rows(self, sql: str, values: Sequence[Any] = ()) -> list[Any]:
-        with self._lock, named_errors(self.path):
-            return self._connection.execute(sql, values).fetchall()
-
     def _write(self, sql: str, values: Sequence[Any]) -> sqlite3.Cursor:
         assert self._connection.in_transaction, "writes belong into `with store.transaction()`"
         return self._connection.execute(sql, values)
 
-    def _load_page(self, namespace: str | Place, order: Sequence[str]) -> Page:
-        place = namespace if isinstance(namespace, Place) else Place("namespace = ?", (namespace,))
-        by = ", ".join([*(ORDERS[name] for name in order), "age DESC"])
-        rows = self._rows(
-            f"SELECT id, vector, score, support, age, {', '.join(READINGS)} FROM tips "  # noqa: S608 (constants)
-            f"WHERE {place.condition} AND enabled ORDER BY {by}",
-            place.values,
-        )
+    def _page_of(self, rows: Sequence[Sequence[Any]]) -> Page:
         names = (*ORDERS, *READINGS)
         ids, vectors, *numbers = zip(*rows, strict=True) if rows else ((), (), *((),) * len(names))
         columns = {name: np.array(column, float) for name, column in zip(names, numbers, strict=True)}
-        return Page(tuple(ids), columns, ExactIndex(_matrix(vectors, self.identity.dim)))
+        return Page(tuple(ids), columns, ExactIndex(matrix(vectors, self.identity.dim)))
 
 
 class Kept(Closes):
@@ -344,6 +345,15 @@ def added(tip: Tip) -> Change:
     return Change(tip.id, {name: getattr(tip, name) for name in COLUMNS})
 
 
+def _select_page(condition: str, order: Sequence[str]) -> str:
+    """The query of what makes a page."""
+    by = ", ".join([*(ORDERS[name] for name in order), "age DESC"])
+    return (
+        f"SELECT id, vector, score, support, age, {', '.join(READINGS)} FROM tips "  # noqa: S608 (constants)
+        f"WHERE {condition} ORDER BY {by}"
+    )
+
+
 def _tip_of(row: Sequence[Any]) -> Tip:
     tip_id, *values = row
     fields = dict(zip(COLUMNS, values, strict=True))
@@ -356,7 +366,3 @@ def _marks(values: Sequence[object]) -> str:
 
 def _blob(vector: Floats) -> bytes:
     return vector.astype("<f4").tobytes()
-
-
-def _matrix(blobs: Sequence[bytes], dim: int) -> Floats:
-    return np.frombuffer(b"".join(blobs), "<f4").reshape(len(blobs), dim).astype(np.float32, copy=False)

@@ -17,6 +17,7 @@ import numpy as np
 
 from trailnotes.config.schema import MemoryConfig
 from trailnotes.errors import ConfigError, MemoryStoreError
+from trailnotes.memory.index import is_installed
 from trailnotes.memory.retrieval import Embedder, Floats, Ints, embed_soon, make_embedder
 from trailnotes.memory.schema import Identity, encodable
 from trailnotes.memory.scope import Place
@@ -67,22 +68,23 @@ class TipMemory(Kept):
         """Enabled tips of `namespace` whose key is at least `config.threshold` similar to `query`, the best first.
 
         Best is by `config.ranking`, then the newest. With threshold -1 every tip is a candidate. Beyond the task
-        (`config.scope`) these are the tips of all tasks that this one, which `meet` told of, may read.
+        (`config.scope`) these are the tips of all tasks that this one, which `meet` told of, may read;
+        where a task has so many that the index is asked, the `config.candidates` nearest.
         """
-        page = self._page(namespace)
-        if self._takes_all(page, top_k):
+        if self._takes_all(namespace, top_k):
+            page = self._page(namespace)
             return self._best(page, np.arange(len(page.ids)), None, top_k)
         vector = None if self.config.retrieval == "sparse" else self._embed([query])[0]
-        return self._similar(page, query, vector, top_k)
+        return self._similar(self._page(namespace, vector, top_k), query, vector, top_k)
 
     async def find(self, namespace: str, query: str, top_k: int) -> list[Tip]:
         """`search` for an event loop: it waits for a slow embedder, or for words, without holding it up."""
-        if self._takes_all(self._page(namespace), top_k):
+        if self._takes_all(namespace, top_k):
             return self.search(namespace, query, top_k)
         vector = None
         if self.config.retrieval != "sparse":
             (vector,) = await embed_soon(self.embedder, [_embeddable(query)])
-        page = self._page(namespace)
+        page = self._page(namespace, vector, top_k)
         if self.config.retrieval == "dense":
             return self._similar(page, query, vector, top_k)
         import asyncio
@@ -91,8 +93,9 @@ class TipMemory(Kept):
 
     def nearest(self, namespace: str, query: str, top_k: int) -> list[tuple[Tip, float]]:
         """The same candidates with their cosine similarity, the most similar first, whatever `config.order` says."""
-        page = self._page(namespace)
-        rows, similarities = page.index.within(self._embed([query])[0], self.config.threshold)
+        vector = self._embed([query])[0]
+        page = self._page(namespace, vector, top_k)
+        rows, similarities = page.index.within(vector, self.config.threshold)
         chosen = _ranked(page, rows, {"similarity": similarities}, ("similarity",))[:top_k].tolist()
         by_row = dict(zip(rows.tolist(), similarities.tolist(), strict=True))
         return [(tip, by_row[row]) for row in chosen for tip in self.store.fetch(page, [row])]
@@ -159,20 +162,37 @@ class TipMemory(Kept):
         """What finds each of `tips`: float32 (len(tips), dim)."""
         return self._embed([tip.key for tip in tips])
 
-    def _page(self, namespace: str) -> Page:
-        """What a task searches."""
+    def _page(self, namespace: str, vector: Floats | None = None, top_k: int = 0) -> Page:
+        """What a task searches; of a task with many tips those nearest to `vector`, if there is one."""
         namespace, config = encodable(namespace), self.config
+        if vector is not None and self._is_large(namespace):
+            return self.store.near(namespace, self._sorted_by, vector, max(8 * top_k, config.candidates))
         place = None if config.scope == "task" else self.store.place(namespace, config.scope, config.open_split)
         return self._sorted_page(place or namespace)
 
     def _sorted_page(self, place: str | Place) -> Page:
-        return self.store.page(place, [name for name in self.config.ranking if name not in COMPUTED])
+        return self.store.page(place, self._sorted_by)
 
-    def _takes_all(self, page: Page, top_k: int) -> bool:
+    @property
+    def _sorted_by(self) -> list[str]:
+        return [name for name in self.config.ranking if name not in COMPUTED]
+
+    def _is_large(self, namespace: str) -> bool:
+        """Whether the index is asked for the tips of a namespace."""
+        config = self.config
+        if config.index == "exact" or config.scope != "task" or config.retrieval != "dense":
+            return False
+        return self.store.size(namespace) >= config.exact_below and is_installed()
+
+    def _takes_all(self, namespace: str, top_k: int) -> bool:
         """Whether the answer does not depend on the query, so that nothing need be embedded."""
+        if top_k <= 0:
+            return True
+        if self._is_large(encodable(namespace)):
+            return False
         config = self.config
         ranks_all = config.threshold <= -1 and config.retrieval != "sparse" and not config.rerank
-        return top_k <= 0 or not page.ids or (ranks_all and "similarity" not in config.ranking)
+        return not self._page(namespace).ids or (ranks_all and "similarity" not in config.ranking)
 
     def _similar(self, page: Page, query: str, vector: Floats | None, top_k: int) -> list[Tip]:
         rows, similarities = self._candidates(page, query, vector)

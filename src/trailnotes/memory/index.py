@@ -1,0 +1,173 @@
+"""The index beside a large memory file: which tips may be near a query, in milliseconds among a million.
+
+An inverted file with product quantisation (faiss): each vector lies, as two bits a number, in the list of the centroid
+nearest to it, and a query is held against the lists nearest to the query. Whoever asks compares the full vectors of
+what is found. The file is a cache: one that is cut short, damaged, or not of exactly these rows is as good as none.
+docs/results/memory-scale.md has the measurements behind this choice.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import zlib
+from collections.abc import Sequence
+from itertools import takewhile
+from math import ceil, log2
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+import numpy as np
+
+from trailnotes.storage.files import write_bytes_atomic
+
+if TYPE_CHECKING:
+    from trailnotes.memory.retrieval import Floats
+
+logger = logging.getLogger(__name__)
+
+MAGIC = b"trailnotes index 1\n"
+SAMPLE_PER_LIST = 40  # vectors that place a centroid
+FEWEST = 64  # that the library takes for centroids of any kind
+GROWTH = 4  # times as many tips as there were when the centroids were placed: they are placed again
+ASKED = 100  # queries that tell how many lists are enough
+NEAREST = 10  # of which so many are to be found
+FOUND = 0.99  # share of them; that each query, a tip's own vector, finds itself is in it
+
+
+class Stamp(NamedTuple):
+    """Which rows of which memory file an index holds."""
+
+    embedder: str
+    dim: int
+    lineage: str
+    era: str  # changes when rows are exchanged for others
+    written: int = 0  # number of the last write that it has seen
+    changed: int = 0  # number of the owner's last change that it has seen
+
+    def leads_to(self, later: Stamp) -> bool:
+        """Whether what was written since is all that an index of this stamp lacks."""
+        return self[:4] == later[:4] and self.written <= later.written and self.changed <= later.changed
+
+
+class TipIndex:
+    """Ids of tips by their vectors, approximately.
+
+    It only grows: what is deleted stays, and so does the old vector of an id that comes again. Whoever asks knows which
+    ids there are, and builds the index anew once it is much larger than that.
+
+    Args:
+        stamp: which rows it holds.
+        lists: faiss's index.
+        planned: tips that it was made for.
+    """
+
+    def __init__(self, stamp: Stamp, lists: Any, planned: int) -> None:
+        self.stamp = stamp
+        self.planned = planned
+        self.unsaved = 0  # vectors put since it was read or saved
+        self._lists = lists
+
+    @classmethod
+    def empty(cls, stamp: Stamp, sample: Floats, planned: int) -> Self:
+        """An index for some `planned` tips, of which `sample` (n, dim), `sample_size(planned)` or so, is typical."""
+        faiss = _faiss()
+        codes = stamp.dim // 2 if stamp.dim % 2 == 0 else stamp.dim  # of four bits each: of two numbers, or one
+        layout = f"IVF{_num_lists(planned)},PQ{codes}x4fs"
+        lists = faiss.index_factory(stamp.dim, layout, faiss.METRIC_INNER_PRODUCT)
+        lists.cp.spherical, lists.cp.niter, lists.cp.max_points_per_centroid = True, 5, SAMPLE_PER_LIST
+        lists.cp.min_points_per_centroid = lists.pq.cp.min_points_per_centroid = 1  # or it prints of small samples
+        lists.train(np.resize(sample, (max(FEWEST, len(sample)), stamp.dim)))  # repeated where they are too few
+        return cls(stamp, lists, planned)
+
+    @classmethod
+    def read(cls, path: Path, now: Stamp) -> Self | None:
+        """The index in a file, or None where it does not lead to `now`, or is not whole."""
+        try:
+            with path.open("rb") as file:
+                if file.readline(len(MAGIC)) != MAGIC:
+                    raise ValueError("not an index")  # noqa: TRY301 (all faults are one case)
+                header = json.loads(file.readline())
+                stamp, planned = Stamp(*header["stamp"]), int(header["planned"])
+                if not stamp.leads_to(now):
+                    return None
+                payload = np.fromfile(file, np.uint8)
+            if (len(payload), zlib.crc32(payload.data)) != (header["bytes"], header["crc32"]):
+                raise ValueError("cut short or changed")  # noqa: TRY301
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+            logger.warning("%s is damaged (%s): it is built again", path, error)
+            return None
+        return cls(stamp, _faiss().deserialize_index(payload), planned)
+
+    def save(self, path: Path) -> None:
+        """Write the file, whole; a disk without room for it costs only time, later."""
+        payload = _faiss().serialize_index(self._lists)
+        fields = {"stamp": self.stamp, "planned": self.planned, "bytes": len(payload), "crc32": zlib.crc32(payload)}
+        try:
+            write_bytes_atomic(path, b"".join((MAGIC, json.dumps(fields).encode(), b"\n", payload.data)))
+        except OSError as error:
+            logger.warning("%s was not written (%s): it is built again when it is needed", path, error.strerror)
+        self.unsaved = 0
+
+    def __len__(self) -> int:
+        return int(self._lists.ntotal)
+
+    def fits(self, size: int) -> bool:
+        """Whether it is right for `size` tips: neither grown far beyond its lists, nor full of what is gone."""
+        return size <= GROWTH * self.planned and len(self) <= 1.25 * size + SAMPLE_PER_LIST * self._lists.nlist
+
+    def put(self, ids: Sequence[int], vectors: Floats) -> None:
+        """Take in tips and their vectors (len(ids), dim)."""
+        _faiss()
+        self._lists.add_with_ids(vectors, np.array(ids, np.int64))
+        self.unsaved += len(ids)
+
+    def search(self, vector: Floats, count: int, *, everywhere: bool = False) -> list[int]:
+        """Ids of the `count` vectors nearest to `vector` (dim,), or about these, the nearest first.
+
+        It may be fewer, where the lists that are looked into hold fewer, and an id may come twice. `everywhere` looks
+        into all lists.
+        """
+        faiss = _faiss()
+        options = faiss.SearchParametersIVF(nprobe=self._lists.nlist if everywhere else self._lists.nprobe)
+        _, ids = self._lists.search(vector[None], min(count, len(self)), params=options)
+        return [tip_id for tip_id in ids[0].tolist() if tip_id >= 0]
+
+    def tune(self, sample: Floats) -> None:
+        """Look into as few lists as find `FOUND` of what all of them would, asked for some vectors (n, dim)."""
+        queries = sample[:: max(1, len(sample) // ASKED)][:ASKED]
+        whole = [set(self.search(query, NEAREST, everywhere=True)) for query in queries]
+        steps = (round(2 ** (power / 2)) for power in range(4, 40))
+        for probes in takewhile(lambda number: number < self._lists.nlist, steps):
+            self._lists.nprobe = probes
+            nearest = [set(self.search(query, NEAREST)) for query in queries]
+            found = sum(len(near & all_near) for near, all_near in zip(nearest, whole, strict=True))
+            if found >= FOUND * sum(map(len, whole)):
+                return
+        self._lists.nprobe = self._lists.nlist
+
+
+def sample_size(planned: int) -> int:
+    """How many vectors place the centroids of an index for `planned` tips."""
+    return SAMPLE_PER_LIST * _num_lists(planned)
+
+
+def is_installed() -> bool:
+    """Whether there is the library that keeps the index."""
+    return importlib.util.find_spec("faiss") is not None
+
+
+def _num_lists(planned: int) -> int:
+    """Two to four times the root, at which a search among a million was fastest."""
+    return int(2 ** (1 + ceil(log2(max(1, planned)) / 2)))
+
+
+def _faiss() -> Any:
+    """The library, which is to take one core: a search is too short to be shared, and others have work to do."""
+    import faiss
+
+    faiss.omp_set_num_threads(1)  # of the thread that calls
+    return faiss

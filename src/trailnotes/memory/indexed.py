@@ -1,0 +1,151 @@
+"""The memory file with its index: which tips are near, by what SQLite says is there now.
+
+The index catches up with the file whenever it is asked: rows written since, by anybody, and those that their owner
+switched on. What it finds counts only if the file still has it, enabled.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator, Sequence
+from math import ceil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trailnotes.memory import schema
+from trailnotes.memory.index import Stamp, TipIndex, sample_size
+from trailnotes.memory.schema import Identity, OpenFile, named_errors
+
+if TYPE_CHECKING:
+    from trailnotes.memory.retrieval import Floats
+    from trailnotes.types import StrPath
+
+CHUNK = 4096  # rows read at once
+UNSAVED = 4096  # rows that the next opening may have to read again
+WANTED = "id IN (SELECT value FROM json_each(?))"
+NAMED = f"{WANTED} AND +namespace = ? AND enabled"  # the plus keeps SQLite from going through the whole namespace
+SWITCHED = "id IN (SELECT tip FROM owner_changes WHERE number > ?)"
+
+
+class IndexedFile(OpenFile):
+    """Rows of a memory file, and the index that finds those near a vector. It is made once somebody asks for it."""
+
+    def __init__(self, path: StrPath | None, identity: Identity | None = None) -> None:
+        super().__init__(path, identity)
+        self._index: TipIndex | None = None
+
+    def size(self, namespace: str) -> int:
+        """Number of enabled tips of a namespace, told without counting them."""
+        rows = self._rows("SELECT enabled FROM sizes WHERE namespace = ?", (namespace,))
+        return int(rows[0][0]) if rows else 0
+
+    def nearest(self, namespace: str, vector: Floats, count: int, select: str) -> list[Any]:
+        """Rows of about the `count` enabled tips of a namespace whose vectors are nearest to `vector` (dim,).
+
+        `select` is a query of tips whose condition is `NAMED`. Fewer are found only where there are fewer.
+        """
+        with self._lock:
+            if not (size := self.size(namespace)):
+                return []
+            index, everywhere = self._caught_up(), False
+            asked = ceil(count * len(index) / size)
+            while True:
+                found = index.search(vector, asked, everywhere=everywhere)
+                rows = self._rows(select, (json.dumps(found), namespace))
+                if len(rows) >= min(count, size) or (everywhere and asked >= len(index)):
+                    return rows
+                if len(found) < asked:
+                    everywhere = True
+                else:
+                    asked *= 4
+
+    def close(self) -> None:
+        """Close the file, and save the index if it has learnt much. Twice is fine."""
+        index, self._index = self._index, None
+        if index is not None and self.path is not None and index.unsaved >= UNSAVED:
+            index.save(_beside(self.path))
+        super().close()
+
+    def _undone(self) -> None:
+        """What is undone gives its numbers to what comes next: an index that has seen it is of no use."""
+        if self._index is not None and self._index.stamp.written > schema.read_sequence(self._connection):
+            self._index = None
+
+    def _ended(self) -> None:
+        """Who writes puts it into the index, too, so that the next search need not; one to build anew waits for it."""
+        index = self._index
+        if index is not None and index.stamp.leads_to(now := self._stamp()) and index.fits(self._total()):
+            self._follow(index, now)
+
+    def _rows(self, sql: str, values: Sequence[Any] = ()) -> list[Any]:
+        with self._lock, named_errors(self.path):
+            return self._connection.execute(sql, values).fetchall()
+
+    def _caught_up(self) -> TipIndex:
+        """The index, with all that was written up to now."""
+        now, index = self._stamp(), self._index
+        if index is not None and index.stamp == now:
+            return index
+        if index is None and self.path is not None:
+            index = TipIndex.read(_beside(self.path), now)
+        size = self._total()
+        if index is None or not index.stamp.leads_to(now) or not index.fits(size):
+            index = TipIndex.empty(now._replace(written=0, changed=0), self._sample(sample_size(size)), size)
+        is_new = not len(index)
+        self._follow(index, now)
+        self._index = index
+        if is_new:
+            index.tune(self._sample(CHUNK))
+        if index.unsaved >= max(UNSAVED, len(index) // 8) and self.path and not self._connection.in_transaction:
+            index.save(_beside(self.path))
+        return index
+
+    def _follow(self, index: TipIndex, now: Stamp) -> None:
+        """Put what an index lacks."""
+        for ids, vectors in self._written_since(index.stamp):
+            index.put(ids, vectors)
+        index.stamp = now
+
+    def _total(self) -> int:
+        """Number of enabled tips."""
+        return int(self._rows("SELECT COALESCE(SUM(enabled), 0) FROM sizes")[0][0])
+
+    def _stamp(self) -> Stamp:
+        with named_errors(self.path):
+            return Stamp(
+                *schema.read_identity(self._connection), schema.read_lineage(self._connection),
+                schema.read_era(self._connection), schema.read_sequence(self._connection),
+                schema.read_last_change(self._connection),
+            )  # fmt: skip
+
+    def _written_since(self, seen: Stamp) -> Iterator[tuple[list[int], Floats]]:
+        """Enabled tips that an index of the stamp `seen` lacks, in pieces. One may come twice."""
+        yield from self._vectors("age > ?", seen.written)
+        yield from self._vectors(f"age <= ? AND {SWITCHED}", seen.written, seen.changed)
+
+    def _sample(self, count: int) -> Floats:
+        """Vectors (n, dim) of some `count` enabled tips drawn at random, the same each time."""
+        last = self._rows("SELECT MAX(id) FROM tips")[0][0]
+        drawn = random.Random(0).sample(range(1, last + 1), min(last, ceil(1.2 * count * last / self._total())))
+        return np.concatenate([vectors for _, vectors in self._vectors(WANTED, json.dumps(drawn))])
+
+    def _vectors(self, condition: str, *values: object) -> Iterator[tuple[list[int], Floats]]:
+        """Ids and vectors (n, dim) of the enabled tips of a condition, in pieces of `CHUNK`."""
+        with named_errors(self.path):
+            sql = f"SELECT id, vector FROM tips WHERE enabled AND {condition}"  # noqa: S608 (constants of this module)
+            dim = schema.read_identity(self._connection).dim
+            cursor = self._connection.execute(sql, values)
+            while rows := cursor.fetchmany(CHUNK):
+                yield [row[0] for row in rows], matrix([row[1] for row in rows], dim)
+
+
+def matrix(blobs: Sequence[bytes], dim: int) -> Floats:
+    """Vectors as the file holds them, as float32 (len(blobs), dim)."""
+    return np.frombuffer(b"".join(blobs), "<f4").reshape(len(blobs), dim).astype(np.float32, copy=False)
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f"{path.name}-index")

@@ -1,0 +1,311 @@
+"""The index beside a memory file: it finds what is there, of this file alone, and is never trusted further."""
+
+from __future__ import annotations
+
+import errno
+import multiprocessing
+import random
+import shutil
+import time
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import index_workers
+import numpy as np
+import pytest
+from index_workers import EXACT, NEAREST, Directions
+
+from trailnotes.memory import TipMemory, exchange, index, indexed, open_memory
+from trailnotes.memory.index import Stamp, TipIndex
+from trailnotes.memory.owner import go_back
+from trailnotes.types import Tip
+
+pytest.importorskip("faiss", reason="the index needs the extra index")
+
+
+@pytest.fixture(autouse=True)
+def _saved_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(indexed, "UNSAVED", 1)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "memory.db"
+
+
+def opened(path: Path | None, **settings: object) -> TipMemory:
+    return open_memory(path, NEAREST.model_copy(update=settings), embedder=Directions())
+
+
+def tips(first: int, last: int, namespace: str = "task") -> list[Tip]:
+    return [Tip(namespace, f"tip {number}", f"key {number}", float(number)) for number in range(first, last)]
+
+
+def filled(path: Path, count: int = 300) -> None:
+    with opened(path) as memory:
+        memory.add(tips(0, count))
+        memory.search("task", "key 0", 1)
+
+
+def found(memory: TipMemory, query: str, top_k: int = 10) -> list[str]:
+    return [tip.text for tip in memory.search("task", query, top_k)]
+
+
+def test_it_finds_what_an_exact_search_does(path: Path) -> None:
+    filled(path, 2000)
+    queries = [f"question {number}" for number in range(50)]
+    with opened(path) as memory, open_memory(path, EXACT, embedder=Directions()) as exact:
+        pairs = [(set(found(memory, query)), set(found(exact, query))) for query in queries]
+        assert memory.store._index is not None
+        assert exact.store._index is None
+    assert sum(len(ours & theirs) for ours, theirs in pairs) >= 0.98 * 10 * len(queries)
+
+
+def test_a_search_beside_the_index_is_as_it_was(path: Path) -> None:
+    """Below `exact_below`, and with index = exact, nothing is made beside the file, and every tip is a candidate."""
+    with opened(path, exact_below=301, order=("score",)) as memory:
+        memory.add(tips(0, 300))
+        assert found(memory, "anything", 3) == ["tip 299", "tip 298", "tip 297"]
+        assert memory.store._index is None
+    assert [file.name for file in path.parent.iterdir()] == ["memory.db"]
+
+
+def test_the_order_chooses_among_the_nearest_candidates(path: Path) -> None:
+    filled(path)
+    with opened(path, order=("score",), candidates=16) as memory:
+        near = {tip.text for tip, _ in memory.nearest("task", "key 5", 100)}
+        first = found(memory, "key 5", 2)
+        assert set(first) <= near, "the best of the 16 that the index named, not of all 300"
+        assert first == sorted(first, key=lambda text: -int(text.split()[1]))
+        assert first != ["tip 299", "tip 298"]
+
+
+def test_a_write_is_found_by_the_next_search_of_anybody(path: Path) -> None:
+    filled(path)
+    with opened(path) as memory, opened(path) as other:
+        for number in range(300, 310):
+            memory.add(tips(number, number + 1))
+            assert found(other, f"key {number}", 1) == found(memory, f"key {number}", 1) == [f"tip {number}"]
+
+
+def test_what_is_deleted_disabled_or_moved_is_not_found_and_what_is_enabled_is(path: Path) -> None:
+    filled(path)
+    with opened(path) as memory, opened(path) as other:
+        for reader in (memory, other):
+            assert found(reader, "key 7", 1) == ["tip 7"]
+        exchange.enable_tips(memory.store, [8], enabled=False)
+        assert all("tip 7" not in found(reader, "key 7", 300) for reader in (memory, other))
+        exchange.enable_tips(memory.store, [8])
+        assert all(found(reader, "key 7", 1) == ["tip 7"] for reader in (memory, other))
+        memory.add([Tip("task", "tip 7", "another key", 0.0)])
+        assert all(found(reader, "another key", 1) == ["tip 7"] for reader in (memory, other))
+        exchange.delete_tips(memory.store, [8])
+        assert all("tip 7" not in found(reader, "another key", 300) for reader in (memory, other))
+
+
+def test_imported_tips_wait_for_their_owner_outside_the_index(path: Path) -> None:
+    filled(path)
+    with opened(path) as memory:
+        memory.add([Tip("task", "theirs", "their key", 0.0, imported=True, enabled=False)])
+        assert "theirs" not in found(memory, "their key", 301)
+        assert len(memory.store._index or ()) == 300
+        exchange.enable_tips(memory.store, [301])
+        assert found(memory, "their key", 1) == ["theirs"]
+
+
+def test_another_task_s_tips_are_never_found(path: Path) -> None:
+    filled(path)
+    with opened(path) as memory:
+        memory.add(tips(0, 20, "small"))
+        theirs = memory.search("small", "key 100", 300)
+        assert {tip.namespace for tip in theirs} == {"small"}
+        assert len(theirs) == 20
+
+
+def test_an_undone_transaction_leaves_nothing_in_the_index(path: Path) -> None:
+    filled(path)
+    with opened(path) as memory:
+        with pytest.raises(KeyboardInterrupt):
+            _interrupted(memory)
+        memory.add([Tip("task", "in its place", "a place", 0.0)])
+        assert found(memory, "a place", 1) == ["in its place"]
+        assert "tip 300" not in found(memory, "key 300", 400)
+
+
+def _interrupted(memory: TipMemory) -> None:
+    with memory.store.transaction():
+        memory.store.insert(tips(300, 301)[0], Directions().embed(["key 300"])[0])
+        assert found(memory, "key 300", 1) == ["tip 300"]
+        raise KeyboardInterrupt
+
+
+def test_it_is_saved_and_read_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled(path)
+    made = list(path.parent.glob("*-index"))
+    assert [file.name for file in made] == ["memory.db-index"]
+    monkeypatch.setattr(TipIndex, "empty", None)  # it is not built again
+    with opened(path) as memory:
+        assert found(memory, "key 9", 1) == ["tip 9"]
+        memory.add(tips(300, 303))
+        assert found(memory, "key 301", 1) == ["tip 301"]
+
+
+@pytest.mark.parametrize("damage", ["empty", "cut", "bit", "text", "header", "hostile header"])
+def test_a_damaged_index_is_built_again(path: Path, damage: str, caplog: pytest.LogCaptureFixture) -> None:
+    filled(path)
+    file = path.with_name("memory.db-index")
+    whole = file.read_bytes()
+    middle = len(whole) // 2
+    file.write_bytes(
+        {
+            "empty": b"",
+            "cut": whole[:-100],
+            "bit": whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :],
+            "text": b"these are my notes\n" * 100,
+            "header": index.MAGIC + b"{}\n" + whole,
+            "hostile header": index.MAGIC + b"[" * 100_000 + b"\n",
+        }[damage]
+    )
+    with opened(path) as memory:
+        assert found(memory, "key 9", 1) == ["tip 9"]
+    assert "memory.db-index is damaged" in caplog.text
+    assert "it is built again" in caplog.text
+    caplog.clear()
+    with opened(path) as memory:
+        assert found(memory, "key 9", 1) == ["tip 9"]
+    assert not caplog.text
+
+
+def test_the_index_of_another_file_or_embedder_is_not_used(path: Path, tmp_path: Path) -> None:
+    filled(path)
+    other = tmp_path / "other" / "memory.db"
+    other.parent.mkdir()
+    with opened(other) as memory:
+        memory.add([Tip("task", f"their tip {number}", f"key {number}", 0.0) for number in range(400)])
+    shutil.copy(path.with_name("memory.db-index"), other.with_name("memory.db-index"))
+    with opened(other) as memory:
+        assert found(memory, "key 9", 1) == ["their tip 9"]
+    with closing(exchange.open_store(path)) as store, store.transaction():
+        turned = -Directions().embed([tip.key for tip in store.tips()])
+        store.set_vectors(store.identity, store.tips(), turned)
+    with opened(path) as memory:
+        assert found(memory, "key 9", 300)[-1] == "tip 9"
+
+
+def test_going_back_is_exact(path: Path, tmp_path: Path) -> None:
+    """The numbers of writes after a snapshot are given again: what the index knew of them is of another time."""
+    for way in ("restore", "go back"):
+        with opened(path) as memory, opened(path) as other:
+            memory.add(tips(0, 100))
+            memory.snapshot(tmp_path / "saved.db")
+            memory.add([Tip("task", f"late {number}", f"late key {number}", 0.0) for number in range(50)])
+            for reader in (memory, other):
+                assert found(reader, "late key 3", 1) == ["late 3"]
+            if way == "restore":
+                memory.restore(tmp_path / "saved.db")
+            else:
+                go_back(memory, tmp_path / "saved.db", tmp_path / "aside.jsonl")
+            memory.add([Tip("task", f"anew {number}", f"new key {number}", 0.0) for number in range(50)])
+            for reader in (memory, other):
+                assert found(reader, "new key 3", 1) == ["anew 3"]
+                assert not [text for text in found(reader, "late key 3", 200) if text.startswith("late")]
+
+
+def test_a_full_disk_costs_the_index_and_nothing_else(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def no_room(path: Path, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(index, "write_bytes_atomic", no_room)
+    filled(path)
+    assert "memory.db-index was not written (No space left on device)" in caplog.text
+    with opened(path) as memory:
+        assert found(memory, "key 9", 1) == ["tip 9"]
+
+
+def test_without_the_library_every_search_is_exact(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trailnotes.memory.tips.is_installed", lambda: False)
+    filled(path)
+    assert not list(path.parent.glob("*-index"))
+
+
+def test_an_index_full_of_what_is_gone_is_built_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index, "SAMPLE_PER_LIST", 1)
+    filled(path)
+    with opened(path, capacity=300) as memory:
+        memory.search("task", "key 0", 1)
+        first = memory.store._index
+        for number in range(300, 500, 20):
+            memory.add(tips(number, number + 20))
+            assert found(memory, f"key {number}", 1) == [f"tip {number}"]
+        assert memory.store._index is not first
+        assert len(memory.store._index or ()) < 450
+
+
+def test_a_million_tips_of_one_key_are_one_list(path: Path) -> None:
+    with opened(path) as memory:
+        memory.add([Tip("task", f"tip {number}", "the same key", float(number)) for number in range(500)])
+        assert len(found(memory, "the same key", 20)) == 20
+
+
+def test_stamps_lead_only_forward_within_one_era() -> None:
+    now = Stamp("directions", 8, "file", "era", 5, 2)
+    assert now.leads_to(now)
+    assert now.leads_to(now._replace(written=6, changed=3))
+    for earlier in (
+        {"written": 4},
+        {"changed": 1},
+        {"era": "another"},
+        {"lineage": "x"},
+        {"embedder": "x"},
+        {"dim": 9},
+    ):
+        assert not now.leads_to(now._replace(**earlier))
+
+
+def test_killed_writers_leave_a_file_and_an_index_that_agree(path: Path) -> None:
+    processes = multiprocessing.get_context("forkserver")
+    processes.set_forkserver_preload(["trailnotes.memory", "index_workers"])
+    rng, confirmed = random.Random(0), 0
+    for round_number in range(4):
+        with ExitStack() as stack:
+            workers, ends = [], []
+            for writer in ("left", "right"):
+                end, confirm = processes.Pipe(duplex=False)
+                ends.append(stack.enter_context(end))
+                target, name = index_workers.write_and_search_forever, f"{writer} {round_number}"
+                workers.append(processes.Process(target=target, args=(path, name, confirm)))
+                workers[-1].start()
+                confirm.close()
+            for end in ends:
+                end.recv_bytes()
+            time.sleep(rng.uniform(0, 0.1))
+            for worker in workers:
+                worker.kill()
+                worker.join()
+                assert worker.exitcode == -9, "a writer did not find what it had written"
+            confirmed += 2 + sum(_received(end) for end in ends)
+        with opened(path) as memory, open_memory(path, EXACT, embedder=Directions()) as exact:
+            texts = [tip.text for tip in exact.store.tips()]
+            assert 0 <= len(texts) - index_workers.BATCH * confirmed <= 2 * index_workers.BATCH * (round_number + 1)
+            for text in texts[:: max(1, len(texts) // 20)]:
+                assert found(memory, text, 1) == found(exact, text, 1) == [text]
+
+
+def _received(end: multiprocessing.connection.Connection) -> int:
+    count = 0
+    try:
+        while True:
+            end.recv_bytes()
+            count += 1
+    except EOFError:
+        return count
+
+
+def test_vectors_of_an_odd_dimension_fit(tmp_path: Path) -> None:
+    vectors = np.random.default_rng(0).standard_normal((200, 7)).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    made = TipIndex.empty(Stamp("any", 7, "", ""), vectors, 200)
+    made.put(range(1, 201), vectors)
+    assert 5 in made.search(vectors[4], 3, everywhere=True)
