@@ -33,7 +33,7 @@ def test_nothing_is_left_but_the_index(folder: Path) -> None:
 @pytest.mark.parametrize("name", FILES)
 def test_a_file_that_was_cut_or_is_gone_is_named(folder: Path, name: str) -> None:
     os.truncate(folder / name, (folder / name).stat().st_size - 1)
-    with pytest.raises(ConfigError, match=rf"{name} has \d+ bytes instead of \d+"):
+    with pytest.raises(ConfigError, match=rf"^{folder / name} has \d+ bytes instead of \d+"):
         Index.open(folder)
     (folder / name).unlink()
     with pytest.raises(ConfigError, match=f"{name} cannot be read"):

@@ -61,8 +61,9 @@ class MappedFolder:
 
     def array(self, name: str) -> NDArray[Any]:
         """The array of one ``.npy`` file, mapped."""
+        handle = self.file(name)
         try:
-            mapped = _mapped(self.file(name))
+            mapped = _mapped(handle)
         except (OSError, ValueError) as error:
             raise ConfigError(f"{self.folder / name} is damaged ({error}): {_again(self.meta)}") from error
         return np.asarray(mapped)  # a plain view: slices of numpy's own class for maps cost several times as much

@@ -62,7 +62,7 @@ def require_free(folder: Path) -> None:
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} is there already: name another folder, or delete it first")
-    if folder.resolve() == Path.cwd():
+    if folder.exists() and folder.samefile("."):
         raise ConfigError(f"{folder} is the working directory: name a new folder in it")
 
 
