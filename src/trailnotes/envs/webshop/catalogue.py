@@ -37,9 +37,9 @@ PARTS = ("search", "facets")
 
 Facet = Literal["attribute", "category", "query"]
 
-_FACTS = {"name": str, "products": int, "bytes": int, "sha256": dict}  # that ``meta.json`` must tell
 _CACHED = 1024  # products that a process keeps decoded
 _HASHED_AT_ONCE = 1 << 24  # bytes: a catalogue of no more is compared with its hashes whenever it is opened
+_FACTS = {"name": str, "products": int, "bytes": int, "sha256": dict}  # that ``meta.json`` must tell
 
 
 class Catalogue:
