@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ def test_import_and_show(source: Path, tmp_path: Path, capsys: pytest.CaptureFix
     said = capsys.readouterr()
     assert said.out.startswith("2 products, ")
     assert "left out     1 x asin twice" in said.out
+    assert re.search(r"^  garden +2$", said.out, re.MULTILINE)
     assert f"entry by entry: {shop}/report.jsonl" in said.out
     assert "import  " in said.err
     assert main(["webshop", "show", shop, "--verify", "--search", "cup"]) == 0
@@ -46,12 +48,19 @@ def test_import_and_show(source: Path, tmp_path: Path, capsys: pytest.CaptureFix
     ],
 )
 def test_what_cannot_work_is_one_line(
-    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+    source: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    message: str,
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     shop = str(tmp_path / "shop")
     assert main(["webshop", "import", shop, "--products", str(source)]) == 0
     capsys.readouterr()
     assert main(["webshop", *(word.replace("SHOP", shop).replace("SOURCE", str(source)) for word in words)]) == 2
     said = capsys.readouterr().err
+    assert {path.name for path in tmp_path.iterdir()} == {"products.json", "shop"}
     assert message in said
     assert len(said.splitlines()) == 1

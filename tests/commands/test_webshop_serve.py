@@ -10,10 +10,11 @@ import sys
 from collections.abc import Iterator
 from http.client import HTTPConnection
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 from urllib.parse import urlencode
 
 import pytest
+from starlette.testclient import TestClient
 
 from shelves import DOZEN
 from trailnotes.commands import main
@@ -124,6 +125,28 @@ def test_other_machines_are_let_in_only_on_purpose(shop: str, capsys: pytest.Cap
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "localhost", "LOCALHOST", "::1", "[::1]"])
 def test_what_is_this_machine_alone(host: str) -> None:
     assert is_loopback(host)
+
+
+@pytest.mark.parametrize(("host", "name"), [("127.0.0.1", "127.0.0.1"), ("::1", "[::1]"), ("[::1]", "[::1]")])
+def test_the_site_answers_to_its_address_and_to_no_empty_name(
+    shop: str, monkeypatch: pytest.MonkeyPatch, host: str, name: str
+) -> None:
+    if ":" in host and not has_ipv6():
+        pytest.skip("this machine has no address ::1")
+    apps: list[Any] = []
+    monkeypatch.setattr("trailnotes.envs.webshop.site.server.serve", lambda app, *_, **__: apps.append(app))
+    assert main(["webshop", "serve", shop, "--host", host, "--port", "0"]) == 0
+    client = TestClient(apps[0], base_url=f"http://{name}:8000")
+    asked = {header: client.get("/", headers={"host": header}).status_code for header in (f"{name}:8000", "", ":8000")}
+    assert asked == {f"{name}:8000": 200, "": 421, ":8000": 421}
+
+
+def has_ipv6() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
 
 
 def test_a_port_that_is_taken(shop: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,11 +8,13 @@ import os
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from trailnotes.errors import ConfigError, RunError
-from trailnotes.search.building import FILES, IndexBuilder
+from trailnotes.search.building import FILES, KIND, VERSION, IndexBuilder
 from trailnotes.search.index import Index
+from trailnotes.search.mapped import MappedFolder
 
 
 @pytest.fixture
@@ -31,7 +33,7 @@ def test_nothing_is_left_but_the_index(folder: Path) -> None:
 @pytest.mark.parametrize("name", FILES)
 def test_a_file_that_was_cut_or_is_gone_is_named(folder: Path, name: str) -> None:
     os.truncate(folder / name, (folder / name).stat().st_size - 1)
-    with pytest.raises(ConfigError, match=rf"{name} has \d+ bytes instead of \d+"):
+    with pytest.raises(ConfigError, match=rf"^{folder / name} has \d+ bytes instead of \d+"):
         Index.open(folder)
     (folder / name).unlink()
     with pytest.raises(ConfigError, match=f"{name} cannot be read"):
@@ -52,6 +54,7 @@ def test_a_header_that_is_none_is_named(folder: Path) -> None:
         ("[]", "is no search index"),
         ('{"kind": "search index"}', "is no search index"),
         ('{"kind": "search index", "files": {}, "version": 99}', "version 99, and this Trailnotes reads version 1"),
+        ('{"kind": "search index", "files": {}, "version": 1}', "is damaged, it does not tell 'filled'"),
     ],
 )
 def test_another_meta_is_named(folder: Path, text: str, message: str) -> None:
@@ -82,6 +85,26 @@ def test_a_folder_that_is_replaced_does_not_disturb(folder: Path, tmp_path: Path
     (tmp_path / "other").rename(folder)
     assert index.search("cup 7") == before
     index.close()
+
+
+def test_what_is_mapped_is_the_file_that_was_opened(folder: Path) -> None:
+    """A file that takes its name a moment later has no part in it, whatever its size."""
+    files = MappedFolder(folder, KIND, VERSION, {})
+    files.file("docs.npy")
+    before = np.load(folder / "docs.npy")
+    np.save(folder / "other.npy", np.zeros(3))
+    (folder / "other.npy").replace(folder / "docs.npy")
+    assert np.array_equal(files.array("docs.npy"), before)
+    files.close()
+
+
+def test_objects_are_never_unpickled(folder: Path) -> None:
+    np.save(folder / "docs.npy", np.array([{}], dtype=object), allow_pickle=True)
+    meta = json.loads((folder / "meta.json").read_text())
+    meta["files"]["docs.npy"] = (folder / "docs.npy").stat().st_size
+    (folder / "meta.json").write_text(json.dumps(meta))
+    with pytest.raises(ConfigError, match=r"docs\.npy is damaged \(it holds objects\)"):
+        Index.open(folder)
 
 
 def test_a_build_that_breaks_off_is_no_index(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from contextlib import closing, nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -82,11 +81,7 @@ def _describe(catalogue: Catalogue) -> None:
         print(f"  {role:<12} {name} ({size / 1e6:,.1f} MB)")
     for reason, count in sorted(catalogue.meta.get("left_out", {}).items()):
         print(f"  left out     {count:,} x {reason}")
-    counts = Counter[str]()
-    for product in catalogue:
-        counts[product.category] += 1
-        counts.update(f"{item.kind} instructions" for item in product.instructions)
-    for name, count in sorted(counts.items()):
+    for name, count in sorted(catalogue.meta.get("counts", {}).items()):
         print(f"  {name:<24} {count:>9,}")
 
 
@@ -95,7 +90,7 @@ def _serve(args: Namespace) -> None:
     from trailnotes.envs.webshop.env import WebShopEnv
     from trailnotes.envs.webshop.site import guard
     from trailnotes.envs.webshop.site.app import Settings, make_app
-    from trailnotes.envs.webshop.site.server import address_of, listening, serve
+    from trailnotes.envs.webshop.site.server import address_of, host_of, listening, serve
     from trailnotes.envs.webshop.site.visits import MOST_STEPS, Floor
 
     config = _shop_config(args.config, args.settings, args.catalogue)
@@ -105,7 +100,7 @@ def _serve(args: Namespace) -> None:
     options = {**config.env.options, "max_steps": MOST_STEPS}  # a person takes the time that they need
     with closing(WebShopEnv(**options)) as env, listening(args.host, args.port, public=args.public) as door:
         address, port = address_of(door), door.getsockname()[1]
-        names = None if args.public else guard.LOOPBACK | {guard.name_of(args.host)}
+        names = None if args.public else guard.LOOPBACK | {host_of(door)}
         settings = Settings(cookie=f"trailnotes-shop-{port}", names=names, only=args.goal)
         recording = closing(_recorder(args.record, env, config)) if args.record else nullcontext()
         with recording as recorder:

@@ -56,7 +56,7 @@ class Index:
         Raises:
             ConfigError: it is no index, damaged, or of another version.
         """
-        return cls(MappedFolder(folder, KIND, VERSION))
+        return cls(MappedFolder(folder, KIND, VERSION, {"filled": int, "tokens": int}))
 
     def __len__(self) -> int:
         return len(self._ids)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,19 +23,27 @@ class MappedFolder:
 
     Every file stays open: `check` notices at little cost that one was cut or written over in place, which reading the
     map alone would answer with a bus error or with nonsense. A file that was replaced by another of its name does no
-    harm, since the map keeps the old one.
+    harm, since the map keeps the old one. The files are closed by `close`, or with the last reference to this.
+
+    Args:
+        folder: where they are.
+        kind: that the folder must be of.
+        version: that it must have.
+        facts: name -> type of what else its ``meta.json`` must tell.
 
     Raises:
         ConfigError: a file is missing, has another size, or `meta.json` is of another `kind` or version.
     """
 
-    def __init__(self, folder: Path, kind: str, version: int) -> None:
+    def __init__(self, folder: Path, kind: str, version: int, facts: Mapping[str, type]) -> None:
         self.folder = folder
-        self.meta = read_meta(folder, kind, version)
+        self.meta = read_meta(folder, kind, version, facts)
         self._open: dict[Path, tuple[int, tuple[int, int]]] = {}  # path -> (file descriptor, (size, time of change))
+        self._closing = weakref.finalize(self, _close, self._open)
 
     def file(self, name: str) -> int:
         """The descriptor of one file, opened now if it is not yet."""
+        self._require_open()
         path = self.folder / name
         if path not in self._open:
             try:
@@ -52,31 +61,61 @@ class MappedFolder:
 
     def array(self, name: str) -> NDArray[Any]:
         """The array of one ``.npy`` file, mapped."""
-        self.file(name)
+        handle = self.file(name)
         try:
-            mapped = np.load(self.folder / name, mmap_mode="r", allow_pickle=False)
+            mapped = _mapped(handle)
         except (OSError, ValueError) as error:
             raise ConfigError(f"{self.folder / name} is damaged ({error}): {_again(self.meta)}") from error
         return np.asarray(mapped)  # a plain view: slices of numpy's own class for maps cost several times as much
 
     def check(self) -> None:
-        """Raise `ConfigError` if a file has changed since it was opened."""
+        """See that the files are what they were.
+
+        Raises:
+            ConfigError: one has changed since it was opened.
+            ValueError: they are closed.
+        """
+        self._require_open()
         for path, (handle, stamp) in self._open.items():
             if _stamp(handle) != stamp:
                 raise ConfigError(f"{path} was changed while it was in use: {_again(self.meta)}, and start again")
 
     def close(self) -> None:
-        """Close the files; arrays that were handed out stay valid."""
-        for handle, _ in self._open.values():
-            os.close(handle)
-        self._open = {}
+        """Close the files; arrays that were handed out stay valid. Twice is fine."""
+        self._closing()
+
+    def _require_open(self) -> None:
+        if not self._closing.alive:
+            raise ValueError(f"{self.folder} is closed: open it again")
 
 
-def read_meta(folder: Path, kind: str, version: int) -> dict[str, Any]:
+def _close(opened: dict[Path, tuple[int, tuple[int, int]]]) -> None:
+    for handle, _ in opened.values():
+        os.close(handle)
+    opened.clear()
+
+
+def _mapped(handle: int) -> np.memmap[Any, Any]:
+    """The array of an open ``.npy`` file. `numpy.load` maps by path, where another file may be by now.
+
+    Raises:
+        ValueError: it is none, or shorter than it says.
+    """
+    with open(handle, "rb", closefd=False) as file:
+        file.seek(0)
+        major, _ = np.lib.format.read_magic(file)
+        read_header = np.lib.format.read_array_header_1_0 if major == 1 else np.lib.format.read_array_header_2_0
+        shape, in_columns, dtype = read_header(file)
+        if dtype.hasobject:
+            raise ValueError("it holds objects")
+        return np.memmap(file, dtype, "r", file.tell(), shape, "F" if in_columns else "C")
+
+
+def read_meta(folder: Path, kind: str, version: int, facts: Mapping[str, type]) -> dict[str, Any]:
     """The ``meta.json`` of a folder.
 
     Raises:
-        ConfigError: there is none, or it says something else than `kind` and `version`.
+        ConfigError: there is none, it says something else than `kind` and `version`, or does not tell all `facts`.
     """
     path = folder / META
     try:
@@ -92,6 +131,9 @@ def read_meta(folder: Path, kind: str, version: int) -> dict[str, Any]:
             f"{folder} is a {kind} of version {meta.get('version')}, and this Trailnotes reads version {version}: "
             f"{_again(meta)}"
         )
+    for name, wanted in facts.items():
+        if not isinstance(meta.get(name), wanted):
+            raise ConfigError(f"{path} is damaged, it does not tell {name!r}: {_again(meta)}")
     return meta
 
 

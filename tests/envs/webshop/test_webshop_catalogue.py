@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import gc
+import json
 import math
 import multiprocessing
 import os
@@ -82,6 +84,14 @@ def test_a_catalogue_is_never_written_over(folder: Path, products: list[Product]
         write_catalogue(folder, products)
 
 
+def test_an_import_that_waits_is_left_alone(tmp_path: Path, products: list[Product]) -> None:
+    (tmp_path / ".shop.partial").mkdir()
+    (tmp_path / ".shop.partial" / "state.json").touch()
+    made = write_catalogue(tmp_path / "shop", products).folder
+    assert (tmp_path / ".shop.partial" / "state.json").exists()
+    assert made.stat().st_mode == (tmp_path / ".shop.partial").stat().st_mode
+
+
 def test_an_asin_twice_is_refused(tmp_path: Path, products: list[Product]) -> None:
     with pytest.raises(ConfigError, match=f"asin {products[0].asin}"):
         write_catalogue(tmp_path / "shop", [*products, products[0]])
@@ -118,6 +128,41 @@ def test_another_version_is_named(folder: Path) -> None:
         Catalogue.open(folder / "search")
     with pytest.raises(ConfigError, match="is no webshop catalogue"):
         Catalogue.open(folder / "nowhere")
+
+
+@pytest.mark.parametrize("name", ["name", "products", "bytes", "sha256"])
+@pytest.mark.parametrize("value", [None, []])
+def test_a_meta_that_does_not_tell_all_is_named(folder: Path, name: str, value: object) -> None:
+    meta = json.loads((folder / "meta.json").read_text())
+    del meta[name]
+    (folder / "meta.json").write_text(json.dumps(meta if value is None else meta | {name: value}))
+    with pytest.raises(ConfigError, match=rf"meta\.json is damaged, it does not tell '{name}'"):
+        Catalogue.open(folder)
+
+
+def test_the_meta_counts_what_is_in_it(folder: Path, products: list[Product]) -> None:
+    counts = Catalogue.open(folder).meta["counts"]
+    kinds = Counter(f"{item.kind} instructions" for product in products for item in product.instructions)
+    assert counts == Counter(product.category for product in products) + kinds
+
+
+def test_files_are_closed_with_the_last_reference(folder: Path) -> None:
+    gc.collect()
+    before = sum(1 for _ in Path("/dev/fd").iterdir())
+    for _ in range(3):
+        Catalogue.open(folder).search("soft socks")
+    gc.collect()
+    assert sum(1 for _ in Path("/dev/fd").iterdir()) == before
+
+
+def test_what_is_closed_says_so(folder: Path, products: list[Product]) -> None:
+    catalogue = Catalogue.open(folder)
+    catalogue.close()
+    catalogue.close()
+    for use in (lambda: catalogue.at(1), lambda: catalogue.search("soft"), lambda: catalogue[products[0].asin],
+                lambda: catalogue.having("category", "garden")):  # fmt: skip
+        with pytest.raises(ValueError, match="is closed: open it again"):
+            use()
 
 
 def test_products_that_change_in_place_are_noticed(folder: Path) -> None:

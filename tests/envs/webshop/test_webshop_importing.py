@@ -17,6 +17,7 @@ import pytest
 from trailnotes.envs.webshop import importing
 from trailnotes.envs.webshop.catalogue import Catalogue
 from trailnotes.envs.webshop.importing import Sources, import_catalogue
+from trailnotes.envs.webshop.nouns import Tagger
 from trailnotes.envs.webshop.reading import read_entries
 from trailnotes.errors import ConfigError, MissingExtraError, RunError
 
@@ -67,6 +68,11 @@ def reported(catalogue: Catalogue) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (catalogue.folder / "report.jsonl").read_text().splitlines()]
 
 
+def hidden(folder: Path) -> list[str]:
+    """What waits beside catalogues."""
+    return [path.name for path in folder.iterdir() if path.name.startswith(".")]
+
+
 def test_four_files_become_one_catalogue(files: Sources, tmp_path: Path) -> None:
     seen: list[tuple[str, float, float]] = []
     catalogue = import_catalogue(tmp_path / "shop", files, progress=lambda *told: seen.append(told))
@@ -81,7 +87,7 @@ def test_four_files_become_one_catalogue(files: Sources, tmp_path: Path) -> None
     assert catalogue.meta["left_out"] == {"instruction of no product": 1}
     assert catalogue.meta["sources"]["products"] == ["products.json", files.products.stat().st_size]
     assert seen[-1] == ("index", catalogue.meta["files"]["products.jsonl"], catalogue.meta["files"]["products.jsonl"])
-    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+    assert hidden(tmp_path) == []
 
 
 def test_lists_lines_and_gzip_are_the_same_catalogue(files: Sources, tmp_path: Path) -> None:
@@ -91,6 +97,29 @@ def test_lists_lines_and_gzip_are_the_same_catalogue(files: Sources, tmp_path: P
     plain = import_catalogue(tmp_path / "a", Sources(files.products))
     assert import_catalogue(tmp_path / "b", Sources(lines)).name == plain.name
     assert len(import_catalogue(tmp_path / "c", Sources(lines), limit=7)) == 7
+
+
+def test_progress_is_of_the_file_as_it_lies(files: Sources, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importing, "EVERY", 5)
+    packed = tmp_path / "products.json.gz"
+    packed.write_bytes(gzip.compress(files.products.read_bytes()))
+    for path in (files.products, packed):
+        told: list[tuple[str, float, float]] = []
+        import_catalogue(tmp_path / path.suffix, Sources(path), progress=lambda *each, told=told: told.append(each))
+        read = [done / total for stage, done, total in told if stage == "read"]
+        assert len(read) == 8
+        assert read == sorted(read)
+        assert read[-1] == 1
+
+
+def test_a_human_instruction_that_the_order_lacks_is_reported_and_kept(files: Sources, tmp_path: Path) -> None:
+    assert files.order
+    files.order.write_text(json.dumps(["id like a cup"]))
+    catalogue = import_catalogue(tmp_path / "shop", files)
+    reason = "instruction without a place in the order"
+    assert catalogue.meta["left_out"] == {reason: 1, "instruction of no product": 1}
+    assert reported(catalogue) == [{"entry": 3, "asin": "B000000003", "reason": reason, "detail": "a red cup"}]
+    assert [item.order for item in catalogue["B000000003"].instructions] == [0, None]
 
 
 def test_what_is_no_product_is_counted_and_named(tmp_path: Path) -> None:
@@ -170,6 +199,26 @@ def test_an_import_goes_on_where_it_was(
     assert len(read) == {("parse_product", 1): 40, ("parse_product", 23): 20, ("seal", 1): 0}[call, number]
 
 
+def test_a_cut_at_the_last_moment_loses_nothing(
+    files: Sources, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rename = Path.replace
+
+    def cut(path: Path, target: Path) -> Path:
+        if target == tmp_path / "shop":
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", cut)
+        with pytest.raises(KeyboardInterrupt):
+            import_catalogue(tmp_path / "shop", files)
+    monkeypatch.setattr(importing, "parse_product", None)  # is not needed again
+    assert len(import_catalogue(tmp_path / "shop", files)) == 40
+    assert hidden(tmp_path) == []
+    assert not (tmp_path / "shop" / "state.json").exists()
+
+
 def test_another_source_begins_anew(files: Sources, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     restore = power_cut(monkeypatch, "seal", 1)
     with pytest.raises(KeyboardInterrupt):
@@ -180,34 +229,70 @@ def test_another_source_begins_anew(files: Sources, tmp_path: Path, monkeypatch:
 
 
 def test_a_full_disk_says_how_to_go_on(files: Sources, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(_: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    flush, parse, flushed, parsed = os.fsync, importing.parse_product, list[int](), list[int]()
 
+    def full_at_the_sixth(handle: int) -> None:  # each state flushes products, report, and itself
+        flushed.append(handle)
+        if len(flushed) == 6:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        flush(handle)
+
+    monkeypatch.setattr(importing, "EVERY", 5)
+    monkeypatch.setattr(importing, "parse_product", lambda *args: parsed.append(1) or parse(*args))
     with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", full)
+        patch.setattr(os, "fsync", full_at_the_sixth)
         with pytest.raises(RunError, match=r"No space left on device.*it goes on from here"):
             import_catalogue(tmp_path / "shop", files)
-    assert len(import_catalogue(tmp_path / "shop", files)) == 40
+    assert len(parsed) == 10
+    catalogue = import_catalogue(tmp_path / "shop", files)
+    assert [product.asin for product in catalogue] == [item["asin"] for item in RECORDS]
+    assert len(parsed) == 10 + 35  # the first five counted
 
 
 def test_two_imports_into_one_folder_are_refused(files: Sources, tmp_path: Path) -> None:
-    aside = tmp_path / ".shop.partial"
-    aside.mkdir()
-    with (aside / "lock").open("w") as held:
+    with (tmp_path / ".shop.lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         with pytest.raises(RunError, match="another process imports"):
             import_catalogue(tmp_path / "shop", files)
 
 
+def test_an_import_that_comes_too_late_reads_nothing(
+    files: Sources, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one begins and ends after this one has found the folder free."""
+    tagger = importing.noun_tagger
+
+    def overtaken(name: Tagger) -> Any:
+        monkeypatch.setattr(importing, "noun_tagger", tagger)
+        import_catalogue(tmp_path / "shop", files)
+        monkeypatch.setattr(importing, "parse_product", None)
+        return tagger(name)
+
+    monkeypatch.setattr(importing, "noun_tagger", overtaken)
+    with pytest.raises(ConfigError, match="is there already"):
+        import_catalogue(tmp_path / "shop", files)
+    assert hidden(tmp_path) == []
+
+
+def test_the_working_directory_is_not_replaced(files: Sources, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(ConfigError, match="is the working directory: name a new folder in it"):
+        import_catalogue(Path(), files)
+    assert len(import_catalogue(Path("shop"), files)) == 40
+
+
 def test_a_source_that_is_not_there_is_named(files: Sources, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nowhere\.json cannot be read"):
         import_catalogue(tmp_path / "shop", Sources(files.products, tmp_path / "nowhere.json"))
+    assert hidden(tmp_path) == []
 
 
 def test_a_tagger_that_is_not_there_is_named(files: Sources, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trailnotes.envs.webshop.nouns.SPACY_MODEL", "no_such_model")
     with pytest.raises(MissingExtraError, match="no_such_model"):
         import_catalogue(tmp_path / "shop", files, nouns="spacy")
+    assert hidden(tmp_path) == []
 
 
 # -- reading
@@ -226,7 +311,11 @@ def test_a_file_that_is_cut_off_is_named(files: Sources, tmp_path: Path, cut: in
         list(read_entries(packed))
 
 
-@pytest.mark.parametrize("text", ['[{"a": 1} {"b": 2}]', "[1, ]", '{"a": {} "b"}', "[" * 5000, '["\x00"]'])
+BROKEN = ('[{"a": 1} {"b": 2}]', "[1, ]", '{"a": {} "b"}', "[" * 5000, '["\x00"]')
+LONGER = ("[1] x", "[1][2]", '{"a": {}}}', "[1]\x00", "[]" + " " * 9000 + "x")
+
+
+@pytest.mark.parametrize("text", BROKEN + LONGER)
 def test_what_is_no_json_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "x.json").write_text(text)
     with pytest.raises(ConfigError, match=r"x\.json is (cut off|no JSON)"):
@@ -239,7 +328,7 @@ def test_a_source_without_products_is_refused(tmp_path: Path) -> None:
         import_catalogue(tmp_path / "shop", Sources(tmp_path / "x.json"))
 
 
-@pytest.mark.parametrize("text", ["[]", " [ ] ", "{}", "", "\n\n"])
+@pytest.mark.parametrize("text", ["[]", " [ ] ", "{}", "", "\n\n", "[] \n" + "\t" * 9000])
 def test_a_file_without_entries(tmp_path: Path, text: str) -> None:
     (tmp_path / "x.json").write_text(text)
     assert list(read_entries(tmp_path / "x.json")) == []

@@ -134,8 +134,8 @@ def test_original_splits_by_the_place_in_the_shuffle_of_seed_233() -> None:
 
 
 def test_original_keeps_the_official_order_where_the_catalogue_has_it() -> None:
-    """A part of the catalogue then has its part of each split, and nothing moves."""
-    few = Shelves((human(0, 499), human(1, 12_000), human(2, 0), human(3, 1499), human(4, 1500)))
+    """A part of the catalogue then has its part of each split, and nothing moves; what has no place is in none."""
+    few = Shelves((human(0, 499), human(1, 12_000), human(2, 0), human(3, 1499), human(4, 1500), human(5)))
     numbers = {split: [p.number for p in placed] for split, placed in splits_of(few, Choice("original")).items()}
     assert numbers == {"test": [0, 499], "validation": [1499], "train": [1500, 12_000]}
 

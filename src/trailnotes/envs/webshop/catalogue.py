@@ -39,6 +39,7 @@ Facet = Literal["attribute", "category", "query"]
 
 _CACHED = 1024  # products that a process keeps decoded
 _HASHED_AT_ONCE = 1 << 24  # bytes: a catalogue of no more is compared with its hashes whenever it is opened
+_FACTS = {"name": str, "products": int, "bytes": int, "sha256": dict}  # that ``meta.json`` must tell
 
 
 class Catalogue:
@@ -66,7 +67,7 @@ class Catalogue:
         Raises:
             ConfigError: it is none, of another version, or a file of it was cut or replaced.
         """
-        files = MappedFolder(Path(path), KIND, VERSION)
+        files = MappedFolder(Path(path), KIND, VERSION, _FACTS)
         if files.meta["bytes"] <= _HASHED_AT_ONCE:
             _check_hashes(files)
         return cls(files)
@@ -83,7 +84,10 @@ class Catalogue:
 
     @property
     def meta(self) -> Mapping[str, Any]:
-        """What ``meta.json`` says, among it ``left_out``: reason -> number of records."""
+        """What ``meta.json`` says, among it ``left_out``: reason -> number of records.
+
+        And ``counts``: products of each department, instructions of each kind.
+        """
         return self._files.meta
 
     def __len__(self) -> int:
@@ -132,7 +136,7 @@ class Catalogue:
         _check_hashes(self._files)
 
     def close(self) -> None:
-        """Close the files."""
+        """Close the files; what is asked for afterwards is a `ValueError`."""
         self._files.close()
         self._index.close()
         self._facets.close()

@@ -107,7 +107,8 @@ def _combinations(product: Product) -> Iterator[tuple[tuple[str, str], ...]]:
 
 def _limit(product: Product, index: int, seed: int) -> float:
     """The higher of two drawn from the next limits above the price; none where fewer than two are left."""
-    nearest = [limit for limit in PRICE_LIMITS if limit > price_of(product, seed)][:_NEAREST]
+    price = price_of(product, seed)
+    nearest = [limit for limit in PRICE_LIMITS if limit > price][:_NEAREST]
     if len(nearest) < 2:
         return NO_LIMIT
     return max(random.Random(derive_seed("webshop", seed, "limit", product.asin, index)).sample(nearest, 2))

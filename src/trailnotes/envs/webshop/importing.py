@@ -22,11 +22,11 @@ from trailnotes.envs.webshop.catalogue import PRODUCTS, REPORT, Catalogue
 from trailnotes.envs.webshop.nouns import Tagger, noun_tagger
 from trailnotes.envs.webshop.products import Instruction, Product, ProductError, parse_human, parse_product
 from trailnotes.envs.webshop.reading import Entry, read_entries
-from trailnotes.envs.webshop.writing import aside_of, encode_product, require_free, seal
+from trailnotes.envs.webshop.writing import encode_product, require_free, seal
 from trailnotes.errors import ConfigError, RunError
 from trailnotes.storage.files import encode_line, write_text_atomic
 
-STATE, LOCK = "state.json", "lock"
+STATE = "state.json"
 EVERY = 5000  # products between two states
 
 Progress = Callable[[str, float, float], None]  # (what is done, how far, of how much)
@@ -80,7 +80,7 @@ def import_catalogue(
     """Make `folder` the catalogue of the first `limit` entries (None: all), and open it.
 
     Args:
-        folder: is not there yet; what is interrupted waits beside it and is gone on with.
+        folder: is not there yet; what is interrupted waits beside it as ``.NAME.partial`` and is gone on with.
         sources: files of the original, or of the 1,000-product index.
         limit: how many entries of the source to read.
         nouns: who finds the noun tokens of titles.
@@ -88,23 +88,25 @@ def import_catalogue(
 
     Raises:
         ConfigError: `folder` is taken, or a source is missing, cut off or no JSON.
+        MissingExtraError: `nouns` is "spacy", which is not installed.
         RunError: the disk is full, or another process imports into `folder`; what was done is kept.
     """
     require_free(folder)
-    tell = progress or (lambda *_: None)
-    aside = aside_of(folder)
+    inputs = {"sources": sources.facts(), "limit": limit, "nouns": nouns}
+    tagger, tell = noun_tagger(nouns), progress or (lambda *_: None)
+    aside = folder.with_name(f".{folder.name}.partial")
     try:
-        aside.mkdir(parents=True, exist_ok=True)
-        with _alone(aside):
-            state = _load_state(aside, {"sources": sources.facts(), "limit": limit, "nouns": nouns})
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with _alone(folder, aside):
+            aside.mkdir(exist_ok=True)
+            state = _load_state(aside, inputs)
             if not state.is_read:
-                _Import(aside, sources, state, nouns).run(limit, tell)
+                _Import(aside, sources, state, tagger).run(limit, tell)
             if not state.products:
                 raise ConfigError(f"{sources.products} holds no product: {state.left_out or 'it is empty'}")
             seal(aside, _facts(state), lambda done: tell("index", done, state.product_bytes))
-            for name in (STATE, LOCK):
-                (aside / name).unlink()
             aside.replace(folder)
+            (folder / STATE).unlink()  # no sooner: without it, what is aside would be read all over again
     except OSError as error:
         raise RunError(
             f"cannot write {error.filename or aside} ({error.strerror or error}): free space or fix the permissions, "
@@ -123,10 +125,10 @@ def _facts(state: State) -> dict[str, Any]:
 class _Import:
     """The reading half of an import."""
 
-    def __init__(self, folder: Path, sources: Sources, state: State, nouns: Tagger) -> None:
-        self._folder, self._sources, self._state = folder, sources, state
+    def __init__(self, folder: Path, sources: Sources, state: State, tagger: Callable[[str], tuple[str, ...]]) -> None:
+        self._folder, self._sources, self._state, self._tagger = folder, sources, state, tagger
         self._left_out = Counter(state.left_out)
-        self._tagger = noun_tagger(nouns)
+        self._is_ordered = sources.order is not None  # human instructions have places in the original's order
 
     def run(self, limit: int | None, tell: Progress) -> None:
         """Read on to the end of the products, or to the `limit`-th."""
@@ -143,7 +145,7 @@ class _Import:
                 state.offset, state.entries = entry.end, state.entries + 1
                 if state.entries % EVERY == 0:
                     self._save()
-                    tell("read", state.entries if limit else entry.end, limit or size)
+                    tell("read", state.entries if limit else entry.taken, limit or size)
             for asin, instructions in (self._humans or {}).items():
                 if asin not in self._asins:  # counted and not listed: what is missing is their product
                     self._left_out["instruction of no product"] += len(instructions)
@@ -169,6 +171,7 @@ class _Import:
                     instruction = parse_human(listed)
                     order = places(instruction.text) if instruction.order is None else instruction.order
                     self._humans[asin].append(replace(instruction, order=order))
+                    self._is_ordered |= order is not None
                 except ProductError as fault:
                     if report:
                         report(fault.reason, asin, str(fault))
@@ -186,6 +189,9 @@ class _Import:
         self._asins.add(product.asin)
         self._products.write(encode_product(product))
         self._state.products += 1
+        for item in product.instructions:
+            if self._is_ordered and item.kind == "human" and item.order is None:
+                self._leave_out("instruction without a place in the order", asin, item.text)
 
     def _product(self, record: Any, asin: str) -> Product:
         if isinstance(record, ValueError):
@@ -222,13 +228,20 @@ def _load_state(folder: Path, inputs: dict[str, Any]) -> State:
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    with (folder / LOCK).open("w") as held:
+def _alone(folder: Path, aside: Path) -> Iterator[None]:
+    """Hold the lock of `folder`, a file beside it, which stays as long as `aside` waits to be gone on with."""
+    lock = folder.with_name(f".{folder.name}.lock")
+    with lock.open("w") as held:
         try:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise RunError(f"another process imports into {folder}: wait for it, or name another folder") from error
-        yield
+        try:
+            require_free(folder)  # again: the other process may be done by now
+            yield
+        finally:
+            if not aside.exists():
+                lock.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -155,8 +155,9 @@ def _official(shelves: Shelves, choice: Choice) -> list[Placed]:
         raise ConfigError(f'protocol = "{choice.protocol}" orders goals of one kind: set env.options.goals to '
                           '"human" or "synthetic"')  # fmt: skip
     listed = list(_listed(shelves, kind, choice.seed))
-    if listed and all(order is not None for _, order in listed):
-        return sorted((Placed(order or 0, goal, choice.seed) for goal, order in listed), key=lambda each: each.number)
+    official = [Placed(order, goal, choice.seed) for goal, order in listed if order is not None]
+    if official:  # a goal without a place, which the import has reported, is in no split
+        return sorted(official, key=lambda each: each.number)
     random.Random(_SHUFFLE).shuffle(listed)
     return [Placed(number, goal, choice.seed) for number, (goal, _) in enumerate(listed)]
 

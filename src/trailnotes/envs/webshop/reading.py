@@ -11,6 +11,7 @@ import gzip
 import json
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
@@ -21,6 +22,8 @@ MAX_ENTRY = 1 << 26  # characters: what does not end before is no entry
 _CHUNK = 1 << 20  # bytes
 _SPACE = " \t\r\n"
 
+_Found = tuple[str | None, Any, int]  # key, value and end of an `Entry`
+
 
 class Entry(NamedTuple):
     """One entry of a file."""
@@ -28,18 +31,26 @@ class Entry(NamedTuple):
     key: str | None  # in an object
     value: Any  # decoded; a `ValueError` where a line is no JSON
     end: int  # bytes before the next one, of the unpacked file
+    taken: int  # bytes of the file as it lies that were read so far
 
 
-def _open(path: Path) -> BinaryIO:
-    """A file, unpacked if its name ends in ``.gz``.
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
+    """(what is read, the file as it lies): two only if the name ends in ``.gz``, which is unpacked.
 
     Raises:
         ConfigError: it cannot be read.
     """
     try:
-        return cast("BinaryIO", gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
+        file = path.open("rb")
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    with file:
+        if path.suffix == ".gz":
+            with gzip.GzipFile(fileobj=file) as unpacked:
+                yield cast("BinaryIO", unpacked), file
+        else:
+            yield file, file
 
 
 def read_entries(path: Path, start: int = 0) -> Iterator[Entry]:
@@ -48,15 +59,17 @@ def read_entries(path: Path, start: int = 0) -> Iterator[Entry]:
     A list gives its elements and an object its values, each with its key; anything else is read line by line.
 
     Raises:
-        ConfigError: the file cannot be read, is cut off, or is no JSON where it ends an entry.
+        ConfigError: the file cannot be read, is cut off, is no JSON where it ends an entry, or goes on after its end.
     """
     try:
-        with _open(path) as file:
+        with _opened(path) as (file, packed):
             opening = _opening(file)
             if opening:
-                yield from _Text(path, file, start or 1 + _indent(file)).entries(opening, first=not start)
+                found = _Text(path, file, start or 1 + _indent(file)).entries(opening, first=not start)
             else:
-                yield from _lines(file, start)
+                found = _lines(file, start)
+            for key, value, end in found:
+                yield Entry(key, value, end, packed.tell())
     except (OSError, EOFError, zlib.error) as error:
         raise ConfigError(f"{path} is cut off or damaged ({error}): get it again") from error
 
@@ -92,7 +105,7 @@ def _skip(text: str, place: int, characters: str = _SPACE) -> int:
     return place
 
 
-def _lines(file: BinaryIO, start: int) -> Iterator[Entry]:
+def _lines(file: BinaryIO, start: int) -> Iterator[_Found]:
     file.seek(start)
     while line := file.readline(MAX_ENTRY):
         start += len(line)
@@ -102,7 +115,7 @@ def _lines(file: BinaryIO, start: int) -> Iterator[Entry]:
             value = json.loads(line)
         except (ValueError, RecursionError) as error:
             value = ValueError(str(error))
-        yield Entry(None, value, start)
+        yield None, value, start
 
 
 class _Text:
@@ -114,7 +127,7 @@ class _Text:
         self._text, self._place, self._counted, self._ended = "", 0, 0, False
         file.seek(start)
 
-    def entries(self, opening: str, *, first: bool) -> Iterator[Entry]:
+    def entries(self, opening: str, *, first: bool) -> Iterator[_Found]:
         """What follows, up to the closing bracket; `first` if no entry was read before."""
         closing = "]" if opening == "[" else "}"
         while (character := self._next()) != closing:
@@ -128,7 +141,17 @@ class _Text:
             value = self._value()
             self._start += len(self._text[self._counted : self._place].encode(errors="surrogateescape"))
             self._counted = self._place
-            yield Entry(key if key is None else str(key), value, self._start)
+            yield key if key is None else str(key), value, self._start
+        self._place += 1
+        self._expect_end()
+
+    def _expect_end(self) -> None:
+        while True:
+            self._place = self._counted = _skip(self._text, self._place)
+            if self._place < len(self._text):
+                raise ConfigError(f"{self._path} is no JSON: it goes on after its closing bracket; get it again")
+            if not self._more():
+                return
 
     def _next(self) -> str:
         """The next character that is no space, not consumed."""

@@ -130,7 +130,7 @@ class Turn(NamedTuple):
 
 
 class Shop:
-    """A catalogue behind pages. Holds no visit: any number of them may share it, within one thread."""
+    """A catalogue behind pages. Holds no visit: any number of them may share it, and threads may."""
 
     def __init__(self, shelves: Shelves, rules: Rules = Rules()) -> None:
         self.shelves, self.rules = shelves, rules

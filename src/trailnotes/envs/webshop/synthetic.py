@@ -7,8 +7,6 @@ one attribute or in the price, and titles that name another kind of product than
 from __future__ import annotations
 
 import random
-import shutil
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
@@ -19,7 +17,7 @@ from trailnotes.envs.webshop.catalogue import VERSION, Catalogue
 from trailnotes.envs.webshop.nouns import rule_nouns
 from trailnotes.envs.webshop.products import Instruction, Product, price_tag
 from trailnotes.envs.webshop.writing import write_catalogue
-from trailnotes.errors import RunError
+from trailnotes.errors import ConfigError, RunError
 from trailnotes.seeds import derive_seed
 from trailnotes.storage.files import user_cache
 
@@ -63,23 +61,12 @@ def open_synthetic(count: int = PRODUCTS, seed: int = 0) -> Catalogue:
     folder = user_cache("webshop") / f"{NAME}-{RELEASE}.{VERSION}-{count}-{seed}"
     try:
         if not folder.is_dir():
-            _make(folder, make_products(count, seed))
-    except OSError as error:
-        raise RunError(f"cannot write {folder} ({error.strerror}): set TRAILNOTES_CACHE to another folder") from error
+            facts = {"again": "delete its folder, and it is made again"}
+            return write_catalogue(folder, make_products(count, seed), facts)
+    except (ConfigError, RunError, OSError) as error:
+        if isinstance(error, OSError) or not folder.is_dir():  # else another process was faster
+            raise RunError(f"{error} (set TRAILNOTES_CACHE to another folder)") from error
     return Catalogue.open(folder)
-
-
-def _make(folder: Path, products: list[Product]) -> None:
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(prefix=".making-", dir=folder.parent))
-    try:
-        write_catalogue(aside / "made", products, {"again": "delete its folder, and it is made again"}).close()
-        (aside / "made").rename(folder)
-    except OSError:
-        if not folder.is_dir():  # else another process was faster
-            raise
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
 
 
 def make_products(count: int = PRODUCTS, seed: int = 0) -> list[Product]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -36,33 +38,32 @@ def write_catalogue(folder: Path, products: Iterable[Product], facts: Mapping[st
         ConfigError: there is something in `folder`, or two products have one asin.
         RunError: the disk is full or the place not writable.
     """
-    aside = aside_of(folder)
     require_free(folder)
-    shutil.rmtree(aside, ignore_errors=True)
     try:
-        aside.mkdir(parents=True)
-        with (aside / PRODUCTS).open("wb") as file:
-            file.writelines(map(encode_product, products))
-        seal(aside, facts or {})
-        aside.replace(folder)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as aside:
+            made = Path(aside) / "made"  # with the usual permissions: those of `aside` are for its owner alone
+            made.mkdir()
+            with (made / PRODUCTS).open("wb") as file:
+                file.writelines(map(encode_product, products))
+            seal(made, facts or {})
+            made.replace(folder)
     except OSError as error:
         raise RunError(
             f"cannot write {folder} ({error.strerror or error}): free space or name another folder"
         ) from error
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
     return Catalogue.open(folder)
 
 
-def aside_of(folder: Path) -> Path:
-    """Where a catalogue is while it is not whole."""
-    return folder.with_name(f".{folder.name}.partial")
-
-
 def require_free(folder: Path) -> None:
-    """Raise `ConfigError` if there is something at `folder`: a catalogue is never written over."""
+    """Raise `ConfigError` if `folder` cannot become a catalogue: one is never written over.
+
+    Nor does it take the place of the working directory, which would be gone for whoever stands in it.
+    """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} is there already: name another folder, or delete it first")
+    if folder.exists() and folder.samefile("."):
+        raise ConfigError(f"{folder} is the working directory: name a new folder in it")
 
 
 def encode_product(product: Product) -> bytes:
@@ -79,7 +80,7 @@ def seal(folder: Path, facts: Mapping[str, Any], progress: Report | None = None)
         ConfigError: two products have one asin.
         RunError: the disk is full.
     """
-    offsets, asins = [0], []
+    offsets, asins, counts = [0], [], Counter[str]()
     for part in PARTS:
         shutil.rmtree(folder / part, ignore_errors=True)
     with IndexBuilder(folder / PARTS[0]) as search, IndexBuilder(folder / PARTS[1]) as facets:
@@ -88,6 +89,7 @@ def seal(folder: Path, facts: Mapping[str, Any], progress: Report | None = None)
             offsets.append(offsets[-1] + size)
             search.add(product.asin, product.contents)
             facets.add_terms(product.asin, _facets(product))
+            counts.update((product.category, *(f"{item.kind} instructions" for item in product.instructions)))
             if progress:
                 progress(offsets[-1])
         search.finish()
@@ -105,6 +107,7 @@ def seal(folder: Path, facts: Mapping[str, Any], progress: Report | None = None)
         "name": hashes[PRODUCTS][:16],
         "products": len(asins),
         "bytes": sum((folder / name).stat().st_size for name in names),
+        "counts": counts,
         "sha256": hashes,
         **facts,
     }

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html.parser import HTMLParser
 from typing import Any
 
@@ -96,17 +97,21 @@ class Person:
 
 
 class Keeping:
-    """A recorder that remembers, or fails."""
+    """A recorder that remembers, or fails. It keeps nobody else waiting: it is not asked by the event loop."""
 
-    def __init__(self, fails: bool = False) -> None:
-        self.fails, self.lines = fails, list[Mapping[str, Any]]()
+    def __init__(self, fault: Exception | None = None) -> None:
+        self.fault, self.lines = fault, list[Mapping[str, Any]]()
 
     def line(self, task: Task, actions: Sequence[str]) -> Mapping[str, Any]:
+        with pytest.raises(RuntimeError, match="no running event loop"):
+            asyncio.get_running_loop()
         return {"task": task.id, "actions": [*actions]}
 
     def write(self, line: Mapping[str, Any]) -> None:
-        if self.fails:
-            raise RunError("cannot write FILE (No space left on device): free space")
+        with pytest.raises(RuntimeError, match="no running event loop"):
+            asyncio.get_running_loop()
+        if self.fault:
+            raise self.fault
         self.lines.append(line)
 
 
@@ -475,8 +480,25 @@ def test_a_notice_that_nobody_has_read_keeps_no_purchase_from_being_recorded() -
 
 
 def test_a_purchase_that_cannot_be_recorded_counts_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
-    person = Person(make_app(floor(), recorder=Keeping(fails=True)))
+    fault = RunError("cannot write FILE (No space left on device): free space")
+    person = Person(make_app(floor(), recorder=Keeping(fault)))
     *_, done = bought(person)
     assert UNRECORDED in done.texts
     assert "No space left on device" in caplog.text
     assert "See your score" in done.texts
+
+
+def test_a_mistake_while_recording_does_not_hide_the_purchase() -> None:
+    person = Person(make_app(floor(), recorder=Keeping(LookupError("a secret"))))
+    *_, answer = bought(person)
+    assert "Something went wrong" in answer.texts
+    assert not [text for text in answer.texts if "Nothing was bought" in text or "a secret" in text]
+    done = person.see()
+    assert {UNRECORDED, "See your score"} <= {*done.texts}
+
+
+@pytest.mark.parametrize(("compat", "said"), [("fixed", "a (big) mug"), ("original", "a [big] mug")])
+def test_an_instruction_reads_as_in_the_environment(compat: str, said: str) -> None:
+    task = tasks()[0]
+    task = replace(task, options={**task.options, "instruction": "a [big] mug"})
+    assert Floor(Shop(FRONT, Rules(compat=compat)), [task]).enter(0).instruction == said  # type: ignore[arg-type]

@@ -62,14 +62,14 @@ class Settings:
 
 
 class Recorder(Protocol):
-    """Keeps what visitors did."""
+    """Keeps what visitors did. It is asked in a thread, and never twice at once."""
 
     def line(self, task: Task, actions: Sequence[str]) -> Mapping[str, Any]:
         """The record of a visit that has ended in a purchase. Raises `TrailnotesError`."""
         ...
 
     def write(self, line: Mapping[str, Any]) -> None:
-        """Keep it, whole or not at all; in a thread, and never two at once. Raises `TrailnotesError`."""
+        """Keep it, whole or not at all. Raises `TrailnotesError`."""
         ...
 
 
@@ -147,15 +147,19 @@ class Site:
         return self._to("/shop")
 
     async def _keep(self, visit: Visit) -> None:
-        if self._recorder is None:
+        recorder = self._recorder
+        if recorder is None:
             return
         try:
-            line = self._recorder.line(visit.task, visit.actions)
             async with self._recording:
-                await run_in_threadpool(self._recorder.write, line)
+                # To play a visit again takes long enough for the others to notice.
+                await run_in_threadpool(lambda: recorder.write(recorder.line(visit.task, visit.actions)))
         except TrailnotesError as error:
             logger.warning("a purchase was not recorded: %s", error)
             visit.notice = UNRECORDED
+        except Exception:
+            visit.notice = UNRECORDED
+            raise
 
     # -- the rest
 
@@ -174,7 +178,7 @@ class Site:
         if isinstance(error, TrailnotesError):
             logger.warning("%s", error)
             return refusal(503, "The shop's catalogue cannot be read any more; its terminal says why.")
-        return refusal(500, "The shop has made a mistake; its terminal says which. Nothing was bought.")
+        return refusal(500, "The shop has made a mistake; its terminal says which.")
 
     def _visit(self, request: Request) -> Visit | None:
         return self.sessions.find(request.cookies.get(self.settings.cookie))

@@ -53,10 +53,15 @@ def listening(host: str, port: int, *, public: bool) -> socket.socket:
         ) from error
 
 
+def host_of(door: socket.socket) -> str:
+    """Where it listens, as addresses and Host headers write it: IPv6 in brackets."""
+    host = str(door.getsockname()[0])
+    return f"[{host}]" if ":" in host else host
+
+
 def address_of(door: socket.socket) -> str:
     """What a person types into a browser."""
-    host, port = door.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"http://{host_of(door)}:{door.getsockname()[1]}"
 
 
 def serve(app: ASGIApp, door: socket.socket, ready: Callable[[], None] = lambda: None) -> None:

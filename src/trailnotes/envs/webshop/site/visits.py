@@ -88,7 +88,7 @@ class Floor:
         """A fresh visit with the goal at this place of the split."""
         task = self.tasks[number]
         goal = Goal.from_json(task.options)
-        return Visit(task, goal, clean(goal.instruction, self.shop.rules.max_text))
+        return Visit(task, goal, clean(goal.instruction, self.shop.rules.max_text, self.shop.rules.brackets))
 
     def act(self, visit: Visit, action: str) -> bool:
         """Take one action; what cannot be done leaves the visit as it is, with a notice that says why.
