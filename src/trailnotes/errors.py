@@ -32,6 +32,7 @@ PACKAGES = {
     "embed": ("sentence_transformers",),
     "vllm": ("vllm",),
     "ray": ("ray",),
+    "web": ("starlette", "uvicorn", "jinja2"),
 }
 """Extra -> the modules that it brings."""
 
