@@ -45,6 +45,7 @@ NOT_CHECKED = {
 }
 NOT_RUN = {
     "demo": "two trainings: tests/commands/test_demo.py plays a small one",
+    "view": "serves until it is interrupted: tests/view/test_view_browser.py",
     "engine serve": "serves until it is interrupted: tests/policies/vllm/test_wire.py",
     "compare run": "all of its runs: read here, played in tests/compare/test_compare_run.py",
     "compare table": "of runs on ScienceWorld: tests/compare/test_compare.py writes such tables",

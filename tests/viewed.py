@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from pathlib import Path
@@ -22,7 +24,7 @@ WORDS = ("a dim hall", "the lamp goes out", "turn left at the well", "find the w
 # Each ends whatever it might stand in: an element, an attribute, a script, a style, a comment.
 HOSTILE = (
     '"><script>window.owned=1</script>', "</pre></textarea></title><img src=x onerror=window.owned=1>",
-    "'-->]]></style><svg onload=window.owned=1>", "{{ 7 * 7 }}{% raw %}<b>bold</b>",
+    "well '-->]]></style><svg onload=window.owned=1>", "{{ 7 * 7 }}{% raw %}<b>bold</b>",
     "javascript:window.owned=1//\u202e\ud800</script>",
 )  # fmt: skip
 
@@ -69,6 +71,10 @@ def make_run(path: Path, *, words: tuple[str, ...] = WORDS, iterations: int = 3,
             line = {"env_steps": 4 * iteration + 4, "tokens_generated": 9, "tokens_trained": 18, "seconds": 61.5}
             shares = {"rollout/success/plain": float(iteration > 1), "rollout/success": 0.5, "memory/tips": 1.0}
             run.append_metrics({"iteration": iteration, "mode": "off_policy+plain", **line, **shares})
+        if words is not WORDS:  # past the store's own cleaning, as another program might write it
+            memory.close()
+            with closing(sqlite3.connect(run.memory_path)) as connection, connection:
+                connection.execute("UPDATE tips SET text = ?, key = ?, model = ?", [words[2], words[1], words[0]])
     return path
 
 

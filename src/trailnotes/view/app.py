@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from trailnotes.errors import MemoryStoreError, TrailnotesError
 from trailnotes.view import tips
-from trailnotes.view.drawing import SCRIPT, STYLE
+from trailnotes.view.drawing import ASSETS
 from trailnotes.view.pages import page_of
 from trailnotes.view.window import Missing, Window, refusal
 from trailnotes.web.guard import LOOPBACK, POLICY, Guard
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 LONGEST_FORM: Final = 65_536  # bytes
 SCRIPTS: Final = f"{POLICY}; script-src 'self'; connect-src 'self'"
 NO_TOKEN: Final = "Open the address that the command has printed: it holds the token that this window asks for."  # noqa: S105
-TYPES: Final = {"/view.css": ("text/css", STYLE), "/view.js": ("text/javascript", SCRIPT)}
 KEPT: Final = {"cache-control": "private, max-age=31536000, immutable"}
 
 
@@ -65,8 +64,8 @@ class Site:
             return answer
         if not self._is_token(request.cookies.get(self.cookie, "")):
             raise HTTPException(403, NO_TOKEN)
-        if path in TYPES:
-            kind, text = TYPES[path]
+        if path in ASSETS:
+            kind, text = ASSETS[path]
             return Response(text, headers=KEPT, media_type=kind)
         if request.method == "POST":
             return await self._change(request)
@@ -147,4 +146,4 @@ async def _failed(_request: Request, error: Exception) -> Response:
 
 
 def _page(text: str, status: int = 200) -> Response:
-    return Response(text.encode("utf-8", "replace"), status, {"cache-control": "no-store"}, "text/html; charset=utf-8")
+    return Response(text, status, {"cache-control": "no-store"}, "text/html; charset=utf-8")

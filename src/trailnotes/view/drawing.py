@@ -9,19 +9,27 @@ from typing import Any, Final
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from trailnotes.memory.tips import encodable
 from trailnotes.view.curves import short
 
 HERE: Final = Path(__file__).parent
 STYLE: Final = (HERE / "view.css").read_text(encoding="utf-8")
 SCRIPT: Final = (HERE / "view.js").read_text(encoding="utf-8")
+ICON: Final = (
+    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 24 24" fill="none" stroke="#3a7ca5" stroke-width="2.4">'
+    '<path d="M4 19c4 0 3-6 7-6s3-7 9-8"/><circle cx="4" cy="19" r="2.4"/><circle cx="20" cy="5" r="2.4"/></svg>'
+)
+ASSETS: Final = {
+    "/view.css": ("text/css", STYLE), "/view.js": ("text/javascript", SCRIPT), "/icon.svg": ("image/svg+xml", ICON),
+}  # fmt: skip
 VERSION: Final = hashlib.blake2b((STYLE + SCRIPT).encode(), digest_size=6).hexdigest()
 
 Href = Callable[..., str]  # (path, **query) -> where a link leads
 
 
 def draw(template: str, href: Href, **values: Any) -> str:
-    """A page. `href` makes the addresses of its links."""
-    return _ENVIRONMENT.get_template(f"{template}.html").render(href=href, version=VERSION, **values)
+    """A page that UTF-8 can hold, with "?" for half surrogate pairs. `href` makes the addresses of its links."""
+    return encodable(_ENVIRONMENT.get_template(f"{template}.html").render(href=href, version=VERSION, **values))
 
 
 def number(value: float | None) -> str:

@@ -7,7 +7,7 @@ leads nowhere.
 from __future__ import annotations
 
 import re
-from collections import Counter, deque
+from collections import defaultdict, deque
 from contextlib import closing
 from hashlib import blake2b
 from pathlib import Path
@@ -15,19 +15,18 @@ from typing import Any, Final
 
 from trailnotes.errors import RunError
 from trailnotes.storage.files import write_text_atomic
-from trailnotes.view.drawing import SCRIPT, STYLE
+from trailnotes.view.drawing import ASSETS
 from trailnotes.view.pages import page_of
 from trailnotes.view.tips import PAGE
 from trailnotes.view.window import Window, live
 
 FIRST: Final = "index.html"
-ASSETS: Final = {"/view.css": ("view.css", STYLE), "/view.js": ("view.js", SCRIPT)}
 _ONE: Final = re.compile(r"/run/([^/]+)/(episodes|tips)/(\d+)")
 _LIST: Final = re.compile(r"/run/([^/]+)/(episodes|tips)")
 # What the server says in a header, a file says itself.
 _POLICY: Final = (
     '<meta charset="utf-8">\n<meta http-equiv="content-security-policy" content="default-src \'none\'; '
-    "style-src 'self' file:; script-src 'self' file:; img-src 'self'; base-uri 'none'; form-action 'none'\">"
+    "style-src 'self' file:; script-src 'self' file:; img-src 'self' file:; base-uri 'none'; form-action 'none'\">"
 )
 
 
@@ -47,8 +46,8 @@ def export(root: Path, folder: Path, limit: int) -> int:
         if any(folder.iterdir()):
             raise RunError(f"{folder} is not empty: name a new folder")
         with closing(Window(root, exported=True)) as window:
-            for name, text in ASSETS.values():
-                write_text_atomic(folder / name, text)
+            for path, (_, text) in ASSETS.items():
+                write_text_atomic(folder / path.strip("/"), text)
             return _write_pages(window, folder, limit)
     except OSError as error:
         raise RunError(f"cannot write {folder} ({error.strerror}): name another folder") from error
@@ -76,12 +75,12 @@ class Links:
         self.limit = limit
         self.names: dict[str, str] = {}  # address -> file
         self.waiting: deque[tuple[str, dict[str, Any]]] = deque()
-        self._taken: Counter[tuple[str, str]] = Counter()
+        self._taken: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
 
     def __call__(self, path: str, **query: Any) -> str:
         """Where a link leads: the file of that page, or nowhere on the same page."""
         if path in ASSETS:
-            return ASSETS[path][0]
+            return path.strip("/")
         query = {name: value for name, value in query.items() if value not in (None, "")}
         address = live(path, **query)
         if address not in self.names:
@@ -92,19 +91,25 @@ class Links:
         return self.names[address]
 
     def _takes(self, path: str, query: dict[str, Any]) -> bool:
-        if query.keys() - {"page", "turn", "metric"}:  # lists that were narrowed: there are too many ways
+        if query.keys() - {"page", "turn", "metric", "before"}:  # lists that were narrowed: there are too many ways
             return False
         if one := _ONE.fullmatch(path):
-            self._taken[one[1], one[2]] += not query
-            return self._taken[one[1], one[2]] <= self.limit
-        return not _LIST.fullmatch(path) or (query.get("page", 1) - 1) * PAGE < self.limit
+            taken = self._taken[one[1], one[2]]
+            if len(taken) < self.limit:
+                taken.add(one[3])
+            return one[3] in taken
+        listed = _LIST.fullmatch(path)
+        if listed and "before" in query:
+            return len(self._taken[listed[1], listed[2]]) < self.limit
+        return not listed or (query.get("page", 1) - 1) * PAGE < self.limit
 
 
 def file_of(path: str, address: str) -> str:
     """The name of a page's file: its address in harmless letters, and where that is not all of it, a hash."""
     if address == "/":
         return FIRST
-    words = re.sub(r"[^A-Za-z0-9._-]+", "-", path.strip("/")) or "runs"
-    exact = address == path and words == path.strip("/").replace("/", "-")
-    short = words if exact else f"{words[:80]}-{blake2b(address.encode(), digest_size=6).hexdigest()}"
-    return f"{short}.html"
+    words = path.strip("/").replace("/", "+")
+    if address == path and re.fullmatch(r"[A-Za-z0-9._~+-]{1,150}", words):
+        return f"{words}.html"
+    harmless = re.sub(r"[^A-Za-z0-9._~+-]+", "-", words)[:80] or "runs"
+    return f"{harmless}+{blake2b(address.encode(), digest_size=6).hexdigest()}.html"

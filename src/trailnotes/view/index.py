@@ -145,15 +145,10 @@ class EpisodeIndex:
         """One line."""
         return next((Episode(*row) for row in self._rows("SELECT * FROM episodes WHERE number = ?", [number])), None)
 
-    def group(self, episode: Episode) -> list[Episode]:
-        """The episodes of the same task in the same iteration, itself among them."""
+    def group(self, task: str, iteration: int) -> list[Episode]:
+        """The episodes of a task in an iteration."""
         sql = "SELECT * FROM episodes WHERE task = ? AND iteration = ? ORDER BY number"
-        return [Episode(*row) for row in self._rows(sql, [episode.task, episode.iteration])]
-
-    def written_after(self, task: str, iteration: int, score: float) -> list[Episode]:
-        """Episodes that a tip of that task, iteration and score may have been written after."""
-        sql = "SELECT * FROM episodes WHERE task = ? AND iteration = ? AND score = ? ORDER BY number"
-        return [Episode(*row) for row in self._rows(sql, [task, iteration, score])]
+        return [Episode(*row) for row in self._rows(sql, [task, iteration])]
 
     def record(self, episode: Episode) -> dict[str, Any]:
         """The line itself.

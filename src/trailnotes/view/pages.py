@@ -9,7 +9,7 @@ from trailnotes.config.schema import Config
 from trailnotes.memory import clean_tip
 from trailnotes.memory.tips import MAX_ACTION_WORDS
 from trailnotes.runs.chain import links_of
-from trailnotes.types import MODES
+from trailnotes.types import MODES, Tip
 from trailnotes.view import overview
 from trailnotes.view.curves import picture
 from trailnotes.view.drawing import Href, draw
@@ -99,7 +99,7 @@ def episode(window: Window, place: Place, number: int, query: Query) -> dict[str
     config, trouble = window.settings(place)
     first = max(1, _whole(_one(query, "turn")) or 1)
     shown = told(index.record(row), config, first)
-    group = [other for other in index.group(row) if other.outcome not in ("error", DAMAGED)]
+    group = [other for other in index.group(row.task, row.iteration) if other.outcome not in ("error", DAMAGED)]
     return {
         "row": row, "told": shown, "group": group, "group_mean": _mean(group), "roles": roles_of(row.mode),
         "first": first, "size": TURNS, "count": len(shown.trajectory.steps), "trouble": trouble,
@@ -122,14 +122,17 @@ def tips(window: Window, place: Place, query: Query) -> dict[str, Any]:
     page = _page_number(query)
     values: dict[str, Any] = {
         "task": task, "q": words, "orders": list(ORDERS), "page": page, "found": None, "listed": None, "pages": 1,
+        "before": None, "size": PAGE,
         "said": SAID.get(_one(query, "said"), ""), "asked": _asked(query, "task", "order"), "order": order,
     }  # fmt: skip
     if task and words:
         config = window.settings(place)[0] or Config()
         found = window.searcher.search(file.path, config.memory, task, words)
         return values | {"found": found, "memory": config.memory, "tasks": file.tasks()}
-    listed = file.page(task, order, (page - 1) * PAGE)
-    return values | {"listed": listed, "pages": max(1, -(-listed.total // PAGE)), "tasks": file.tasks()}
+    before = _whole(_one(query, "before"))
+    listed = file.newest(before) if before and not task else file.page(task, order, (page - 1) * PAGE)
+    pages = -(-listed.total // PAGE) if listed.sorted else 1
+    return values | {"listed": listed, "before": before, "pages": max(1, pages), "tasks": file.tasks()}
 
 
 def tip(window: Window, place: Place, number: int, query: Query) -> dict[str, Any]:
@@ -148,13 +151,18 @@ def tip(window: Window, place: Place, number: int, query: Query) -> dict[str, An
     }  # fmt: skip
 
 
-def authors(index: EpisodeIndex, tip: Any) -> list[Episode]:
-    """The episodes that it may have been written after: those of its task, iteration, score and last action."""
+def authors(index: EpisodeIndex, tip: Tip) -> list[Episode]:
+    """The episodes that it may have been written after, as few as can be told.
+
+    They are of its task and iteration, and have its score and last action; of a tip that was written again these are
+    those of another time.
+    """
     if tip.imported:
         return []
-    found = index.written_after(tip.namespace, tip.step, tip.score)
-    same = [each for each in found if clean_tip(each.last_action, MAX_ACTION_WORDS) == tip.action]
-    return same or found
+    found = [each for each in index.group(tip.namespace, tip.step) if each.outcome not in ("error", DAMAGED)]
+    alike = [each for each in found if each.score == tip.score] if tip.support == 1 else []
+    same = [each for each in alike if clean_tip(each.last_action, MAX_ACTION_WORDS) == tip.action]
+    return same or alike or found
 
 
 # -- the chain

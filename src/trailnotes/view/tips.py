@@ -11,7 +11,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Final
@@ -75,15 +75,26 @@ class TipsFile:
     def __init__(self, path: Path) -> None:
         self.path = path
 
+    def newest(self, before: int | None) -> Listed:
+        """`PAGE` tips of all tasks with ids below `before`, the highest first: the way through a file of any size."""
+        with self._reading() as connection:
+            sql = "SELECT id FROM tips WHERE id < ? ORDER BY id DESC LIMIT ?"
+            ids = [row[0] for row in connection.execute(sql, [before or 2**62, PAGE])]
+            rows = [row for tip_id in ids if (row := self._row(connection, tip_id))]
+            return Listed(rows, self._total(connection, ""), "newest", sorted=True)
+
     def page(self, namespace: str, order: str, first: int) -> Listed:
         """`PAGE` tips from the `first` on, counted from 0; of all tasks where `namespace` is ""."""
+        if not namespace and order == "newest":
+            return self.newest(None)
         with self._reading() as connection:
             total = self._total(connection, namespace)
             is_sorted = order == "newest" or total <= SORTED
+            if not is_sorted and not namespace:
+                return replace(self.newest(None), sorted=False)
             order = order if is_sorted else "newest"
-            by = "id DESC" if order == "newest" and not namespace else ORDERS[order]  # only a task's ages are indexed
             where, values = ("WHERE namespace = ?", [namespace]) if namespace else ("", [])
-            sql = f"SELECT id FROM tips {where} ORDER BY {by} LIMIT ? OFFSET ?"  # noqa: S608 (constants)
+            sql = f"SELECT id FROM tips {where} ORDER BY {ORDERS[order]} LIMIT ? OFFSET ?"  # noqa: S608 (constants)
             ids = [row[0] for row in connection.execute(sql, [*values, PAGE, first])]
             rows = [row for tip_id in ids if (row := self._row(connection, tip_id))]
         return Listed(rows, total, order, is_sorted)
@@ -98,11 +109,18 @@ class TipsFile:
             )
         return found
 
-    def tasks(self, most: int = 500) -> list[tuple[str, int]]:
-        """Tasks with their number of tips, `most` of them, in the order of their names."""
-        sql = "SELECT namespace, COUNT(*) FROM tips GROUP BY namespace ORDER BY namespace LIMIT ?"
+    def tasks(self, most: int = 500) -> list[str]:
+        """Tasks that have tips, the first `most` by name: one step in the index for each."""
+        sql = """
+            WITH RECURSIVE names (name) AS (
+                SELECT MIN(namespace) FROM tips
+                UNION ALL SELECT (SELECT MIN(namespace) FROM tips WHERE namespace > name) FROM names
+                WHERE name IS NOT NULL
+            )
+            SELECT name FROM names WHERE name IS NOT NULL LIMIT ?
+        """
         with self._reading() as connection:
-            return [(str(name), int(count)) for name, count in connection.execute(sql, [most])]
+            return [str(name) for (name,) in connection.execute(sql, [most])]
 
     def _total(self, connection: sqlite3.Connection, namespace: str) -> int:
         if namespace:
