@@ -156,14 +156,16 @@ def test_a_comparison_is_read_as_it_was_written(root: Path, person: Person) -> N
         "label": "EMPO2", "seeds": [0, 1], "num_games": 8, "num_attempts": 1, "one": estimate, "last": None,
         "best": None, "difference": None, "missing": {"2": "it failed"}, "costs": {"env_steps": 1500},
     }  # fmt: skip
+    panel = {"label": "new", "metric": "success", "lines": [{"label": "EMPO2", "trials": [{"mean": 0.125}]}]}
     record = {
-        "title": "small", "metric": "success", "baseline": "", "lines": [line], "notes": ["too short"], "methods": [],
+        "title": "small", "metric": "success", "baseline": "", "lines": [line], "panels": [panel],
+        "notes": ["too short"], "methods": [],
         "curves": {"EMPO2": [[[0, 0.0], [10, 0.5]]]},
     }  # fmt: skip
     (root / "table.json").write_text(json.dumps(record), encoding="utf-8")
     (root / "runs").mkdir()
     page = person.look("/compare/here")
-    for words in ("small", "0.75", "[0.5, 1]", "1,500", "seed 2: it failed", "too short"):
+    for words in ("small", "0.75", "[0.5, 1]", "1,500", "seed 2: it failed", "too short", "0.125"):
         assert words in page.text
     (root / "table.json").write_text("{}", encoding="utf-8")
     assert "run `trailnotes compare` again" in person.look("/compare/here", 409).text
@@ -294,6 +296,16 @@ def test_a_damaged_run_gives_pages_that_say_so(root: Path, name: str, content: b
         answer = person.client.get(page)
         assert answer.status_code in {200, 404, 409}, (page, answer.text)
         assert "<h1>" in answer.text
+
+
+def test_runs_of_earlier_versions(tmp_path: Path) -> None:
+    shutil.unpack_archive(Path(__file__).parents[1] / "data/old_runs.tar.xz", tmp_path, filter="data")
+    person = Person(tmp_path)
+    assert "2 runs" in person.look("/").text
+    for page in ("", "/episodes", "/episodes/1", "/chain"):
+        person.look(f"/run/trained{page}")
+    assert "trailnotes memory stats" in person.look("/run/trained/tips", 409).text
+    assert "adapted" in person.look("/run/adapted/episodes/1").text
 
 
 def test_a_run_that_is_deleted_while_it_is_looked_at(root: Path, person: Person) -> None:

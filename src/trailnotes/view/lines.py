@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from trailnotes.errors import RunError
 
@@ -74,7 +74,9 @@ class LinesCache:
 
 def series(lines: Sequence[Line], name: str) -> list[tuple[float, float]]:
     """(environment steps, value) of one metric; by iterations where steps were not counted."""
-    return [(x_of(line, number), float(line[name])) for number, line in enumerate(lines) if is_number(line.get(name))]
+    return [
+        (x_of(line, number), float(value)) for number, line in enumerate(lines) if is_number(value := line.get(name))
+    ]
 
 
 def x_of(line: Line, number: int) -> float:
@@ -83,7 +85,7 @@ def x_of(line: Line, number: int) -> float:
     return float(steps) if is_number(steps) else float(number)
 
 
-def is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[float]:
     """Whether a curve can show it."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 

@@ -91,20 +91,23 @@ def run(window: Window, place: Place) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def comparison(_window: Window, place: Place) -> dict[str, Any]:
+def comparison(window: Window, place: Place) -> dict[str, Any]:
     """The table and the curves that `trailnotes compare` has written."""
     file = place.path / COMPARISON
     try:
         record = json.loads(file.read_text(encoding="utf-8"))
         lines = [_compared(line) for line in record["lines"]]
+        panels = [_panel(panel) for panel in record.get("panels", ())]
         curves = [(f"{label}, run {number}" if len(own) > 1 else label, [(float(x), float(y)) for x, y in points], "")
                   for label, own in record["curves"].items() for number, points in enumerate(own)]  # fmt: skip
         texts = {name: str(record[name]) for name in ("title", "metric", "baseline")}
         notes = [str(note) for note in [*record["notes"], *record["methods"]]]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(f"{file} cannot be read ({error}): run `trailnotes compare` again") from error
+    runs = [each for each in window.places() if each.kind == "run" and each.path.parent == place.path / "runs"]
     costs = [name for name in COSTS if any(name in line["costs"] for line in lines)]
-    return {"lines": lines, "curves": picture(curves), "notes": notes, "cost_names": costs, **texts}
+    return {"lines": lines, "curves": picture(curves), "notes": notes, "cost_names": costs, "panels": panels,
+            "runs": runs, **texts}  # fmt: skip
 
 
 def _compared(line: Mapping[str, Any]) -> dict[str, Any]:
@@ -115,6 +118,11 @@ def _compared(line: Mapping[str, Any]) -> dict[str, Any]:
         "attempts": line["num_attempts"], "one": line["one"], "final": final, "difference": difference,
         "missing": {str(seed): str(why) for seed, why in line["missing"].items()}, "costs": dict(line["costs"]),
     }  # fmt: skip
+
+
+def _panel(panel: Mapping[str, Any]) -> dict[str, Any]:
+    lines = [(str(line["label"]), [float(trial["mean"]) for trial in line["trials"]]) for line in panel["lines"]]
+    return {"label": str(panel["label"]), "metric": str(panel["metric"]), "lines": lines}
 
 
 def label_of(config: Config | None) -> str:
@@ -140,7 +148,7 @@ def _lines(window: Window, place: Place) -> tuple[Lines, str]:
 
 
 def _last(lines: Sequence[Line], name: str) -> float | None:
-    return next((float(line[name]) for line in reversed(lines) if is_number(line.get(name))), None)
+    return next((float(value) for line in reversed(lines) if is_number(value := line.get(name))), None)
 
 
 def _starts(place: Place) -> list[dict[str, Any]]:
