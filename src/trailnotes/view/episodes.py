@@ -123,7 +123,8 @@ def capped(text: str) -> str:
 
 def _turn(number: int, step: Step, contexts: tuple[str, str], conversation: Conversation) -> Turn:
     acting, plain = contexts
-    before, tips, heading, after = acting, (), "", ""
+    tips: tuple[ShownTip, ...] = ()
+    before, heading, after = acting, "", ""
     if step.tips and acting != plain:
         lines = conversation.tip_lines(step.tips)
         own = [conversation.tip_line(tip) for tip in step.tips]

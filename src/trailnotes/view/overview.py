@@ -50,7 +50,7 @@ def runs(window: Window, query: Query) -> dict[str, Any]:
                     if is_number(line[name])})  # fmt: skip
     metric = next(iter(query.get("metric") or []), "") or next((name for name, _ in METRICS if name in names), "")
     chosen = set(query.get("run") or [])
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "place": place, "method": label_of(config), "seed": config.run.seed if config else None,
             "trouble": trouble or unread, "running": holder(place.path), "differs": differs,

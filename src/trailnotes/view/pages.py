@@ -16,7 +16,7 @@ from trailnotes.view.drawing import Href, draw
 from trailnotes.view.episodes import TURNS, capped, roles_of, told
 from trailnotes.view.index import DAMAGED, Episode, EpisodeIndex, Wanted
 from trailnotes.view.places import Place, holder
-from trailnotes.view.tips import ORDERS, PAGE, TipsFile, mark_of
+from trailnotes.view.tips import ORDERS, PAGE, SORTED, TipsFile, mark_of
 from trailnotes.view.window import Missing, Query, Window
 
 EPISODES: Final = PAGE  # on a page
@@ -122,7 +122,7 @@ def tips(window: Window, place: Place, query: Query) -> dict[str, Any]:
     page = _page_number(query)
     values: dict[str, Any] = {
         "task": task, "q": words, "orders": list(ORDERS), "page": page, "found": None, "listed": None, "pages": 1,
-        "before": None, "size": PAGE,
+        "before": None, "size": PAGE, "most": SORTED,
         "said": SAID.get(_one(query, "said"), ""), "asked": _asked(query, "task", "order"), "order": order,
     }  # fmt: skip
     if task and words:

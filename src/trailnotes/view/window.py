@@ -109,7 +109,8 @@ class Window:
         known = index.catch_up(float("inf") if self.exported else PATIENCE_S)
         if known < 1:
             with self._lock:
-                begin, _ = file not in self._reading, self._reading.add(file)
+                begin = file not in self._reading
+                self._reading.add(file)
             if begin:
                 threading.Thread(target=self._read_on, args=(index,), daemon=True).start()
         return index, known

@@ -45,7 +45,8 @@ def listening(host: str, port: int, *, refusal: str = "") -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, backlog=CONNECTIONS)
     except (OSError, OverflowError) as error:
-        reason = os.strerror(error.errno) if isinstance(error, OSError) and (error.errno or 0) > 0 else str(error)
+        number = (error.errno or 0) if isinstance(error, OSError) else 0
+        reason = os.strerror(number) if number > 0 else str(error)
         raise ConfigError(
             f"nothing can listen at {host}:{port} ({reason}): name another --port (0 takes a free one) or --host"
         ) from error
