@@ -68,9 +68,9 @@ def peak_mb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def resident_mb(what: str) -> float:
-    """VmRSS or VmHWM of this process, in MiB."""
-    text = Path("/proc/self/status").read_text(encoding="utf-8")
+def resident_mb(what: str, pid: int | None = None) -> float:
+    """VmRSS or VmHWM of a process, by default this one, in MiB."""
+    text = Path(f"/proc/{pid or 'self'}/status").read_text(encoding="utf-8")
     found = re.search(rf"{what}:\s+(\d+) kB", text)
     assert found
     return int(found[1]) / 1024

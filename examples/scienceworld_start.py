@@ -28,7 +28,8 @@ from trailnotes.rollout import WrittenTip, run_groups, write_tips
 from trailnotes.runs.players import model_policy
 from trailnotes.types import Mode, Tip, Trajectory, TrajectoryGroup
 from trailnotes.warmstart.demonstrations import demonstrator_of
-from trailnotes.warmstart.demonstrations.scienceworld import Recorded, ScienceWorldDemonstrator, actions_of
+from trailnotes.warmstart.demonstrations.episodes import actions_of
+from trailnotes.warmstart.demonstrations.scienceworld import Recorded, ScienceWorldDemonstrator
 from trailnotes.warmstart.demonstrations.scienceworld_english import told_actions
 
 SETTINGS = Path(__file__).parent.parent / "configs" / "smollm2" / "scienceworld.toml"

@@ -47,6 +47,8 @@ NOT_RUN = {
     "demo": "two trainings: tests/commands/test_demo.py plays a small one",
     "view": "serves until it is interrupted: tests/view/test_view_browser.py",
     "engine serve": "serves until it is interrupted: tests/policies/vllm/test_wire.py",
+    "webshop serve": "serves until it is interrupted: tests/commands/test_webshop_serve.py",
+    "webshop import": "reads the original's files, which are not ours",
     "compare run": "all of its runs: read here, played in tests/compare/test_compare_run.py",
     "compare table": "of runs on ScienceWorld: tests/compare/test_compare.py writes such tables",
 }
@@ -234,7 +236,7 @@ def test_commands_named_in_prose_exist(page: Path) -> None:
 
 def outputs(line: str) -> set[str]:
     """Directories that a command line makes; a script makes all that it is given."""
-    before = "" if first_word(line) == "python" else "(?:--run-dir|--out) "
+    before = "" if first_word(line) == "python" else "(?:--run-dir|--out|--record|webshop import) "
     return {*re.findall(rf"{before}(runs/[\w./-]+)", line)}
 
 

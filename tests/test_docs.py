@@ -71,7 +71,7 @@ def test_prose_fits_120_columns(page: Path) -> None:
 def test_keys_named_in_pages_exist(page: Path) -> None:
     sections = {name.rpartition(".")[0] for name in config_fields()}
     for name in re.findall(rf"`((?:{SECTIONS})(?:\.[a-z_]+)+)(?: = [^`]*)?`", words(page)):
-        if not name.startswith(OPTIONS_OF_ENV) and not name.endswith(".db"):
+        if not name.startswith(OPTIONS_OF_ENV) and not name.endswith((".db", ".json")):
             assert name in config_fields() or name in sections, f"{named(page)} names {name}"
     for section, more in re.findall(rf"`({SECTIONS})\.[a-z_]+`((?:,? (?:and |or )?`[a-z_]+`)+)", words(page)):
         for key in re.findall(r"[a-z_]{2,}", re.sub(r"\b(?:and|or)\b", "", more)):

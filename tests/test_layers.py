@@ -30,6 +30,7 @@ HOUSE = {
         cluster
         rollout learner credit reporting
         prompts envs policies memory
+        search
         storage web
         config
         types errors seeds moved
@@ -63,6 +64,7 @@ HOUSE = {
         __main__
         __init__
         adapt compare config critic demo diagnose engine envs eval export memory rehearsal rollout train view warmstart
+        webshop
         arguments
         command
     """,
@@ -94,7 +96,7 @@ HOUSE = {
         episodes
     """,
     "envs": """
-        scienceworld waymarks workers
+        scienceworld waymarks webshop workers
         tasks textworld
         __init__
         check
@@ -115,6 +117,18 @@ HOUSE = {
         __init__ env
         build simulator
         spec
+    """,
+    "envs/webshop": """
+        __init__ env site
+        importing protocols reward synthetic views
+        reading writing
+        catalogue goals shop
+        nouns products synthetic_words texts
+    """,
+    "envs/webshop/site": """
+        __init__ app server
+        drawing guard sessions visits
+        pages pictures
     """,
     "envs/workers": """
         __init__ main
@@ -202,6 +216,12 @@ HOUSE = {
         directory loop parts signals
         shapes
     """,
+    "search": """
+        __init__ index
+        building
+        analyzer bm25 mapped
+        porter words
+    """,
     "storage": """
         __init__ checkpoint demonstrations
         records
@@ -223,9 +243,10 @@ HOUSE = {
         __init__ guard serving
     """,
     "warmstart/demonstrations": """
-        __init__ scienceworld_english waymarks_english
-        scienceworld waymarks
-        scienceworld_scripts waymarks_words
+        __init__ played scienceworld_english waymarks_english
+        scienceworld waymarks webshop
+        scienceworld_scripts waymarks_words webshop_buyers
+        episodes webshop_words
     """,
 }
 LAYERS = "\n".join(line.strip() for line in HOUSE[""].strip().splitlines())

@@ -26,6 +26,8 @@ PACKAGES = {
     "train": ("torch", "transformers", "tokenizers", "safetensors", "peft"),
     "textworld": ("textworld", "jericho"),
     "scienceworld": ("scienceworld", "py4j"),
+    "webshop": ("rapidfuzz",),
+    "spacy": ("spacy",),
     "openai": ("openai",),
     "plot": ("matplotlib",),
     "tensorboard": ("tensorboard",),

@@ -220,7 +220,7 @@ def runs_of_the_repository(name: str) -> list[PlannedRun]:
 @pytest.mark.parametrize(
     "name",
     ["textworld", "textworld-ablations", "notes", "authors", "small", "smollm2", "smollm2-find", "smollm2-lifespan",
-     "smollm2-thermometer"],
+     "smollm2-thermometer", "webshop"],
 )  # fmt: skip
 def test_the_comparisons_of_the_repository_can_be_read(name: str) -> None:
     runs = runs_of_the_repository(name)

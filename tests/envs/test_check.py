@@ -154,6 +154,9 @@ VIOLATIONS: dict[str, type[Good]] = {
     "tasks('train') raised KeyError: 'train'; a split it lacks is a ConfigError": bad(
         tasks=staticmethod(lambda split: {}[split])
     ),
+    "identity must hold JSON values": bad(identity=staticmethod(lambda: {"data": object})),
+    "identity differs from call to call": bad(identity=staticmethod(lambda: {"draw": random.random()})),
+    "identity raised ValueError: dictionary update": bad(identity=staticmethod(lambda: ["data"])),
     "tasks(split) lists nothing": bad(tasks=lists()),
     "there is no task to try": bad(tasks=None),
 }

@@ -88,3 +88,10 @@ def test_a_model_has_the_size_asked_for_and_ties_its_embeddings() -> None:
     assert config.max_position_embeddings == 99
     assert config.vocab_size == len(TOKENIZER)
     assert model.get_input_embeddings().weight is model.get_output_embeddings().weight
+
+
+def test_an_exact_vocabulary_gives_the_very_text_back() -> None:
+    texts = ["click[ tn0022d672 ]", "search[ 60 x 90 cm, x-small ]", " two  blanks\n and a line"]
+    exact, words = (train_tokenizer(texts * 20, 400, exact=own) for own in (True, False))
+    assert [exact.decode(exact.encode(text)) for text in texts] == texts
+    assert words.decode(words.encode(texts[0])) != texts[0]

@@ -327,6 +327,19 @@ def test_only_taught_turns_and_their_end_are_imitated() -> None:
     assert tokenizer.decode([i for i, m in zip(ids, only_last, strict=True) if m]).split() == [f"east{END}"]
 
 
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_a_share_of_the_rows_teaches_what_is_shown_too(share: float) -> None:
+    chat = ChatFormat(train_tokenizer(demonstration_texts(50), 420))
+    drawn, plain = (
+        list(islice(module._rows(small_config(warmstart={"whole": own}), chat, 0), 40)) for own in (share, 0.0)
+    )
+    wholes = [sum(row.loss_mask) == len(row.token_ids) - 1 for row in drawn]
+    assert sum(wholes) == pytest.approx(40 * share, abs=8 if share == 0.5 else 0)
+    for row, own, is_whole in zip(drawn, plain, wholes, strict=True):
+        assert row.token_ids == own.token_ids
+        assert row.loss_mask == ([0, *[1] * (len(row.token_ids) - 1)] if is_whole else own.loss_mask)
+
+
 def test_batches_hold_similar_lengths_and_lose_no_row() -> None:
     rng = random.Random(0)
     rows = [Row([i] * rng.randint(1, 50), [1]) for i in range(64)]

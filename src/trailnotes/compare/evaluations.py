@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,7 @@ class Evaluation:
     trained: Config | None  # settings of the run examined; None for a model that came from no run
     planned: tuple[str, ...]  # task ids of the panel
     episodes: tuple[Episode, ...]
+    protocol: Mapping[str, dict[str, Any]] = field(default_factory=dict)  # identities: of the panel, of the training
 
     @property
     def seed(self) -> int:
@@ -106,6 +107,34 @@ def collect(words: Sequence[str], env: str) -> tuple[list[Evaluation], list[str]
     return list(found.values()), notes
 
 
+def refuse_two_protocols(evaluations: Sequence[Evaluation], place: str) -> None:
+    """Refuse to set beside each other what was played, or trained, on other goals or data.
+
+    Args:
+        evaluations: of one `place`.
+        place: "column" or "table".
+
+    Raises:
+        RunError: names two evaluations, in what they differ, and the fix.
+    """
+    firsts: dict[str, Evaluation] = {}
+    for evaluation in evaluations:
+        for name, identity in evaluation.protocol.items():
+            first = firsts.setdefault(name, evaluation)
+            before = first.protocol[name]
+            if keys := [key for key in before | identity if before.get(key) != identity.get(key)]:
+                differing = ", ".join(
+                    f"{key} {_short(before.get(key))} and {_short(identity.get(key))}" for key in keys
+                )
+                other = f", or name one otherwise, {evaluation.path}=LABEL" if place == "column" else ""
+                raise RunError(f"{first.path} and {evaluation.path} are of two protocols ({differing}), and one "
+                               f"{place} is of one: leave one out{other}")  # fmt: skip
+
+
+def _short(value: object) -> str:
+    return "others" if isinstance(value, Mapping) else str(value)
+
+
 def split_label(word: str) -> tuple[Path, str]:
     """``DIR=LABEL`` in two; a directory that has "=" in its own name stays whole."""
     place, equals, label = word.rpartition("=")
@@ -150,6 +179,7 @@ def read(path: Path, label: str = "") -> Evaluation:
         costs = {name: float(row[name]) for name in BY_ROW}
         panel = _json(path / "panel.json")
         model, planned = str(panel["model"]), tuple(map(str, panel["tasks"]))
+        protocol = {name: dict(panel[name]) for name in ("environment", "trained_environment") if name in panel}
         episodes = tuple(_episodes(path / "episodes.jsonl"))
     except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
         raise RunError(f"{path} is damaged ({one_line(error)}): {again}") from error
@@ -158,7 +188,8 @@ def read(path: Path, label: str = "") -> Evaluation:
                        f"{len(episodes)}): {again}")  # fmt: skip
     settings = _settings(path / "eval.toml")
     trained = _settings(path / "trained.toml") if (path / "trained.toml").is_file() else None
-    return Evaluation(path, label, player, metric, memory, costs, model, settings, trained, planned, episodes)
+    return Evaluation(path, label, player, metric, memory, costs, model, settings, trained, planned, episodes,
+                      protocol)  # fmt: skip
 
 
 def _episodes(path: Path) -> Iterator[Episode]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trailnotes.compare.cost import cost_of
-from trailnotes.compare.evaluations import Evaluation, find, read
+from trailnotes.compare.evaluations import Evaluation, find, read, refuse_two_protocols
 from trailnotes.compare.published.protocol import label_of
 from trailnotes.errors import RunError
 from trailnotes.runs.panels import family_of
@@ -134,8 +134,9 @@ def refuse_mixed(results: Sequence[Result]) -> None:
     """One table is of one panel.
 
     Raises:
-        RunError: two evaluations are of different games or metrics, or one method has a seed twice.
+        RunError: two evaluations are of different protocols, games or metrics, or one method has a seed twice.
     """
+    refuse_two_protocols([result.evaluation for result in results], "table")
     first = results[0].evaluation
     seen: dict[tuple[str, int], Path] = {}
     for result in results:

@@ -19,7 +19,11 @@ class WarmstartConfig(Section):
     num_tips: int = key(4, "tips shown at most in demonstrations", ge=0)
     obey: float = key(0.4, "share of the demonstrations that act on a right tip", ge=0, le=1)
     read: float = key(
-        0.5, "share of the others that explore: read the archive (waymarks), or wander (scienceworld)", ge=0, le=1
+        0.5,
+        "share of the others that explore: read the archive (waymarks), wander (scienceworld), or buy carelessly "
+        "(webshop)",
+        ge=0,
+        le=1,
     )
     sizes: float = key(0.0, "waymarks: share of the games whose number of moves or boxes is drawn too", ge=0, le=1)
     scores: float = key(1.0, "waymarks: share of the episodes whose tips show a score (memory.show_score)", ge=0, le=1)
@@ -27,4 +31,12 @@ class WarmstartConfig(Section):
     advice: float = key(0.0, "waymarks: share of the demonstrations that answer with advice (rememberer)", ge=0, le=1)
     wrong_notes: float = key(0.0, "waymarks: share of written tips that are of another rule: a bad writer", ge=0, le=1)
     variations: int = key(40, "scienceworld: training variations of each task that are recorded", ge=1)
+    exact: bool = key(
+        False, "a vocabulary whose texts come out as they went in, for names of letters and digits; if not, words and "
+        "digits get blanks before them, and are the same tokens wherever they stand"
+    )  # fmt: skip
+    whole: float = key(
+        0.0, "share of the conversations of which every token is learned, what is shown as well: a model that begins "
+        "from nothing learns to copy sooner", ge=0, le=1
+    )  # fmt: skip
     vocab_size: int = key(1024, "size of the small model's vocabulary", ge=300)

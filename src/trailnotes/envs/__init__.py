@@ -21,17 +21,18 @@ from trailnotes.envs.check import check_env
 from trailnotes.errors import ConfigError, MissingExtraError, how_to_install
 from trailnotes.types import Task
 
-__all__ = ["ENTRY_POINTS", "ENVS", "EXTRAS", "Env", "check_env", "env_class", "env_tasks", "make_env"]
+__all__ = ["ENTRY_POINTS", "ENVS", "EXTRAS", "Env", "check_env", "env_class", "env_identity", "env_tasks", "make_env"]
 
 ENVS: dict[str, str] = {
     "scienceworld": "trailnotes.envs.scienceworld.env:ScienceWorldEnv",
     "textworld": "trailnotes.envs.textworld.env:TextWorldEnv",
     "waymarks": "trailnotes.envs.waymarks.env:WaymarksEnv",
     "waymarks-simulator": "trailnotes.envs.waymarks.env:WaymarksSimulator",
+    "webshop": "trailnotes.envs.webshop.env:WebShopEnv",
 }
 ENTRY_POINTS = "trailnotes.envs"  # group under which a package offers environments of its own
 
-EXTRAS = {"scienceworld": "scienceworld", "textworld": "textworld", "waymarks": "textworld"}
+EXTRAS = {"scienceworld": "scienceworld", "textworld": "textworld", "waymarks": "textworld", "webshop": "webshop"}
 
 
 def make_env(name: str, **options: Any) -> Env:
@@ -64,6 +65,24 @@ def env_tasks(name: str, split: str, options: Mapping[str, Any] | None = None) -
         raise ConfigError(f"env.name = {name!r} lists no tasks: give {cls.__name__} a static method tasks(split)")
     with boundary(f"tasks({split!r}) of {name}"), _naming_the_extra(name):
         return list(tasks(split, **_accepted(tasks, options)))
+
+
+def env_identity(name: str, options: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """What must be the same for results of two runs to be comparable, as JSON values; {} where a class does not say.
+
+    A class says it in a static method ``identity(**options) -> dict``: its data, how that is split, and hashes of both.
+
+    Raises:
+        ConfigError, MissingExtraError, EnvError: as `env_tasks`.
+    """
+    cls = env_class(name)
+    options = options or {}
+    _check_options(name, cls, options)
+    identity = getattr(cls, "identity", None)
+    if not callable(identity):
+        return {}
+    with boundary(f"identity of {name}"), _naming_the_extra(name):
+        return dict(identity(**_accepted(identity, options)))
 
 
 def env_class(name: str) -> Callable[..., Any]:

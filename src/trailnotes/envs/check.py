@@ -45,6 +45,7 @@ def check_env(env_factory: Callable[[], Env], tasks: Sequence[Task] | None = Non
     """
     env = _made(env_factory)
     splits = _check_tasks(env, env_factory)
+    _check_identity(env, env_factory)
     chosen = list(tasks) if tasks is not None else [task for listed in splits.values() for task in listed[:1]]
     _require(bool(chosen), "there is no task to try: pass tasks, or give the class a static method tasks(split)")
     _check_order(env_factory, chosen[0])
@@ -66,10 +67,7 @@ def _check_tasks(env: Env, env_factory: Callable[[], Env]) -> dict[str, list[Tas
     lister = getattr(env, "tasks", None)
     if not callable(lister):
         return {}
-    options = getattr(env_factory, "keywords", {})  # of a functools.partial
-    parameters = inspect.signature(lister).parameters
-    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-        options = {key: value for key, value in options.items() if key in parameters}
+    options = _options_for(lister, env_factory)
     splits: dict[str, list[Task]] = {}
     owner: dict[str, str] = {}
     for split in SPLITS:
@@ -81,6 +79,26 @@ def _check_tasks(env: Env, env_factory: Callable[[], Env]) -> dict[str, list[Tas
             splits[split] = listed
     _require(bool(splits), f"tasks(split) lists nothing for any of {', '.join(SPLITS)}")
     return splits
+
+
+def _check_identity(env: Env, env_factory: Callable[[], Env]) -> None:
+    """JSON values, the same at each call."""
+    teller = getattr(env, "identity", None)
+    if not callable(teller):
+        return
+    options = _options_for(teller, env_factory)
+    first, second = (_call("identity", lambda: dict(teller(**options))) for _ in range(2))
+    _require(_is_json(first), "identity must hold JSON values only")
+    _require(first == second, "identity differs from call to call: derive it from its arguments and the data alone")
+
+
+def _options_for(function: Callable[..., Any], env_factory: Callable[[], Env]) -> dict[str, Any]:
+    """The options of a `functools.partial` that `function` takes, too."""
+    options: dict[str, Any] = getattr(env_factory, "keywords", {})
+    parameters = inspect.signature(function).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return options
+    return {key: value for key, value in options.items() if key in parameters}
 
 
 def _tasks_of(lister: Callable[..., Any], split: str, options: dict[str, Any]) -> list[Task]:

@@ -7,10 +7,10 @@ import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trailnotes.config.methods import method_of
-from trailnotes.envs import env_tasks
+from trailnotes.envs import env_identity, env_tasks
 from trailnotes.errors import ConfigError, EnvError, MissingExtraError
 from trailnotes.seeds import derive_seed
 from trailnotes.types import Task
@@ -32,6 +32,17 @@ def tasks_of(config: Config, split: str) -> list[Task]:
     if repeated:
         raise ConfigError(f"split {split!r} of env.name = {config.env.name!r} has task id {repeated[0]!r} twice")
     return tasks
+
+
+def identity_of(config: Config) -> dict[str, Any]:
+    """What results must have in common to be comparable, as the environment says; {} where it says nothing.
+
+    An environment that is not here says so itself when it is played.
+    """
+    try:
+        return env_identity(config.env.name, config.env.options)
+    except (ConfigError, EnvError, MissingExtraError):
+        return {}
 
 
 def batch_of(tasks: Sequence[Task], num: int, seed: int, iteration: int) -> list[Task]:

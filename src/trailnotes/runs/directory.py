@@ -3,7 +3,8 @@
 ::
 
     config.toml          the resolved settings
-    run.json             seed, and each start: when, by which command, with which versions
+    run.json             seed, each start (when, by which command, with which versions), and the identity of what is
+                         played, where the environment has one
     metrics.jsonl        one line an iteration
     trajectories.jsonl   whole episodes
     memory.db            the tips
@@ -33,6 +34,7 @@ from typing import Any, Self
 
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import diff, flatten, load_config, to_toml, within
+from trailnotes.envs.tasks import identity_of
 from trailnotes.errors import ConfigError, MissingExtraError, RunError, how_to_install
 from trailnotes.storage import checkpoint
 from trailnotes.storage.files import append_jsonl, read_jsonl, set_aside, write_text_atomic
@@ -145,15 +147,28 @@ class RunDir:
 
     def _note_start(self, changed: Mapping[str, Any], command: list[str]) -> None:
         file = self.path / "run.json"
-        starts = []
+        starts, before = [], {}
         if file.exists():
             try:
-                starts = json.loads(file.read_text(encoding="utf-8"))["starts"]
+                about = json.loads(file.read_text(encoding="utf-8"))
+                starts, before = about["starts"], dict(about.get("environment", {}))
             except (OSError, ValueError, KeyError, TypeError):
                 raise RunError(f"{file} is damaged: move it away, and run the same command again") from None
         starts.append({"time": _now(), "command": command, **_surroundings(), "changed": dict(changed)})
+        identity = identity_of(self.config)
+        if not any(within(name, ("env",)) for name in changed):
+            self._refuse_other_data(before, identity)
         about = {"name": self.config.run.name, "seed": self.config.run.seed, "starts": starts}
+        if known := identity or before:  # where the environment is not here, what was known stays
+            about["environment"] = known
         _write(file, json.dumps(about, indent=1, ensure_ascii=False) + "\n")
+
+    def _refuse_other_data(self, before: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
+        """Settings may stay the same while the data that they name does not."""
+        others = [key for key in before if before[key] != identity.get(key)]
+        if others and identity and has_begun(self.path):
+            raise RunError(f"{self.path} holds a run of {self.config.env.name} with another {', '.join(others)}: put "
+                           "back what it was begun with, or choose another directory")  # fmt: skip
 
 
 class RunLock:

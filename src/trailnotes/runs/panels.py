@@ -14,7 +14,7 @@ import numpy as np
 
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import to_toml
-from trailnotes.envs.tasks import panel_of
+from trailnotes.envs.tasks import identity_of, panel_of
 from trailnotes.errors import ConfigError
 from trailnotes.reporting.crossed import MIN_FAMILIES, estimate
 from trailnotes.reporting.intervals import RATE, Interval, of_one_sample
@@ -160,11 +160,16 @@ async def play_panel(  # noqa: PLR0913 (see `run_episode`)
     return [trajectory for group in groups for trajectory in group.trajectories]
 
 
-def panel_record(config: Config, model: str) -> dict[str, Any]:
-    """What a panel's numbers depend on, for the record: who plays which tasks, how often, how drawn."""
+def panel_record(config: Config, model: str, trained: Config | None = None) -> dict[str, Any]:
+    """What a panel's numbers depend on, for the record: who plays which tasks, how often, how drawn.
+
+    An environment that has one gives its identity: that of the panel, and that of what `model` was trained on.
+    """
     chosen = {name: getattr(config.eval, name) for name in ("split", "num_samples", "temperature")}
     tasks = [task.id for task in panel_of(config)]
-    return {"model": model, "seed": config.run.seed, "env": config.env.name, **chosen, "tasks": tasks}
+    record = {"model": model, "seed": config.run.seed, "env": config.env.name, **chosen, "tasks": tasks}
+    identities = {"environment": identity_of(config), "trained_environment": identity_of(trained) if trained else {}}
+    return record | {name: identity for name, identity in identities.items() if identity}
 
 
 # -- writing
@@ -190,7 +195,8 @@ def write_evaluation(
     (out / "trained.toml").unlink(missing_ok=True)
     if subject.trained is not None:
         write_text_atomic(out / "trained.toml", to_toml(subject.trained))
-    write_text_atomic(out / "panel.json", json.dumps(panel_record(config, subject.model), indent=1) + "\n")
+    record = panel_record(config, subject.model, subject.trained)
+    write_text_atomic(out / "panel.json", json.dumps(record, indent=1) + "\n")
     write_episodes(episodes, out / "episodes.jsonl")
     write_table([result], out)
     (out / PART).unlink(missing_ok=True)

@@ -34,7 +34,7 @@ def spoken(messages: Iterable[Message]) -> frozenset[int]:
 
 def to_jsonl(demonstrations: Iterable[Demonstration], path: Path) -> None:
     """Write what `from_jsonl` reads: the whole file or none of it."""
-    write_bytes_atomic(path, b"".join(encode_line(_record(demonstration)) for demonstration in demonstrations))
+    write_bytes_atomic(path, b"".join(encode_line(record_of(demonstration)) for demonstration in demonstrations))
 
 
 def from_jsonl(path: Path, setting: str) -> list[Demonstration]:
@@ -80,7 +80,8 @@ def from_jsonl(path: Path, setting: str) -> list[Demonstration]:
     return demonstrations
 
 
-def _record(demonstration: Demonstration) -> Mapping[str, Any]:
+def record_of(demonstration: Demonstration) -> Mapping[str, Any]:
+    """One line of what `from_jsonl` reads."""
     record: dict[str, Any] = {"messages": [_turn(message) for message in demonstration.messages]}
     if demonstration.taught != spoken(demonstration.messages):
         record["taught"] = sorted(demonstration.taught)

@@ -22,6 +22,12 @@ _FIX = "free space or fix the permissions, then run the same command again"
 _ITERATION = re.compile(rb'\{"iteration": (\d+)[,}]')
 
 
+def user_cache(name: str) -> Path:
+    """Where what can be made again is kept: ``$TRAILNOTES_CACHE/<name>``, or ``~/.cache/trailnotes/<name>``."""
+    root = os.environ.get("TRAILNOTES_CACHE")
+    return (Path(root) if root else Path.home() / ".cache" / "trailnotes") / name
+
+
 def write_bytes_atomic(path: Path, data: bytes) -> None:
     """Write aside, flush to disk, rename: `path` holds the old content or the new one, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)

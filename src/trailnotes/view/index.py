@@ -181,13 +181,18 @@ class EpisodeIndex:
         return [Worth(*row) for row in self._rows(sql, [tip, tip])]
 
     def outlines(self) -> Iterator[Mapping[str, Any]]:
-        """All episodes as `runs/chain.py` reads them, without their texts."""
-        sql = "SELECT iteration, task, mode, outcome, earned, tips, returned FROM episodes WHERE outcome != 'damaged'"
-        for iteration, task, mode, outcome, earned, tips, returned in self._rows(sql):
-            options = {"return_to": True} if returned else {}
+        """All episodes as `runs/chain.py` reads them, without their texts; equal parts are one object."""
+        sql = (
+            "SELECT iteration, task, mode, outcome, earned, tips > 0, returned FROM episodes WHERE outcome != 'damaged'"
+        )
+        steps: tuple[Any, ...] = ((), ({"tips": (None,)},))
+        tasks: dict[tuple[str, int], dict[str, Any]] = {}
+        for iteration, task, mode, outcome, earned, read, returned in self._rows(sql):
+            if (task, returned) not in tasks:
+                tasks[task, returned] = {"id": task, "options": {"return_to": True} if returned else {}}
             yield {
-                "iteration": iteration, "task": {"id": task, "options": options}, "mode": mode, "outcome": outcome,
-                "return": earned, "steps": [{"tips": [None] * tips}],
+                "iteration": iteration, "task": tasks[task, returned], "mode": mode, "outcome": outcome,
+                "return": earned, "steps": steps[read],
             }  # fmt: skip
 
     def iterations(self) -> tuple[int, int] | None:

@@ -23,17 +23,18 @@ CHAT_TEMPLATE = (
 )
 
 
-def train_tokenizer(texts: Iterable[str], vocab_size: int = 1024) -> Any:
+def train_tokenizer(texts: Iterable[str], vocab_size: int = 1024, *, exact: bool = False) -> Any:
     """A Qwen2 tokenizer with a vocabulary of its own: byte-level, so any text can be encoded.
 
-    Every word gets a leading blank, so a frequent word is one token wherever it stands, and decoding puts a blank
-    before it. Fine for words, wrong for code or poems.
+    Every word and every digit gets a leading blank, so a frequent word is one token wherever it stands, and decoding
+    puts a blank before it. Fine for words, wrong for code or poems, and for names such as b07xyz: where `exact`,
+    decoding gives the very text, and a word is another token behind a bracket than behind a blank.
     """
     from tokenizers import pre_tokenizers, trainers
     from transformers import Qwen2Tokenizer
 
     special = [PAD, END, *(f"<|{role}|>" for role in ROLES)]
-    settings = {"add_prefix_space": True, "pad_token": PAD, "eos_token": END, "unk_token": PAD}
+    settings = {"add_prefix_space": not exact, "pad_token": PAD, "eos_token": END, "unk_token": PAD}
     backend = Qwen2Tokenizer(**settings).backend_tokenizer
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,

@@ -131,7 +131,7 @@ def _start(config: Config) -> tuple[Any, Any]:
     if config.model.path:
         refuse_frozen(config.model)
         return load_model(config.model)
-    tokenizer = train_tokenizer(_texts(config), config.warmstart.vocab_size)
+    tokenizer = train_tokenizer(_texts(config), config.warmstart.vocab_size, exact=config.warmstart.exact)
     model = build_model(tokenizer, config.warmstart, config.rollout.max_context_tokens)
     return model.to(device_of(config.model.device), getattr(torch, config.model.dtype)), tokenizer
 
@@ -169,11 +169,19 @@ def encode(demonstration: Demonstration, chat: ChatFormat) -> Row:
     return Row(*chat.taught(demonstration.messages, demonstration.taught))
 
 
+def whole(row: Row) -> Row:
+    """The same conversation, of which all is learned but its first token, which nothing comes before."""
+    return Row(row.token_ids, [0, *[1] * (len(row.token_ids) - 1)])
+
+
 def _rows(config: Config, chat: ChatFormat, seed: int) -> Iterator[Row]:
     """The demonstrations that fit the context, as rows."""
     limit, too_long = config.rollout.max_context_tokens, 0
+    drawing = random.Random(derive_seed(seed, "whole"))
     for demonstration in _demonstrations(config, chat.count_tokens, seed):
         row = encode(demonstration, chat)
+        if drawing.random() < config.warmstart.whole:
+            row = whole(row)
         too_long = too_long + 1 if len(row.token_ids) > limit else 0
         if too_long == PATIENCE:
             raise ConfigError(f"no demonstration fits rollout.max_context_tokens = {limit}: raise it, or shorten them")

@@ -16,15 +16,15 @@ from trailnotes.envs.scienceworld.tasks import scienceworld_tasks, split_of
 from trailnotes.envs.tasks import panel_of, tasks_of
 from trailnotes.errors import ConfigError
 from trailnotes.types import Completion, Observation, Step, Task, Trajectory
+from trailnotes.warmstart.demonstrations.episodes import Script, actions_of, follow
 from trailnotes.warmstart.demonstrations.scienceworld import (
     WANDERINGS,
     Recorded,
     ScienceWorldDemonstrator,
-    actions_of,
     note_of,
     recordings,
 )
-from trailnotes.warmstart.demonstrations.scienceworld_scripts import ROOMS, Script, follow, shortened, things, wandering
+from trailnotes.warmstart.demonstrations.scienceworld_scripts import ROOMS, shortened, things, wandering
 
 KITCHEN = """This room is called the kitchen. In it, you see: 
 \tthe agent

@@ -17,7 +17,8 @@ from trailnotes.envs.tasks import kept_apart, tasks_of
 from trailnotes.prompts.text import quoted
 from trailnotes.types import Completion, Observation, Step, Task, Trajectory
 from trailnotes.warmstart.demonstrations import demonstrator_of
-from trailnotes.warmstart.demonstrations.scienceworld import Recorded, _chosen, actions_of
+from trailnotes.warmstart.demonstrations.episodes import actions_of
+from trailnotes.warmstart.demonstrations.scienceworld import Recorded, _chosen
 from trailnotes.warmstart.demonstrations.scienceworld_english import EnglishScienceWorld, attempt_words, told_actions
 
 SMOLLM2 = Path(__file__).parents[3] / "configs" / "smollm2"

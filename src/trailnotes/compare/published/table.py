@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trailnotes.compare.evaluations import Evaluation, variation_of
+from trailnotes.compare.evaluations import Evaluation, refuse_two_protocols, variation_of
 from trailnotes.compare.published.figures import PublishedTable
 from trailnotes.compare.published.protocol import differences, label_of, models_of, protocol_of, unlike
 from trailnotes.errors import RunError
@@ -104,8 +104,9 @@ def column_of(label: str, members: Sequence[Evaluation], published: PublishedTab
     """All evaluations of one method.
 
     Raises:
-        RunError: one task twice with one seed.
+        RunError: one task twice with one seed, or two protocols.
     """
+    refuse_two_protocols(members, "column")
     _refuse_repeated(label, members, published.rows)
     cells, values = {}, {}
     for task in published.rows:

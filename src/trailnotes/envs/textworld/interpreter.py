@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from trailnotes.errors import EnvError, MissingExtraError, how_to_install
+from trailnotes.storage.files import user_cache
 
 MAX_ACTION_CHARS = 160  # the interpreter's line holds 198 bytes
 _WON = "*** The End ***"
@@ -130,8 +131,7 @@ def open_story(path: Path) -> Story:
 
 def cache_dir() -> Path:
     """Where compiled games are kept: ``$TRAILNOTES_CACHE/games``, or ``~/.cache/trailnotes/games``."""
-    root = os.environ.get("TRAILNOTES_CACHE")
-    return (Path(root) if root else Path.home() / ".cache" / "trailnotes") / "games"
+    return user_cache("games")
 
 
 def cached_game(description: Mapping[str, Any], build: Callable[[Path], None], folder: Path | None = None) -> Path:

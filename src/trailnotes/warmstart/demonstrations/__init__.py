@@ -21,6 +21,7 @@ DEMONSTRATORS: dict[str, str] = {
     "scienceworld": "trailnotes.warmstart.demonstrations.scienceworld:ScienceWorldDemonstrator",
     "waymarks": "trailnotes.warmstart.demonstrations.waymarks:WaymarksDemonstrator",
     "waymarks-simulator": "trailnotes.warmstart.demonstrations.waymarks:WaymarksDemonstrator",
+    "webshop": "trailnotes.warmstart.demonstrations.webshop:WebShopDemonstrator",
 }
 
 # Those of them that have another script where `rollout.style` is "full".
@@ -28,6 +29,7 @@ ENGLISH: dict[str, str] = {
     "scienceworld": "trailnotes.warmstart.demonstrations.scienceworld_english:EnglishScienceWorld",
     "waymarks": "trailnotes.warmstart.demonstrations.waymarks_english:EnglishWaymarks",
     "waymarks-simulator": "trailnotes.warmstart.demonstrations.waymarks_english:EnglishWaymarks",
+    "webshop": "trailnotes.warmstart.demonstrations.webshop:EnglishWebShop",
 }
 
 

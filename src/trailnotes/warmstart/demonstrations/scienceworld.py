@@ -20,12 +20,11 @@ from trailnotes.envs.scienceworld.tasks import scienceworld_tasks
 from trailnotes.envs.tasks import kept_apart
 from trailnotes.envs.textworld.interpreter import cache_dir
 from trailnotes.errors import ConfigError
-from trailnotes.prompts import Conversation, reflection_messages
-from trailnotes.storage.demonstrations import Demonstration, spoken
 from trailnotes.storage.files import encode_line, read_jsonl, write_bytes_atomic
 from trailnotes.storage.records import trajectory_from_json, trajectory_to_json
-from trailnotes.types import Completion, Message, Observation, Outcome, Step, Task, Tip, Trajectory
-from trailnotes.warmstart.demonstrations.scienceworld_scripts import Script, follow, shortened, wandering
+from trailnotes.types import Task, Tip, Trajectory
+from trailnotes.warmstart.demonstrations.episodes import actions_of, conversations, follow, of_rehearsal, played
+from trailnotes.warmstart.demonstrations.scienceworld_scripts import shortened, wandering
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
 
     from trailnotes.config.schema import Config
     from trailnotes.envs import Env
+    from trailnotes.storage.demonstrations import Demonstration
 
 logger = logging.getLogger(__name__)
 WANDERINGS = 4  # recorded for each variation
@@ -75,8 +75,7 @@ class ScienceWorldDemonstrator:
         Raises:
             ConfigError: none is left.
         """
-        played = {"env": config.env.model_copy(update={"options": {**config.env.options, **config.rehearsal.options}})}
-        subject = cls(config.model_copy(update=played), count_tokens, seed)
+        subject = cls(of_rehearsal(config), count_tokens, seed)
         names = subject.config.env.options.get("task", "all")
         left = {task.id for task in kept_apart(_chosen(names, config.warmstart.variations), config)}
         if not left:
@@ -137,30 +136,14 @@ class ScienceWorldDemonstrator:
 
     def rows(self, trajectory: Trajectory, tips: tuple[Tip, ...]) -> list[Demonstration]:
         """The conversations of an episode that showed `tips` in its first turn."""
-        rollout, memory = self.config.rollout, self.config.memory
-        note = Message("assistant", self.note(trajectory, trajectory.score))
-        written = (*reflection_messages(trajectory, rollout, memory, self.count_tokens), note)
-        if not tips:
-            return [Demonstration(written, spoken(written), trajectory.task)]
-        conversation = Conversation(rollout, memory, self.count_tokens)
-        conversation.start(trajectory.steps[0].observation.instruction or "")
-        for step in trajectory.steps:
-            conversation.observe(step.observation, () if conversation.shown else tips)
-            conversation.act(step.completion.text)
-        acted = tuple(conversation.acting)
-        act = Demonstration(acted, spoken(acted), trajectory.task)
-        write = Demonstration(written, frozenset({len(written) - 1}), trajectory.task)
-        return [act, write] if self.rng.random() < 0.2 else [act]  # every row without tips teaches to write, too
+        note = self.note(trajectory, trajectory.score)
+        act, *write = conversations(trajectory, tips, note, self.config, self.count_tokens)
+        return [act, *write] if tips and self.rng.random() < 0.2 else [act]  # every row without tips writes, too
 
 
 def note_of(trajectory: Trajectory) -> str:
     """The tip that a good writer writes: what was done, in order; the score is shown beside every tip."""
     return " ; ".join(actions_of(trajectory))
-
-
-def actions_of(trajectory: Trajectory) -> list[str]:
-    """The actions of an episode."""
-    return [step.action for step in trajectory.steps]
 
 
 # --- recording --------------------------------------------------------------------------------------------------
@@ -206,7 +189,7 @@ def _record(config: Config) -> Iterator[Trajectory]:
                 yield gold
             for member in range(1, 1 + WANDERINGS):
                 rng = random.Random(f"{task.id} {member}")
-                yield _played(env, task, partial(wandering, rng), member)
+                yield played(env, task, partial(wandering, rng), member)
             logger.info("recorded %s", task.id)
     finally:
         env.close()
@@ -228,26 +211,6 @@ def _gold(env: Env, task: Task, simplification: str | Sequence[str], max_steps: 
     """The simulator's own solution, shortened if it still reaches the full score."""
     path = gold_path(task.options["task"], task.options["variation"], simplification)
     for actions in shortened(path):
-        if len(actions) <= max_steps and (trajectory := _played(env, task, partial(follow, actions), 0)).success:
+        if len(actions) <= max_steps and (trajectory := played(env, task, partial(follow, actions), 0)).success:
             return trajectory
     return None
-
-
-def _played(env: Env, task: Task, script: Callable[[Observation], Script], member: int) -> Trajectory:
-    """One episode of a script, until it or the game ends."""
-    observation = env.reset(task)
-    acting, steps = script(observation), []
-    action = next(acting, None)
-    while action is not None:
-        after = env.step(action)
-        steps.append(Step(observation, (), Completion((), (), (), action), (), action, after.reward))
-        observation = after
-        if observation.done:
-            break
-        try:
-            action = acting.send(observation)
-        except StopIteration:
-            action = None
-    outcome: Outcome = "terminated" if observation.terminated else "truncated"
-    success, score = observation.success, observation.score
-    return Trajectory(task, tuple(steps), observation, outcome, success, score, observation.max_score, member=member)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final, Literal
 
-from trailnotes.warmstart.demonstrations.scienceworld import ScienceWorldDemonstrator, actions_of
+from trailnotes.warmstart.demonstrations.episodes import actions_of
+from trailnotes.warmstart.demonstrations.scienceworld import ScienceWorldDemonstrator
 
 if TYPE_CHECKING:
     import random

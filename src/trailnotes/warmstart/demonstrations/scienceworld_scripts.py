@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Generator, Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from trailnotes.types import Observation
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
 
-Script = Generator[str, Observation, None]
+    from trailnotes.types import Observation
+    from trailnotes.warmstart.demonstrations.episodes import Script
 
 ROOMS = (
     "kitchen", "bathroom", "living room", "bedroom", "workshop", "art studio", "hallway", "greenhouse", "outside",
@@ -25,12 +27,6 @@ _REST = re.compile(r", | \(|\. |\.$|\)")
 _BOX = re.compile(r"\w+ box\b")
 _NAMED_THING = re.compile(r"ocus on the ((?!thing|animal)[\w -]+)\.")
 _ELECTRIC = re.compile(r"wire|battery|generator|solar panel|turbine")
-
-
-def follow(actions: Sequence[str], _: Observation) -> Script:
-    """Take `actions`, whatever happens."""
-    for action in actions:  # noqa: UP028 (a list cannot be sent the observations)
-        yield action
 
 
 def shortened(path: Sequence[str]) -> Iterator[list[str]]:

@@ -1,0 +1,183 @@
+"""What a start model can do on WebShop, on goals for products that it has never seen, before any reinforcement.
+
+    python examples/webshop_start.py runs/webshop-start
+    python examples/webshop_start.py runs/smollm2-webshop-start configs/webshop/smollm2.toml 16
+    python examples/webshop_start.py buyers
+
+The second path is of the settings, which give the wording and the pages; the number is of the goals, those of the
+validation split. Training on tips needs all that the table shows: actions that the shop takes, right tips followed,
+what was bought written down so that it can be bought again. The right tips are those of a teacher who knows the goal's
+product, the others of scripted buyers who failed. The last line is what those buyers themselves do, on every fifth
+training goal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+
+from trailnotes.config.schema import Config
+from trailnotes.config.toml import load_config
+from trailnotes.envs.tasks import panel, tasks_of
+from trailnotes.envs.workers.pool import EnvPool
+from trailnotes.memory import open_memory
+from trailnotes.memory.tips import clean_tip
+from trailnotes.policies.base import Policy
+from trailnotes.rollout import WrittenTip, run_groups, write_tips
+from trailnotes.runs.players import model_policy
+from trailnotes.types import Mode, Task, Tip, Trajectory, TrajectoryGroup
+from trailnotes.warmstart.demonstrations import demonstrator_of
+from trailnotes.warmstart.demonstrations.webshop import Attempt, WebShopDemonstrator
+from trailnotes.warmstart.demonstrations.webshop_buyers import BUY, way_of
+from trailnotes.warmstart.demonstrations.webshop_words import plain, told_way
+
+SETTINGS = Path(__file__).parent.parent / "configs" / "webshop" / "small.toml"
+LABELS = (
+    "goals",
+    "actions that the shop takes",
+    "episodes that buy",
+    "score without tips",
+    "full score without tips",
+    "score with the right tip",
+    "does all that it says",
+    "score with the right tip and those of failures",
+    "does all that the right one says",
+    "tells the way that it went",
+    "score with its own tip",
+)
+
+
+class Examined:
+    """A policy, and goals that a teacher can reach.
+
+    Args:
+        policy: acts and writes.
+        config: of the wording, the memory and the shop.
+        num: of the goals.
+    """
+
+    def __init__(self, policy: Policy, config: Config, num: int) -> None:
+        self.policy, self.config = policy, config
+        self.script: WebShopDemonstrator = demonstrator_of("webshop", config.rollout.style)(config, len, 0)
+        self.script.forbidden = frozenset()  # what is examined here is shown to nobody who learns
+        found = ((task, self.script.right(task)) for task in panel(tasks_of(config, "validation"), num))
+        self.right: dict[str, Attempt] = {task.id: attempt for task, attempt in found if attempt}
+
+    @property
+    def tasks(self) -> list[Task]:
+        """The goals."""
+        return [attempt.trajectory.task for attempt in self.right.values()]
+
+    def told(self, *, failures: bool) -> dict[str, list[Tip]]:
+        """The right tip of each goal, alone or beside those of failures."""
+        tips = {name: [self.script.tip(attempt, attempt.worth)] for name, attempt in self.right.items()}
+        for name, attempt in self.right.items() if failures else ():
+            others = self.script.failures(attempt.trajectory.task, attempt)
+            tips[name] += [self.script.tip(other, other.worth) for other in others]
+        return tips
+
+    async def play(self, tips: Mapping[str, Sequence[Tip]] | None = None) -> list[Trajectory]:
+        """One episode of each goal, with the tips of its id, or without any."""
+        mode: Mode = "plain" if tips is None else "on_policy_tips"
+        with open_memory(None, self.config.memory) as memory, EnvPool(self.config.env) as pool:
+            for own in (tips or {}).values():
+                memory.add(list(own))
+            modes = [[mode]] * len(self.tasks)
+            groups = await run_groups(self.policy, pool, self.tasks, modes, memory, self.config, seed=0)
+        return [trajectory for group in groups for trajectory in group.trajectories]
+
+    async def written(self, episodes: Sequence[Trajectory]) -> dict[str, list[Tip]]:
+        """What the policy writes about each of these episodes; nothing usable is left out."""
+        tips: dict[str, list[Tip]] = {}
+
+        def keep(tip: WrittenTip) -> None:
+            name, score = tip.trajectory.task.id, tip.trajectory.score
+            if text := clean_tip(tip.completion.text):
+                tips[name] = [Tip(name, text, key="", score=score)]
+
+        groups = [TrajectoryGroup(episode.task, (episode,)) for episode in episodes]
+        await write_tips(self.policy, groups, self.config, seed=0, step=0, on_tip=keep)
+        return tips
+
+    async def column(self) -> list[str]:
+        """The figures, in the order of `LABELS`."""
+        alone = await self.play()
+        told = [await self.play(self.told(failures=failures)) for failures in (False, True)]
+        own = await self.written(alone)
+        after = await self.play(own)
+        return [
+            str(len(alone)),
+            share([not refused for episode in alone for refused in refusals(episode)]),
+            share([actions(episode)[-1:] == (BUY,) for episode in alone]),
+            score(alone),
+            share([episode.success for episode in alone]),
+            *(
+                figure
+                for episodes in told
+                for figure in (score(episodes), share([self.does_as_told(episode) for episode in episodes]))
+            ),
+            share([told_way(own[e.task.id][0].text) == way_of(taken(e)) for e in alone if e.task.id in own]),
+            score(after),
+        ]
+
+    def does_as_told(self, episode: Trajectory) -> bool:
+        """Whether an episode goes the way of its right tip."""
+        return actions(episode) == self.right[episode.task.id].way
+
+
+def actions(episode: Trajectory) -> tuple[str, ...]:
+    """All actions of an episode, without blanks inside their brackets."""
+    return tuple(plain(step.action) for step in episode.steps)
+
+
+def refusals(episode: Trajectory) -> list[bool]:
+    """For each action, whether the shop refused it."""
+    after = [*(step.observation for step in episode.steps[1:]), episode.final_observation]
+    return [bool(observation.info.get("action_refused")) for observation in after]
+
+
+def taken(episode: Trajectory) -> list[str]:
+    """The actions that the shop took."""
+    return [action for action, refused in zip(actions(episode), refusals(episode), strict=True) if not refused]
+
+
+def share(hits: Sequence[bool]) -> str:
+    """As a table shows it; "-" where nothing was tried."""
+    return f"{sum(hits) / len(hits):.2f}" if hits else "-"
+
+
+def score(episodes: Sequence[Trajectory]) -> str:
+    """Mean score."""
+    return f"{fmean(episode.score for episode in episodes):.2f}"
+
+
+def buyers(config: Config) -> list[tuple[str, int, str, str]]:
+    """For each scripted buyer, the number of its episodes that may be shown, their mean score, and the full ones."""
+    script: WebShopDemonstrator = demonstrator_of("webshop", config.rollout.style)(config, len, 7)
+    rows = []
+    for manner in ("good", "hasty", "wandering"):
+        shown = [attempt for task in script.tasks[::5] if (attempt := script.attempt(task, manner))]
+        episodes = [attempt.trajectory for attempt in shown]
+        rows.append((manner, len(shown), score(episodes), share([episode.success for episode in episodes])))
+    return rows
+
+
+def main(path: str, settings: str = str(SETTINGS), num: str = "32") -> None:
+    """Print the table."""
+    config = load_config(Path(settings), ["--model.path", path])
+    if path == "buyers":
+        print("| buyer | episodes | score | full score |\n|---|---:|---:|---:|")
+        for row in buyers(config):
+            print(f"| {' | '.join(map(str, row))} |")
+        return
+    examined = Examined(model_policy(config), config, int(num))
+    print("| | |\n|---|---:|")
+    for label, figure in zip(LABELS, asyncio.run(examined.column()), strict=True):
+        print(f"| {label} | {figure} |")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:4] or ["runs/webshop-start"])

@@ -1,0 +1,1 @@
+"""WebShop: a shop of products that an agent searches, reads and buys from, without Java."""

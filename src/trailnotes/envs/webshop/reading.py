@@ -1,0 +1,171 @@
+"""JSON of any size, entry by entry: a list, an object, or a line for each entry; plain or gzipped.
+
+Nothing but the entry at hand is in memory, and each comes with the byte at which the next one begins, so that reading
+can go on there.
+"""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import json
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, cast
+
+from trailnotes.errors import ConfigError
+
+MAX_ENTRY = 1 << 26  # characters: what does not end before is no entry
+
+_CHUNK = 1 << 20  # bytes
+_SPACE = " \t\r\n"
+
+
+class Entry(NamedTuple):
+    """One entry of a file."""
+
+    key: str | None  # in an object
+    value: Any  # decoded; a `ValueError` where a line is no JSON
+    end: int  # bytes before the next one, of the unpacked file
+
+
+def _open(path: Path) -> BinaryIO:
+    """A file, unpacked if its name ends in ``.gz``.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    try:
+        return cast("BinaryIO", gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def read_entries(path: Path, start: int = 0) -> Iterator[Entry]:
+    """The entries of a file, from the byte `start` on, which is 0 or the `end` of one of them.
+
+    A list gives its elements and an object its values, each with its key; anything else is read line by line.
+
+    Raises:
+        ConfigError: the file cannot be read, is cut off, or is no JSON where it ends an entry.
+    """
+    try:
+        with _open(path) as file:
+            opening = _opening(file)
+            if opening:
+                yield from _Text(path, file, start or 1 + _indent(file)).entries(opening, first=not start)
+            else:
+                yield from _lines(file, start)
+    except (OSError, EOFError, zlib.error) as error:
+        raise ConfigError(f"{path} is cut off or damaged ({error}): get it again") from error
+
+
+def _indent(file: BinaryIO) -> int:
+    """Bytes of white space (and of a byte order mark) before the first character."""
+    file.seek(0)
+    head = file.read(_CHUNK)
+    return len(head) - len(head.removeprefix(codecs.BOM_UTF8).lstrip())
+
+
+def _opening(file: BinaryIO) -> str:
+    """``[`` or ``{`` if all entries are in one list or object; "" where each has a line.
+
+    The first object of many has a plain first value (its asin, its name); one object for all has objects or lists.
+    """
+    file.seek(_indent(file))
+    head = file.read(_CHUNK).decode("utf-8", "ignore")
+    if head.startswith("["):
+        return "["
+    if not head.startswith("{"):
+        return ""
+    try:
+        _, end = json.JSONDecoder().raw_decode(head, _skip(head, 1))
+    except ValueError:
+        return "{" if head[1:].strip() == "}" else ""
+    return "{" if head[_skip(head, end, _SPACE + ":") :].startswith(("{", "[")) else ""
+
+
+def _skip(text: str, place: int, characters: str = _SPACE) -> int:
+    while place < len(text) and text[place] in characters:
+        place += 1
+    return place
+
+
+def _lines(file: BinaryIO, start: int) -> Iterator[Entry]:
+    file.seek(start)
+    while line := file.readline(MAX_ENTRY):
+        start += len(line)
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            value = ValueError(str(error))
+        yield Entry(None, value, start)
+
+
+class _Text:
+    """The part of a file that is being decoded, and where it stands."""
+
+    def __init__(self, path: Path, file: BinaryIO, start: int) -> None:
+        self._path, self._file, self._start = path, file, start
+        self._decode = codecs.getincrementaldecoder("utf-8")("surrogateescape").decode
+        self._text, self._place, self._counted, self._ended = "", 0, 0, False
+        file.seek(start)
+
+    def entries(self, opening: str, *, first: bool) -> Iterator[Entry]:
+        """What follows, up to the closing bracket; `first` if no entry was read before."""
+        closing = "]" if opening == "[" else "}"
+        while (character := self._next()) != closing:
+            if not first:
+                self._expect(",", character)
+            first = False
+            key = None
+            if opening == "{":
+                key = self._value()
+                self._expect(":", self._next())
+            value = self._value()
+            self._start += len(self._text[self._counted : self._place].encode(errors="surrogateescape"))
+            self._counted = self._place
+            yield Entry(key if key is None else str(key), value, self._start)
+
+    def _next(self) -> str:
+        """The next character that is no space, not consumed."""
+        while True:
+            self._place = _skip(self._text, self._place)
+            if self._place < len(self._text):
+                return self._text[self._place]
+            if not self._more():
+                raise ConfigError(f"{self._path} is cut off after {self._start} bytes: get it again")
+
+    def _expect(self, wanted: str, found: str) -> None:
+        if found != wanted:
+            raise ConfigError(f"{self._path} is no JSON after byte {self._start}: {wanted!r} is missing; get it again")
+        self._place += 1
+
+    def _value(self) -> Any:
+        self._next()
+        while True:
+            fault = "it does not end"
+            try:
+                value, end = json.JSONDecoder().raw_decode(self._text, self._place)
+                if end < len(self._text) or self._ended:
+                    self._place = end
+                    return value
+            except (ValueError, RecursionError) as error:
+                fault = str(error)
+            if len(self._text) - self._place > MAX_ENTRY or not self._more():
+                raise ConfigError(
+                    f"{self._path} is cut off or no JSON in the entry after byte {self._start} ({fault}): get it again"
+                )
+
+    def _more(self) -> bool:
+        """Forget what was counted and read on, twice as much each time: a long entry is decoded a few times only."""
+        if self._ended:
+            return False
+        self._text, self._place, self._counted = self._text[self._counted :], self._place - self._counted, 0
+        data = self._file.read(max(_CHUNK, 2 * (len(self._text) - self._place)))
+        self._ended = not data
+        self._text += self._decode(data, final=self._ended)
+        return True

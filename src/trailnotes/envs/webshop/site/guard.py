@@ -1,0 +1,85 @@
+"""What stands before every page: whose names the site answers to, who may send forms, and what a browser is told.
+
+Forms count only from pages of this site: the cookie is ``SameSite=Strict``, and a request that says where it comes from
+must come from here. Names are checked so that no page elsewhere can reach a shop on this machine by a name of its own
+that it lets point here (DNS rebinding).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from starlette.datastructures import Headers
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
+
+# A referrer policy of "no-referrer" would have browsers send the forms with the origin "null".
+HEADERS: Final = {
+    "content-security-policy": "default-src 'none'; style-src 'self'; img-src 'self'; form-action 'self'; "
+    "base-uri 'none'; frame-ancestors 'none'",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=()",
+    "referrer-policy": "same-origin",
+    "x-content-type-options": "nosniff",
+}
+_RAW: Final = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+
+
+def name_of(host: str) -> str:
+    """The name in a Host header, in lower case and without its port."""
+    end = host.rfind("]") + 1  # colons before it are of an IPv6 address
+    return (host[:end] + host[end:].partition(":")[0]).lower()
+
+
+def from_elsewhere(host: str, origin: str | None, site: str | None) -> bool:
+    """Whether a form comes from a page that is not ours.
+
+    Args:
+        host: of the request, as its Host header has it.
+        origin: its Origin header. None: a client that is no browser, which sends nobody's cookies.
+        site: its Sec-Fetch-Site header.
+    """
+    if origin is not None:
+        return origin.lower() not in {f"http://{host}".lower(), f"https://{host}".lower()}
+    return site not in {None, "same-origin", "none"}
+
+
+class Guard:
+    """Wraps the site: adds `HEADERS` to every answer, and answers itself where a request may not go on.
+
+    Args:
+        app: the site.
+        names: hosts that it answers to; None for any.
+        refuse: makes the answer of a refusal from its status and a text.
+    """
+
+    def __init__(self, app: ASGIApp, names: frozenset[str] | None, refuse: Callable[[int, str], ASGIApp]) -> None:
+        self.app, self.names, self.refuse = app, names, refuse
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request; anything but HTTP goes through as it is."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), *_RAW]
+            await send(message)
+
+        answer = self._refusal(scope) or self.app
+        await answer(scope, receive, sending)
+
+    def _refusal(self, scope: Scope) -> ASGIApp | None:
+        headers = Headers(scope=scope)
+        host = headers.get("host", "")
+        if self.names is not None and name_of(host) not in self.names:
+            return self.refuse(421, "This shop answers to the address that its command has printed.")
+        if scope["method"] == "POST" and from_elsewhere(host, headers.get("origin"), headers.get("sec-fetch-site")):
+            return self.refuse(403, "This form was sent by a page of another site, so nothing was done.")
+        return None

@@ -1,0 +1,94 @@
+"""The site on a port: on this machine only, unless whoever starts it says otherwise."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+from typing import TYPE_CHECKING
+
+import uvicorn
+
+from trailnotes.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from starlette.types import ASGIApp
+
+CONNECTIONS = 2_000  # at once; one more is told to come back
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address is reached from this machine alone."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def listening(host: str, port: int, *, public: bool) -> socket.socket:
+    """A socket that listens there.
+
+    Raises:
+        ConfigError: the address is open to others and nobody has said `public`, or it cannot be had.
+    """
+    if not public and not is_loopback(host):
+        raise ConfigError(
+            f"--host {host} would open the shop to other machines, without passwords or encryption: add --public if "
+            "that is meant, or leave --host out"
+        )
+    if not 0 <= port <= 65_535:
+        raise ConfigError(f"--port {port} is none: name one up to 65535, or 0, which takes a free one")
+    host = host.strip("[]")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=CONNECTIONS)
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
+        raise ConfigError(
+            f"the shop cannot listen at {host}:{port} ({reason}): name another --port (0 takes a free one) or --host"
+        ) from error
+
+
+def address_of(door: socket.socket) -> str:
+    """What a person types into a browser."""
+    host, port = door.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def serve(app: ASGIApp, door: socket.socket, ready: Callable[[], None] = lambda: None) -> None:
+    """Answer until this process is interrupted; requests under way are finished first.
+
+    Args:
+        app: the application.
+        door: a socket that listens.
+        ready: called once, when the first visitor may come.
+    """
+    config = uvicorn.Config(
+        app,
+        access_log=False,
+        log_level="error",  # below it, a line for each request that is none
+        lifespan="off",
+        proxy_headers=False,
+        ws="none",
+        limit_concurrency=CONNECTIONS,
+        timeout_graceful_shutdown=5,
+        server_header=False,
+    )
+    server = _Server(config, ready)
+    server.run(sockets=[door])
+
+
+class _Server(uvicorn.Server):
+    """Says when it listens."""
+
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._ready()

@@ -1,0 +1,43 @@
+"""Product text as a page shows it: one line, of bounded length, that cannot pass for a part of the page."""
+
+from __future__ import annotations
+
+import re
+from typing import Final, Literal
+
+Brackets = Literal["round", "markers"]
+
+CUT: Final = "…"  # ends what was cut
+# What the views put around buttons and between texts: whoever writes a product must not.
+_MARKER: Final = re.compile(r"\[\s*((?:sep|(?:clicked )?button_?))\s*\]", re.IGNORECASE)
+_ROUND: Final = str.maketrans("[]", "()")
+# Format characters (Unicode's Cf), which are not seen but turn or join what is.
+_INVISIBLE: Final = re.compile(
+    "[\u00ad\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff"
+    "\ufff9-\ufffb\U000110bd\U000110cd\U00013430-\U0001345f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a"
+    "\U000e0000-\U000e007f]"
+)
+_BREAKS: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")  # control characters, halves of pairs
+_SPARE: Final = 4  # characters read for each one shown: white space and invisible ones are dropped before the cut
+
+
+def clean(text: str, limit: int, brackets: Brackets = "round") -> str:
+    """`text` fit to be shown: blanks joined, control and invisible characters dropped, cut to `limit` characters.
+
+    Args:
+        text: whatever a product says, of any length.
+        limit: characters that remain at most, the mark of a cut included.
+        brackets: "round" writes () for [], so that nothing looks like a button of any view; "markers" does so only for
+            [SEP], [button] and their like, and leaves others as the original shows them.
+    """
+    head = text[: limit * _SPARE]
+    if not head.isprintable():
+        head = _BREAKS.sub(" ", _INVISIBLE.sub("", head))
+    shown = " ".join(head.split())
+    if brackets == "round":
+        shown = shown.translate(_ROUND)
+    elif "[" in shown:
+        shown = _MARKER.sub(r"(\1)", shown)
+    if len(shown) > limit or len(text) > limit * _SPARE:
+        return shown[: max(0, limit - len(CUT))].rstrip() + CUT
+    return shown

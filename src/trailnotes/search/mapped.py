@@ -1,0 +1,130 @@
+"""Arrays on disk that any number of processes read without a copy of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trailnotes.errors import ConfigError, RunError
+from trailnotes.storage.files import write_text_atomic
+
+META = "meta.json"
+
+
+class MappedFolder:
+    """The files of one folder, mapped read-only, whose sizes its ``meta.json`` tells.
+
+    Every file stays open: `check` notices at little cost that one was cut or written over in place, which reading the
+    map alone would answer with a bus error or with nonsense. A file that was replaced by another of its name does no
+    harm, since the map keeps the old one.
+
+    Raises:
+        ConfigError: a file is missing, has another size, or `meta.json` is of another `kind` or version.
+    """
+
+    def __init__(self, folder: Path, kind: str, version: int) -> None:
+        self.folder = folder
+        self.meta = read_meta(folder, kind, version)
+        self._open: dict[Path, tuple[int, tuple[int, int]]] = {}  # path -> (file descriptor, (size, time of change))
+
+    def file(self, name: str) -> int:
+        """The descriptor of one file, opened now if it is not yet."""
+        path = self.folder / name
+        if path not in self._open:
+            try:
+                handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except OSError as error:
+                raise ConfigError(f"{path} cannot be read ({error.strerror}): {_again(self.meta)}") from error
+            self._open[path] = handle, _stamp(handle)
+            expected = self.meta["files"].get(name)
+            if self._open[path][1][0] != expected:
+                raise ConfigError(
+                    f"{path} has {self._open[path][1][0]} bytes instead of {expected}: it was cut or replaced; "
+                    f"{_again(self.meta)}"
+                )
+        return self._open[path][0]
+
+    def array(self, name: str) -> NDArray[Any]:
+        """The array of one ``.npy`` file, mapped."""
+        self.file(name)
+        try:
+            mapped = np.load(self.folder / name, mmap_mode="r", allow_pickle=False)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{self.folder / name} is damaged ({error}): {_again(self.meta)}") from error
+        return np.asarray(mapped)  # a plain view: slices of numpy's own class for maps cost several times as much
+
+    def check(self) -> None:
+        """Raise `ConfigError` if a file has changed since it was opened."""
+        for path, (handle, stamp) in self._open.items():
+            if _stamp(handle) != stamp:
+                raise ConfigError(f"{path} was changed while it was in use: {_again(self.meta)}, and start again")
+
+    def close(self) -> None:
+        """Close the files; arrays that were handed out stay valid."""
+        for handle, _ in self._open.values():
+            os.close(handle)
+        self._open = {}
+
+
+def read_meta(folder: Path, kind: str, version: int) -> dict[str, Any]:
+    """The ``meta.json`` of a folder.
+
+    Raises:
+        ConfigError: there is none, or it says something else than `kind` and `version`.
+    """
+    path = folder / META
+    try:
+        meta = json.loads(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"{folder} is no {kind}: it has no {META} ({error.strerror})") from error
+    except ValueError as error:
+        raise ConfigError(f"{path} is damaged: {_again({})}") from error
+    if not isinstance(meta, dict) or meta.get("kind") != kind or not isinstance(meta.get("files"), dict):
+        raise ConfigError(f"{folder} is no {kind}: {META} says something else")
+    if meta.get("version") != version:
+        raise ConfigError(
+            f"{folder} is a {kind} of version {meta.get('version')}, and this Trailnotes reads version {version}: "
+            f"{_again(meta)}"
+        )
+    return meta
+
+
+def write_meta(folder: Path, kind: str, version: int, names: list[str], facts: Mapping[str, Any]) -> None:
+    """Write the ``meta.json`` that makes `folder` whole: the sizes of the files `names`, and `facts`."""
+    sizes = {name: (folder / name).stat().st_size for name in names}
+    meta = {"kind": kind, "version": version, "files": sizes, **facts}
+    write_text_atomic(folder / META, json.dumps(meta, ensure_ascii=False, indent=1) + "\n")
+
+
+def allocate(path: Path, dtype: Any, length: int) -> np.memmap[Any, Any]:
+    """A new ``.npy`` file of `length` items, mapped for writing.
+
+    Its space is taken now: a disk that fills up under a map would end the process without a word.
+
+    Raises:
+        RunError: there is no room.
+    """
+    array: np.memmap[Any, Any] = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=(length,))
+    with path.open("rb+") as file:
+        try:
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+        except OSError as error:
+            raise RunError(
+                f"cannot write {path} ({error.strerror}): free space, then run the same command again"
+            ) from error
+    return array
+
+
+def _stamp(handle: int) -> tuple[int, int]:
+    status = os.fstat(handle)
+    return status.st_size, status.st_mtime_ns
+
+
+def _again(meta: Mapping[str, Any]) -> str:
+    return str(meta.get("again", "make it again"))

@@ -1,0 +1,112 @@
+"""Porter's stemmer as Lucene runs it.
+
+M. F. Porter, "An algorithm for suffix stripping", Program 14(3), 1980, with the three departures of its author's later
+programs that Lucene's `PorterStemmer` shares: words of one or two letters stay, ``bli`` becomes ``ble`` (not ``abli``
+``able``), and ``logi`` becomes ``log``. Every letter but a, e, i, o, u and y counts as a consonant, whatever script.
+"""
+
+from __future__ import annotations
+
+import re
+
+_STEP_2 = {
+    "ational": "ate", "tional": "tion", "enci": "ence", "anci": "ance", "izer": "ize", "bli": "ble", "alli": "al",
+    "entli": "ent", "eli": "e", "ousli": "ous", "ization": "ize", "ation": "ate", "ator": "ate", "alism": "al",
+    "iveness": "ive", "fulness": "ful", "ousness": "ous", "aliti": "al", "iviti": "ive", "biliti": "ble",
+    "logi": "log",
+}  # fmt: skip
+_STEP_3 = {"icate": "ic", "ative": "", "alize": "al", "iciti": "ic", "ical": "ic", "ful": "", "ness": ""}
+_STEP_4 = dict.fromkeys(
+    ["al", "ance", "ence", "er", "ic", "able", "ible", "ant", "ement", "ment", "ent", "ion", "ou", "ism", "ate", "iti",
+     "ous", "ive", "ize"],
+    "",
+)  # fmt: skip
+_LONGEST = max(map(len, _STEP_2))
+_VOWELS_THEN_CONSONANT = re.compile("v+c")
+
+
+def stem(word: str) -> str:
+    """The stem of a word in lower case."""
+    if len(word) <= 2:
+        return word
+    word = _step_1c(_step_1b(_step_1a(word)))
+    word = _replace(word, _STEP_2, above=0)
+    word = _replace(word, _STEP_3, above=0)
+    word = _replace(word, _STEP_4, above=1)
+    return _step_5(word)
+
+
+def _shape(word: str) -> str:
+    """A ``v`` for each vowel of `word`, and a ``c`` for each consonant; y is a vowel after a consonant."""
+    shape = ""
+    for letter in word:
+        vowel = letter in "aeiou" or (letter == "y" and shape.endswith("c"))
+        shape += "v" if vowel else "c"
+    return shape
+
+
+def _measure(word: str) -> int:
+    """Porter's m: how often a consonant follows vowels."""
+    return len(_VOWELS_THEN_CONSONANT.findall(_shape(word)))
+
+
+def _ends_short(word: str) -> bool:
+    """Porter's *o: the end is consonant, vowel, consonant, and the last is not w, x or y."""
+    return _shape(word).endswith("cvc") and word[-1] not in "wxy"
+
+
+def _ends_double(word: str) -> bool:
+    """Porter's *d: the same consonant twice."""
+    return len(word) > 1 and word[-1] == word[-2] and _shape(word).endswith("c")
+
+
+def _step_1a(word: str) -> str:
+    if word.endswith(("sses", "ies")):
+        return word[:-2]
+    return word[:-1] if word.endswith("s") and not word.endswith("ss") else word
+
+
+def _step_1b(word: str) -> str:
+    if word.endswith("eed"):
+        return word[:-1] if _measure(word[:-3]) > 0 else word
+    for suffix in ("ed", "ing"):
+        base = word.removesuffix(suffix)
+        if base == word:
+            continue
+        return _restored(base) if "v" in _shape(base) else word
+    return word
+
+
+def _restored(base: str) -> str:
+    """What is left of a word without its -ed or -ing."""
+    if base.endswith(("at", "bl", "iz")):
+        return base + "e"
+    if _ends_double(base):
+        return base if base[-1] in "lsz" else base[:-1]
+    return base + "e" if _measure(base) == 1 and _ends_short(base) else base
+
+
+def _step_1c(word: str) -> str:
+    return word[:-1] + "i" if word.endswith("y") and "v" in _shape(word[:-1]) else word
+
+
+def _replace(word: str, suffixes: dict[str, str], above: int) -> str:
+    """Replace the longest suffix that is listed, if the measure of what is before it is above `above`."""
+    for length in range(min(_LONGEST, len(word)), 1, -1):
+        suffix = word[-length:]
+        if suffix not in suffixes:
+            continue
+        base = word[:-length]
+        if suffix == "ion" and not base.endswith(("s", "t")):
+            return word
+        return base + suffixes[suffix] if _measure(base) > above else word
+    return word
+
+
+def _step_5(word: str) -> str:
+    if word.endswith("e"):
+        base = word[:-1]
+        measure = _measure(base)
+        if measure > 1 or (measure == 1 and not _ends_short(base)):
+            word = base
+    return word[:-1] if word.endswith("ll") and _measure(word) > 1 else word

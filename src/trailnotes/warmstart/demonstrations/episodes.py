@@ -1,0 +1,85 @@
+"""Scripts played in an environment, and the conversations that such an episode makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from typing import TYPE_CHECKING
+
+from trailnotes.prompts import Conversation, reflection_messages
+from trailnotes.storage.demonstrations import Demonstration, spoken
+from trailnotes.types import Completion, Message, Observation, Outcome, Step, Task, Tip, Trajectory
+
+if TYPE_CHECKING:
+    from trailnotes.config.schema import Config
+    from trailnotes.envs import Env
+
+Script = Generator[str, Observation, None]  # is sent the newest observation and yields the next action
+
+
+def follow(actions: Sequence[str], _: Observation) -> Script:
+    """Take `actions`, whatever happens."""
+    for action in actions:  # noqa: UP028 (a list cannot be sent the observations)
+        yield action
+
+
+def played(env: Env, task: Task, script: Callable[[Observation], Script], member: int = 0) -> Trajectory:
+    """One episode of a script, until it or the game ends."""
+    observation = env.reset(task)
+    acting, steps = script(observation), []
+    action = next(acting, None)
+    while action is not None:
+        after = env.step(action)
+        steps.append(Step(observation, (), Completion((), (), (), action), (), action, after.reward))
+        observation = after
+        if observation.done:
+            break
+        try:
+            action = acting.send(observation)
+        except StopIteration:
+            action = None
+    outcome: Outcome = "terminated" if observation.terminated else "truncated"
+    success, score = observation.success, observation.score
+    return Trajectory(task, tuple(steps), observation, outcome, success, score, observation.max_score, member=member)
+
+
+def actions_of(trajectory: Trajectory) -> list[str]:
+    """The actions of an episode."""
+    return [step.action for step in trajectory.steps]
+
+
+def of_rehearsal(config: Config) -> Config:
+    """The settings with `rehearsal.options` over those of the environment."""
+    options = {**config.env.options, **config.rehearsal.options}
+    return config.model_copy(update={"env": config.env.model_copy(update={"options": options})})
+
+
+def conversations(
+    trajectory: Trajectory, tips: Sequence[Tip], note: str, config: Config, count_tokens: Callable[[str], int]
+) -> list[Demonstration]:
+    """What an episode teaches.
+
+    Args:
+        trajectory: the episode.
+        tips: shown in its first turn.
+        note: what is written about it.
+        config: of the wording.
+        count_tokens: of the tokenizer, for the length caps.
+
+    Returns:
+        Without tips one row, which acts and then writes; with tips a row that acts on them, and a tip-free one that
+        writes alone: nothing in it explains the actions.
+    """
+    rollout, memory = config.rollout, config.memory
+    written = (*reflection_messages(trajectory, rollout, memory, count_tokens), Message("assistant", note))
+    if not tips:
+        return [Demonstration(written, spoken(written), trajectory.task)]
+    conversation = Conversation(rollout, memory, count_tokens)
+    conversation.start(trajectory.steps[0].observation.instruction or "")
+    for step in trajectory.steps:
+        conversation.observe(step.observation, () if conversation.shown else tips)
+        conversation.act(step.completion.text)
+    acted = tuple(conversation.acting)
+    return [
+        Demonstration(acted, spoken(acted), trajectory.task),
+        Demonstration(written, frozenset({len(written) - 1}), trajectory.task),
+    ]

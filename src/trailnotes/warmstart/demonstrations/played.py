@@ -1,0 +1,101 @@
+"""What people have played, as demonstrations: their actions, played again in the environment that agents will act in.
+
+So each turn is, word for word, what an agent would have been shown with the same settings, and what cannot be repeated
+there is not recorded.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trailnotes.errors import RunError
+from trailnotes.prompts import Conversation, parse_action
+from trailnotes.storage.demonstrations import Demonstration, record_of, spoken
+from trailnotes.storage.files import append_jsonl, set_aside
+
+if TYPE_CHECKING:
+    from trailnotes.config.schema import Config
+    from trailnotes.envs import Env
+    from trailnotes.prompts import CountTokens
+    from trailnotes.types import Task
+
+KIND = "played"
+
+
+class PlayRecorder:
+    """Appends episodes of people to a file that `warmstart.demonstrations` may name. One process at a time does.
+
+    Args:
+        path: the JSONL file; what it holds stays. A last line that a crash has cut is moved aside.
+        env: plays the actions again.
+        config: `rollout`, `memory`: how turns are worded, and cut.
+        count_tokens: for the cuts.
+
+    Raises:
+        RunError: the file cannot be written, or another process records to it.
+    """
+
+    def __init__(self, path: Path, env: Env, config: Config, count_tokens: CountTokens) -> None:
+        self.path = path
+        self._env, self._config, self._count_tokens = env, config, count_tokens
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise RunError(f"cannot write {path} ({error.strerror}): choose another file to record to") from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            self.close()
+            raise RunError(f"another process records to {path}: stop it, or choose another file") from error
+        self.half = set_aside(path)  # the file that now holds the half of a line, if there was one
+
+    def line(self, task: Task, actions: Sequence[str]) -> Mapping[str, Any]:
+        """The record of an episode.
+
+        Raises:
+            RunError: the environment does not end with the last of these actions.
+        """
+        return record_of(played(self._env, task, actions, self._config, self._count_tokens))
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        """Append a record; when this returns, it is on the disk.
+
+        Raises:
+            RunError: it cannot be written; the earlier lines are whole.
+        """
+        append_jsonl(self.path, [line], sync=True)
+
+    def close(self) -> None:
+        """Let others record. Twice is fine."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+def played(env: Env, task: Task, actions: Sequence[str], config: Config, count_tokens: CountTokens) -> Demonstration:
+    """The conversation of an episode in which an agent does what a person did. It helped if it won.
+
+    Raises:
+        RunError: the environment does not end with the last of `actions`: it refuses one, or allows fewer steps.
+    """
+    rollout = config.rollout
+    conversation = Conversation(rollout, config.memory, count_tokens)
+    observation = env.reset(task)
+    conversation.start(observation.instruction or "")
+    for number, action in enumerate(actions):
+        if observation.done:
+            raise RunError(f"{task.id} ends after {number} of {len(actions)} steps: raise the environment's max_steps")
+        said = " ".join(action.split())
+        text = f"<action>{said}</action>" if rollout.action_format == "tags" else said
+        conversation.observe(observation)
+        conversation.act(text)
+        observation = env.step(parse_action(text, rollout.action_format, rollout.style).action)
+    if not observation.terminated:
+        raise RunError(f"{task.id} has not ended after the {len(actions)} steps that were recorded of it")
+    messages = tuple(conversation.plain)
+    return Demonstration(messages, spoken(messages), task, KIND, observation.success)

@@ -1,0 +1,57 @@
+"""The commands on a catalogue: import, show."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from trailnotes.commands import main
+
+RECORD = {"asin": "B000000001", "name": "Blue\x1b Cup", "category": "garden", "query": "cups", "pricing": "$3"}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "products.json"
+    path.write_text(json.dumps([RECORD, RECORD, RECORD | {"asin": "B000000002", "name": "Red Mug"}]))
+    return path
+
+
+def test_import_and_show(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shop = str(tmp_path / "shop")
+    assert main(["webshop", "import", shop, "--products", str(source)]) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith("2 products, ")
+    assert "left out     1 x asin twice" in said.out
+    assert f"entry by entry: {shop}/report.jsonl" in said.out
+    assert "import  " in said.err
+    assert main(["webshop", "show", shop, "--verify", "--search", "cup"]) == 0
+    assert capsys.readouterr().out == "every file is as it was written\nB000000001  $3.0                  Blue Cup\n"
+    assert main(["webshop", "show", shop, "--asin", "B000000002"]) == 0
+    assert json.loads(capsys.readouterr().out)["title"] == "Red Mug"
+    assert main(["webshop", "show", shop, "--search", "nothing"]) == 0
+    assert "no product has any of these words" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["show", "nowhere"], "nowhere is no webshop catalogue"),
+        (["show", "SHOP", "--asin", "B000000009"], "has no product B000000009"),
+        (["import", "SHOP", "--products", "SOURCE"], "is there already"),
+        (["import", "other", "--products", "SOURCE", "--limit", "0"], "--limit 0 leaves no product"),
+        (["import", "other", "--products", "gone.json"], "gone.json cannot be read"),
+    ],
+)
+def test_what_cannot_work_is_one_line(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    shop = str(tmp_path / "shop")
+    assert main(["webshop", "import", shop, "--products", str(source)]) == 0
+    capsys.readouterr()
+    assert main(["webshop", *(word.replace("SHOP", shop).replace("SOURCE", str(source)) for word in words)]) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert len(said.splitlines()) == 1

@@ -1,0 +1,112 @@
+"""What a run and an evaluation record of what is played, and what is refused because it is not the same."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shelves import DOZEN
+from trailnotes.compare import compare_own, compare_table
+from trailnotes.config.schema import Config
+from trailnotes.envs.tasks import panel_of
+from trailnotes.envs.webshop.env import opened
+from trailnotes.envs.webshop.writing import write_catalogue
+from trailnotes.errors import RunError
+from trailnotes.runs.directory import RunDir
+from trailnotes.runs.panels import Subject, panel_result, write_evaluation
+from trailnotes.types import Completion, Observation, Step, Trajectory
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A catalogue on disk."""
+    folder = tmp_path_factory.mktemp("catalogues") / "dozen"
+    write_catalogue(folder, DOZEN.products)
+    return str(folder)
+
+
+def config_of(shop: str, seed: int = 0, **options: Any) -> Config:
+    env = {"name": "webshop", "options": {"catalogue": shop, **options}}
+    return Config(env=env, run={"seed": seed}, algorithm={"name": "grpo"})
+
+
+def evaluated(out: Path, config: Config, trained: Config | None = None) -> Path:
+    """An evaluation of its panel, as the real writer writes it."""
+    step = Step(Observation("shop"), (), Completion((), (), (), "click[buy now]"), (), "click[buy now]", 1.0)
+    episodes = [Trajectory(task, (step,), Observation("end"), "terminated", True, 1.0) for task in panel_of(config)]
+    subject = Subject(f"{out}/model", "grpo", None, {}, trained or config)
+    write_evaluation(out, config, subject, episodes, panel_result(episodes, config, subject, memory=False))
+    return out
+
+
+def test_a_run_records_the_identity_of_what_it_plays(tmp_path: Path, shop: str) -> None:
+    RunDir.open(tmp_path, config_of(shop)).close()
+    identity = json.loads((tmp_path / "run.json").read_text())["environment"]
+    assert (identity["protocol"], identity["catalogue"]) == ("by-product", opened(shop).name)
+    assert all(len(split["sha256"]) == 64 for split in identity["splits"].values())
+
+
+def test_a_run_is_not_resumed_on_other_data_under_the_same_name(tmp_path: Path) -> None:
+    folder, config = tmp_path / "shop", config_of(str(tmp_path / "shop"))
+    write_catalogue(folder, DOZEN.products)
+    with RunDir.open(tmp_path / "run", config) as run:
+        run.append_metrics({"iteration": 0})
+    RunDir.open(tmp_path / "run", config).close()
+    shutil.rmtree(folder)
+    opened.cache_clear()
+    RunDir.open(tmp_path / "run", config).close()  # without the data there is nothing to compare, and nothing is lost
+    write_catalogue(folder, DOZEN.products[:-1])
+    with pytest.raises(RunError, match="a run of webshop with another catalogue, splits: put back"):
+        RunDir.open(tmp_path / "run", config)
+
+
+def test_a_run_of_an_environment_without_an_identity_records_none(tmp_path: Path) -> None:
+    RunDir.open(tmp_path, Config(env={"name": "waymarks-simulator"})).close()
+    assert "environment" not in json.loads((tmp_path / "run.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"compat": "original"}, r"compat fixed and original"),
+        ({"dataset_seed": 1}, r"dataset_seed 0 and 1, splits others and others"),
+        ({"protocol": "verl-agent-small", "allow_leak": True}, r"protocol by-product and verl-agent-small, leaks"),
+    ],
+)
+def test_a_table_of_two_protocols_is_refused(tmp_path: Path, shop: str, change: dict[str, Any], said: str) -> None:
+    one = evaluated(tmp_path / "one", config_of(shop))
+    other = evaluated(tmp_path / "other", config_of(shop, seed=1, **change))
+    with pytest.raises(RunError, match=rf"/one and .*/other are of two protocols \({said}.*one table is of one"):
+        compare_own([str(one), str(other)])
+
+
+def test_what_was_trained_under_another_protocol_is_refused_too(tmp_path: Path, shop: str) -> None:
+    one = evaluated(tmp_path / "one", config_of(shop))
+    other = evaluated(tmp_path / "other", config_of(shop), trained=config_of(shop, 1, dataset_seed=3))
+    with pytest.raises(RunError, match="dataset_seed 0 and 3"):
+        compare_own([str(one), str(other)])
+
+
+def test_one_protocol_makes_a_table_whatever_the_view(tmp_path: Path, shop: str) -> None:
+    one = evaluated(tmp_path / "one", config_of(shop))
+    other = evaluated(tmp_path / "other", config_of(shop, 1, view="text_rich", max_title=40))
+    (line,) = compare_own([str(one), str(other)]).lines
+    assert line.seeds == (0, 1)
+
+
+def test_a_column_beside_published_figures_is_of_one_protocol(tmp_path: Path) -> None:
+    """The environment of the published panel has no identity yet; what an evaluation records is what counts."""
+    places = []
+    for seed in range(2):
+        task = {"task": "find-animal"}
+        config = Config(env={"name": "scienceworld", "options": task}, run={"seed": seed}, algorithm={"name": "grpo"})
+        places.append(evaluated(tmp_path / f"{seed}", config))
+        file = tmp_path / f"{seed}" / "panel.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"environment": {"protocol": f"p{seed}"}}))
+    with pytest.raises(RunError, match=r"\(protocol p0 and p1\), and one column is of one: leave one out, or name"):
+        compare_table([str(place) for place in places])
+    compare_table([str(places[0]), f"{places[1]}=other"])
