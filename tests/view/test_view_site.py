@@ -144,8 +144,12 @@ def test_tips_are_searched_as_the_agent_searches(person: Person) -> None:
     assert "has no tip of 'keys'" in person.look("/run/first/tips?task=keys&q=hall", 409).text
 
 
-def test_the_chain_is_that_of_diagnose(person: Person) -> None:
+def test_the_chain_is_that_of_diagnose(root: Path, person: Person) -> None:
     page = person.look("/run/first/chain")
+    assert "0.75" not in page.text
+    with (root / "first/metrics.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"iteration": 3, "env_steps": 16, "tips/written": 8, "tips/unusable": 2}) + "\n")
+    assert "0.75" in person.look("/run/first/chain").text, "what is kept is renewed"
     assert "return without tips" in page.text
     assert len(re.findall(r'class="ring"', page.html)) == 7
 

@@ -195,6 +195,12 @@ class EpisodeIndex:
                 "return": earned, "steps": steps[read],
             }  # fmt: skip
 
+    @property
+    def mark(self) -> tuple[str, int]:
+        """Another one whenever the index may say something else."""
+        with self._lock, _named(self.file):
+            return self._get("file", ""), self._get("end", 0)
+
     def iterations(self) -> tuple[int, int] | None:
         """The first and the last iteration; None without episodes."""
         ((first, last),) = self._rows("SELECT MIN(iteration), MAX(iteration) FROM episodes")

@@ -8,7 +8,7 @@ from typing import Any, Final
 from trailnotes.config.schema import Config
 from trailnotes.memory import clean_tip
 from trailnotes.memory.tips import MAX_ACTION_WORDS
-from trailnotes.runs.chain import links_of
+from trailnotes.runs.chain import Link, links_of
 from trailnotes.types import MODES, Tip
 from trailnotes.view import overview
 from trailnotes.view.curves import picture
@@ -172,8 +172,11 @@ def chain(window: Window, place: Place) -> dict[str, Any]:
     """What `trailnotes diagnose` says, as data."""
     index, known = window.index(place.path)
     config, trouble = window.settings(place)
-    lines = window.lines.read(place.path / "metrics.jsonl").lines
-    links = links_of(lines, [*index.outlines()], config) if config and lines else []
+    read = window.lines.read(place.path / "metrics.jsonl")
+    lines, links = read.lines, list[Link]()
+    if config and lines:  # it goes through all episodes
+        state = (index.mark, read.end, config)
+        links = window.kept(f"chain {place.slug}", state, lambda: links_of(lines, [*index.outlines()], config))
     weak = next((link for link in links if link.holds is False), None)
     return {"links": links, "weak": weak, "known": known, "trouble": trouble, "count": len(lines)}
 

@@ -58,7 +58,7 @@ class Window:
         self._lock = threading.Lock()
         self._indices: dict[Path, EpisodeIndex] = {}
         self._reading: set[Path] = set()
-        self._settings: dict[Path, tuple[tuple[int, int], tuple[Config | None, str]]] = {}
+        self._kept: dict[str, tuple[object, Any]] = {}
         self._places: tuple[float, list[Place]] = (-FRESH_S, [])
 
     def close(self) -> None:
@@ -94,10 +94,16 @@ class Window:
             stat = (place.path / "config.toml").stat()
         except OSError as error:
             return None, f"{place.path / 'config.toml'}: {error.strerror}"
-        state = (stat.st_mtime_ns, stat.st_size)
-        if place.path not in self._settings or self._settings[place.path][0] != state:
-            self._settings[place.path] = (state, settings_of(place.path))
-        return self._settings[place.path][1]
+        found: tuple[Config | None, str] = self.kept(
+            f"settings {place.slug}", (stat.st_mtime_ns, stat.st_size), lambda: settings_of(place.path)
+        )
+        return found
+
+    def kept(self, name: str, state: object, make: Callable[[], Any]) -> Any:
+        """What `make` made when `state` was last another."""
+        if name not in self._kept or self._kept[name][0] != state:
+            self._kept[name] = (state, make())
+        return self._kept[name][1]
 
     def index(self, run: Path) -> tuple[EpisodeIndex, float]:
         """The index of a run's episodes, and the share of them that it knows. The rest is read meanwhile."""
