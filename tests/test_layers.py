@@ -87,7 +87,7 @@ HOUSE = {
     "config": """
         __init__ toml
         presets schema
-        methods_schema model_schema warmstart_schema
+        methods_schema model_schema train_schema warmstart_schema
         methods section
     """,
     "credit": """
@@ -153,7 +153,9 @@ HOUSE = {
         base controls exchange
         tips
         store
-        retrieval schema
+        scope words
+        retrieval schema worth
+        migrations
     """,
     "policies": """
         __init__ base openai scripted vllm

@@ -36,6 +36,7 @@ class Task:
     seed: int = 0
     split: str = "train"
     options: Mapping[str, Any] = field(default_factory=dict)  # JSON-able; meaning is the environment's
+    family: str = ""  # games that have a secret in common, by a name that no other environment uses; "" = none said
 
     def __post_init__(self) -> None:
         if not self.id or not self.env:

@@ -231,7 +231,7 @@ def test_show_is_a_config_that_explains_each_key(tmp_path: Path) -> None:
     resolved = resolve(write(tmp_path, 'preset = "paper-webshop"\n'), ["--run.seed", "3"])
     text = show(resolved.config, resolved.origins)
     assert '| one of "auto", "step" | default' in text
-    assert '| any of "score", "support", "recency", "similarity", "ucb" |' in text
+    assert '| any of "score", "support", "recency", "similarity", "ucb", "worth" |' in text
     assert "# learning rate of AdamW (EMPO2, arXiv 2602.23008) | > 0 |" in text
     assert "| >= -1 and <= 1 |" in text
     assert '| one of "naive", "reflexion",' in text

@@ -88,7 +88,7 @@ def test_readers_of_a_control_count_for_no_tip() -> None:
             Task(TASKS[0], "maze"), (seen,), Observation("end"), "terminated", True, 1.0, mode="off_policy"
         )
         shown(memory, show).report([read])
-        counted = [memory.store.readers(tip.id)[0] for tip in memory.store.tips() if tip.id]
+        counted = [readers.shown for readers in memory.store.readers().values()]
         assert counted == ([1, 0, 0, 0] if show == "own" else [0] * 4)
 
 

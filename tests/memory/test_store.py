@@ -50,6 +50,7 @@ def test_final_columns(memory: TipMemory, path: Path) -> None:
         columns, experience = columns_of(connection, "tips"), columns_of(connection, "experience")
         values = columns_of(connection, "experience_values")
         changes = columns_of(connection, "owner_changes")
+        tasks = columns_of(connection, "tasks")
         indexes = {name for _, name, *_ in connection.execute("PRAGMA index_list(tips)")}
         version = connection.execute("PRAGMA user_version").fetchone()
         mode = connection.execute("PRAGMA journal_mode").fetchone()
@@ -73,6 +74,9 @@ def test_final_columns(memory: TipMemory, path: Path) -> None:
         ("age", "INTEGER"),
         ("shown", "INTEGER"),
         ("earned", "REAL"),
+        ("compared", "INTEGER"),
+        ("gained", "REAL"),
+        ("used", "INTEGER"),
     ]
     assert indexes == {"tips_by_text", "tips_by_age"}
     assert experience == [
@@ -97,7 +101,8 @@ def test_final_columns(memory: TipMemory, path: Path) -> None:
         ("other_number", "INTEGER"),
     ]
     assert changes == [("number", "INTEGER"), ("tip", "INTEGER"), ("fields", "TEXT")]
-    assert version == (4,)
+    assert tasks == [(name, "TEXT") for name in ("namespace", "split", "env", "family", "game")]
+    assert version == (len(schema.MIGRATIONS),)
     assert mode == ("wal",)
 
 
@@ -109,7 +114,7 @@ def test_a_file_of_before_the_experience_table_is_migrated_and_keeps_its_tips(pa
     with closing(open_store(path)) as store:
         assert [tip.text for tip in store.tips()] == ["tip 0", "tip 1"]
         assert store._rows("SELECT COUNT(*) FROM experience") == [(0,)]
-        assert store._rows("PRAGMA user_version") == [(4,)]
+        assert store._rows("PRAGMA user_version") == [(len(schema.MIGRATIONS),)]
 
 
 def test_every_field_comes_back(memory: TipMemory, path: Path) -> None:
@@ -130,7 +135,7 @@ def test_an_older_file_is_migrated_and_keeps_its_rows(memory: TipMemory, path: P
         with closing(open_store(path)) as store:
             assert [tip.text for tip in store.tips()] == ["tip 0", "tip 1"]
             assert store._rows("SELECT DISTINCT mood FROM tips") == [("calm",)]
-            assert store._rows("PRAGMA user_version") == [(5,)]
+            assert store._rows("PRAGMA user_version") == [(len(schema.MIGRATIONS),)]
 
 
 def test_a_failed_migration_leaves_the_file_as_it_was(memory: TipMemory, path: Path, monkeypatch) -> None:

@@ -7,6 +7,7 @@ import math
 import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,9 +20,10 @@ from trailnotes.config.schema import Config, MemoryConfig
 from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.memory import open_memory
 from trailnotes.memory.exchange import edit_tip
+from trailnotes.memory.migrations import MIGRATIONS
 from trailnotes.memory.owner import go_back
-from trailnotes.memory.schema import MIGRATIONS
-from trailnotes.memory.tips import TipMemory, earned_by, upper_bounds
+from trailnotes.memory.tips import TipMemory
+from trailnotes.memory.worth import earned_by, mean_gain, upper_bounds
 from trailnotes.rollout import run_groups
 from trailnotes.runs.directory import RunDir
 from trailnotes.types import Completion, Observation, Step, Task, Tip, Trajectory
@@ -122,12 +124,33 @@ def test_an_episode_counts_once_and_a_named_batch_too(tmp_path: Path) -> None:
     assert readings(tmp_path / "memory.db") == [("a", 2, 1.5), ("b", 1, 1.0)]
 
 
-def test_another_order_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whatever_the_order_readers_are_counted_and_nothing_is_written_without() -> None:
     with open_memory(None, MemoryConfig(threshold=-1)) as memory:
         tips, before = written(memory, "a"), memory.store.sequence
-        monkeypatch.setattr(memory.store, "transaction", lambda: pytest.fail("something was written"))
-        memory.report([read([tips["a"]], True)])
+        memory.report([read([], True)], once="plain")
         assert memory.store.sequence == before
+        memory.report([read([tips["a"]], True)])
+        assert memory.store.readers()[1] == (1, 1.0, 0, 0.0, before + 1)
+
+
+def test_what_readers_gained_is_over_those_of_their_group_that_did_not_read_it() -> None:
+    with open_memory(None, MemoryConfig(threshold=-1, order=("worth",))) as memory:
+        tips = written(memory, "useless", "misleads", "helps", "unread")
+        useless, misleads, helps = (tips[text] for text in ("useless", "misleads", "helps"))
+        alone = replace(read([useless], True), task=Task("another", "env"))
+        memory.report([
+            read([helps, useless], True), read([helps], True), read([misleads], False),
+            read([], False, mode="plain"), read([useless], False, score=0.5), alone,
+        ])  # fmt: skip
+        # helps: 1 and 1 less (0 + 0 + .5)/3; misleads: 0 less (1 + 1 + 0 + .5)/4; useless: 1 and .5 less (1 + 0 + 0)/3,
+        # and once with nobody to compare
+        expected = {"helps": (2, 5 / 3), "misleads": (1, -0.625), "useless": (2, 5 / 6), "unread": (0, 0.0)}
+        readers = {text: memory.store.readers()[tip.id] for text, tip in tips.items() if tip.id}
+        for text, (compared, gained) in expected.items():
+            assert (readers[text].compared, readers[text].gained) == (compared, pytest.approx(gained))
+        assert (readers["useless"].shown, readers["useless"].earned) == (3, 2.5)
+        assert order(memory) == ["helps", "useless", "unread", "misleads"], "5/9, 5/18, 0, -.3125"
+        assert mean_gain(np.array([2, 1]), np.array([5 / 3, -0.625])).tolist() == pytest.approx([5 / 9, -0.3125])
 
 
 def test_readers_are_of_a_text(tmp_path: Path) -> None:
@@ -185,7 +208,22 @@ def test_memory_show_tells_of_readers(tmp_path: Path, capsys: pytest.CaptureFixt
         assert main(["memory", "show", str(tmp_path / "memory.db"), tip_id]) == 0
     first, second = capsys.readouterr().out.split("id         2")
     assert "readers    3 episodes, which earned 0.33 of 1 on average" in first
+    assert "last read  at write 3 of 3" in first
     assert "readers" not in second
+
+
+def test_memory_list_by_worth(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with open_memory(tmp_path / "memory.db", MemoryConfig()) as memory:
+        tips = written(memory, "misleads", "helps", "unread")
+        memory.report([read([tips["helps"]], True), read([tips["misleads"]], False), read([tips["misleads"]], False)])
+    for by, texts in {
+        "worth": ["helps", "unread", "misleads"], "shown": ["misleads", "helps", "unread"],
+        "score": ["misleads", "helps", "unread"], "recency": ["unread", "helps", "misleads"],
+    }.items():  # fmt: skip
+        assert main(["memory", "list", str(tmp_path / "memory.db"), "--by", by]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert [line.split("  ")[-1] for line in lines] == texts
+        assert ("worth +0.50" in lines[0]) == (by == "worth")
 
 
 # --- whoever plays reports ----------------------------------------------------------------------------------------
@@ -206,11 +244,18 @@ def test_groups_report_to_the_memory_that_they_read() -> None:
         assert memory.store._rows("SELECT shown, earned FROM tips") == [(3, 3.0), (0, 0.0)]
 
 
-def test_an_adaptation_counts_each_reader_once_however_often_it_is_started(tmp_path: Path) -> None:
+def test_an_adaptation_counts_each_reader_once_however_often_it_is_started(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     sections = {"memory": {"order": ["ucb"]}, "eval": {"trials": 2}}
     for _ in range(2):
         adapt_by(Guesser(), "empo2-tips", tmp_path, **sections)
     counted = [shown for _, shown, _ in readings(tmp_path / "memory.db")]
+    for number, shown in enumerate(counted, 1):
+        assert main(["memory", "show", str(tmp_path), str(number)]) == 0
+        told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("read by")]
+        assert len(told) == shown
+        assert all(": gate/test-" in line and ", member 0: " in line for line in told)
     lines = metrics(tmp_path)
     assert [line["phase"] for line in lines] == ["trial-0", "trial-1", "trial-2"]
     assert sum(counted) == 4 + 6, "four gates, of one tip each in trial 1; two of them have a second one in trial 2"

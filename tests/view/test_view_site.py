@@ -131,7 +131,7 @@ def test_a_tip_knows_its_author_and_its_readers(person: Person) -> None:
     assert "/run/first/episodes/2" in page.values("a", "href"), "it was written after that one"
     assert {f"/run/first/episodes/{n}" for n in (4, 6)} <= set(page.values("a", "href")), "these have read it"
     assert "2 readers" in page.text
-    assert "2, worth 1.00" in page.text
+    assert "2, who earned 1.00" in page.text
 
 
 def test_tips_are_searched_as_the_agent_searches(person: Person) -> None:

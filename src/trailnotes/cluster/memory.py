@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from trailnotes.config.schema import Config
-    from trailnotes.types import StrPath, Tip, Trajectory
+    from trailnotes.types import StrPath, Task, Tip, Trajectory
 
 logger = logging.getLogger(__name__)
 STOP_LIMIT = 5.0  # seconds to close the file
@@ -87,6 +87,10 @@ class MemoryService:
     def add(self, tips: Sequence[Tip], once: str) -> Answer:
         """`TipMemory.add`."""
         return self._answer(self._whole().add(tips, once=once))
+
+    def meet(self, tasks: Sequence[Task]) -> Answer:
+        """`TipMemory.meet`."""
+        return self._answer(self._whole().meet(tasks))
 
     def report(self, episodes: Sequence[Trajectory], once: str) -> Answer:
         """`TipMemory.report`, of what was shown."""
@@ -186,10 +190,16 @@ class ServedMemory(Closes):
         changed: int = self._ask("add", list(tips), once or _request())
         return changed
 
+    def meet(self, tasks: Sequence[Task]) -> bool:
+        """See `ScopedMemory.meet`."""
+        new: bool = self._config.memory.scope != "task" and self._ask("meet", list(tasks))
+        if new and self._at is not None:
+            self._ask("pin")
+            self._at = self.version
+        return new
+
     def report(self, episodes: Sequence[Trajectory], *, once: str = "") -> None:
         """See `AttentiveMemory.report`."""
-        if "ucb" not in self._config.memory.order:
-            return
         self._ask("report", list(episodes), once or _request())
         if self._at is not None:
             self._ask("pin")

@@ -40,26 +40,50 @@ def _list(args: Namespace) -> None:
 
     few_letters = not (sys.stdout.encoding or "").lower().startswith("utf")
     with _store(args) as store:
-        for tip in list_tips(store, args.namespace, limit=args.limit):
-            print(json.dumps(asdict(tip), ensure_ascii=few_letters) if args.json else _line(tip))
+        readers = store.readers()
+        for tip in list_tips(store, args.namespace, limit=args.limit, by=args.by):
+            if args.json:
+                print(json.dumps(asdict(tip), ensure_ascii=few_letters))
+            else:
+                print(_line(tip, f"worth {readers[tip.id or 0].worth:+.2f}  " if args.by == "worth" else ""))
 
 
 def _show(args: Namespace) -> None:
     from trailnotes.memory.exchange import show_tip
 
     with _store(args) as store:
-        for name, value in asdict(show_tip(store, args.id)).items():
-            print(f"{name:<10} {value}")
-        shown, earned = store.readers(args.id)
-    if shown:
-        print(f"{'readers':<10} {shown} episodes, which earned {earned / shown:.2g} of 1 on average")
+        tip, written = show_tip(store, args.id), store.sequence
+        (readers,) = store.readers(args.id).values()
+    for name, value in asdict(tip).items():
+        print(f"{name:<10} {value}")
+    if readers.shown:
+        mean = readers.earned / readers.shown
+        print(f"{'readers':<10} {readers.shown} episodes, which earned {mean:.2g} of 1 on average")
+        print(f"{'last read':<10} at write {readers.used} of {written}")
+    if readers.compared:
+        gain = readers.gained / readers.compared
+        print(f"{'gain':<10} {gain:+.2g}, mean of {readers.compared} readers less members that did not read it")
+    print("".join(f"{'read by':<10} {line}\n" for line in _episodes(args.place, tip)), end="")
+
+
+def _episodes(place: Path, tip: Tip) -> Iterator[str]:
+    """A line for each episode of the run that was shown `tip`, as its text is now."""
+    from trailnotes.runs.directory import TRAJECTORIES
+    from trailnotes.storage.files import read_jsonl
+
+    for record in read_jsonl((place if place.is_dir() else place.parent) / TRAJECTORIES):
+        shown = [each for step in record["steps"] for each in step["tips"]]
+        if any((each.get("id"), each["text"]) == (tip.id, tip.text) for each in shown):
+            won = "success" if record["success"] else "no success"
+            episode = f"{record['task']['id']}, member {record['member']}"
+            yield f"iteration {record['iteration']}: {episode}: {won}, {record['score']:g}/{record['max_score']:g}"
 
 
 def _search(args: Namespace) -> None:
     from trailnotes.memory.exchange import search_tips
 
     with _store(args) as store:
-        found = search_tips(store, args.namespace, args.query, args.top_k)
+        found = search_tips(store, args.namespace, args.query, args.top_k, scope=args.scope)
     for tip, similarity in found:
         print(_line(tip, f"similarity {similarity:.3f}  "))
     if not found:
@@ -138,22 +162,31 @@ def _enable(args: Namespace) -> None:
     print(f"{changed} tips {'disabled' if args.off else 'enabled'}")
 
 
-def _line(tip: Tip, similarity: str = "") -> str:
+def _line(tip: Tip, measured: str = "") -> str:
     marks = "".join([" imported" * tip.imported, " off" * (not tip.enabled), f" x{tip.support}" * (tip.support > 1)])
-    return f"{tip.id or 0:>6}  {similarity}{tip.score:g}/{tip.max_score:g}  {tip.namespace}{marks}  {tip.text}"
+    return f"{tip.id or 0:>6}  {measured}{tip.score:g}/{tip.max_score:g}  {tip.namespace}{marks}  {tip.text}"
 
 
 COMMANDS = (
     Command(
         name="memory list",
-        summary="the tips, newest first",
-        about="Print the tips of a run, the newest first: id, score of the episode, task, marks, text.",
+        summary="the tips, newest first or by what they did",
+        about="Print the tips of a run, the newest first, or as --by says: id, score of the episode, task, marks, "
+        "text. The worth of a tip is what its readers gained over members of their group that did not read it, as if "
+        "one more reader had gained nothing.",
         example="trailnotes memory list runs/smoke --limit 20",
         run=_list,
         arguments=(
             _PLACE,
             _NAMESPACE,
             argument("--limit", type=int, metavar="N", default=0, help="at most this many; 0, the default, means all"),
+            argument(
+                "--by",
+                choices=("recency", "score", "shown", "worth"),
+                default="recency",
+                help="what comes first: the newest, the best score, most readers, or those that helped their readers "
+                "most",
+            ),
             argument("--json", action="store_true", help="one JSON object a line, with all fields"),
         ),
     ),
@@ -161,7 +194,8 @@ COMMANDS = (
         name="memory show",
         summary="one tip with its author and its worth",
         about="Print every field of one tip: text, task, retrieval key, score, and the model, version and run that "
-        "wrote it; and how its readers fared, where they are counted (memory.order = ucb).",
+        "wrote it; how its readers fared, against members of their group that did not read it; and the episodes of the "
+        "run that read it.",
         example="trailnotes memory show runs/smoke 1",
         run=_show,
         arguments=(_PLACE, argument("id", type=int, metavar="ID", help="id of a tip")),
@@ -179,6 +213,12 @@ COMMANDS = (
             argument("namespace", metavar="TASK", help="id of the task whose tips are searched"),
             argument("query", metavar="TEXT", help="what to search for"),
             argument("--top-k", type=int, metavar="K", default=10, help="at most this many tips (10)"),
+            argument(
+                "--scope",
+                choices=("task", "family", "env", "all"),
+                default="task",
+                help="whose tips: the task's own, or as a run with this memory.scope finds them",
+            ),
         ),
     ),
     Command(

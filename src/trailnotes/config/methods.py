@@ -84,7 +84,7 @@ _BUILT_IN = (
     ),
     Method(
         TIPS_ONLY, "EMPO², tips only", "trailnotes.algorithms.empo2_tips:empo2_tips",
-        trains=False, repeats=True, colour="#5fbf9f",
+        trains=False, repeats=True, colour="#5fbf9f", learned_from="trailnotes.algorithms.empo2_tips:met_tasks",
     ),
     Method("grpo", "GRPO", "trailnotes.algorithms.grpo:grpo", trains=True, colour="#d55e00"),
     Method("rloo", "RLOO", "trailnotes.algorithms.rloo:rloo", trains=True, colour="#cc79a7"),

@@ -1,13 +1,12 @@
 """One tree of validated settings. Its defaults are the settled choices of the method; presets hold the paper's.
 
 Each key carries its meaning and, where it has one, its source. The sections of the methods are in
-`methods_schema.py`; reading TOML and command-line overrides, and printing the tree, is `toml.py`. Impossible
+`methods_schema.py`, and so on; reading TOML and command-line overrides, and printing the tree, is `toml.py`. Impossible
 combinations are refused here, before anything is built.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Literal, Self
 
 from pydantic import model_validator
@@ -33,6 +32,7 @@ from trailnotes.config.model_schema import (
     ModelConfig,
 )
 from trailnotes.config.section import PAPER, RELEASE, Section, key
+from trailnotes.config.train_schema import EvalConfig, TrainConfig
 from trailnotes.config.warmstart_schema import WarmstartConfig
 from trailnotes.errors import ConfigError
 
@@ -104,6 +104,16 @@ class MemoryConfig(Section):
 
     embedder: str = key("hashing", "hashing (no dependency), minilm (extra embed), or a sentence-transformers name")
     capacity: int = key(1000, "tips per namespace; the oldest goes first", PAPER, ge=1)
+    scope: Literal["task", "family", "env", "all"] = key(
+        "task", "whose tips are searched: the task's own (paper), or those of its family, its environment, or all"
+    )
+    open_split: str = key(
+        "train", "scope beyond the task: the split whose tips games of other splits may read, too; '' = none"
+    )
+    retrieval: Literal["dense", "sparse", "hybrid"] = key(
+        "dense", "similarity to the query: cosine of vectors (paper), BM25 of words, or reciprocal ranks by both"
+    )
+    rerank: int = key(0, "only so many most similar candidates are put in order, as by worth; 0 = all", ge=0)
     top_k: int = key(10, "tips shown at most", PAPER, ge=0)
     threshold: float = key(0.5, "cosine similarity below which a tip is not a candidate; -1 = none", PAPER, ge=-1, le=1)
     query: Literal["state", "conversation"] = key(
@@ -113,9 +123,10 @@ class MemoryConfig(Section):
     duplicates: Literal["reject", "count"] = key(
         "count", "the same text again in a namespace: reject it (paper), or count it as support and keep the best score"
     )
-    order: tuple[Literal["score", "support", "recency", "similarity", "ucb"], ...] = key(
-        ("score", "support", "recency"), "order of the candidates (paper: the score); ucb: by what their readers earned"
-    )
+    order: tuple[Literal["score", "support", "recency", "similarity", "ucb", "worth"], ...] = key(
+        ("score", "support", "recency"), "order of the candidates (paper: the score); ucb: by what their readers "
+        "earned; worth: by what these gained over members of their group that did not read them"
+    )  # fmt: skip
     ucb: float = key(1.0, "order by ucb: weight of the bonus for what was read seldom", "arXiv 2603.08561", ge=0)
     max_tip_tokens: int = key(160, "a shown tip is cut here; less than 150 asks for tips of fewer words", ge=4)
     max_write_tokens: int = key(192, "decoding limit when a tip is written (release: 512)", RELEASE, ge=1)
@@ -125,6 +136,13 @@ class MemoryConfig(Section):
         True, "show only as many tips as leave room for the turns that are left, each as long as those so far"
     )
     repeat_shown: bool = key(False, "show a tip again that an earlier turn of the episode already holds")
+
+    @property
+    def ranking(self) -> tuple[str, ...]:
+        """The order of the candidates: beyond the task similarity comes first, unless it has chosen or has a place."""
+        if self.scope == "task" or self.rerank or "similarity" in self.order:
+            return self.order
+        return ("similarity", *self.order)
 
     @property
     def asked_words(self) -> int:
@@ -162,45 +180,6 @@ class OptimConfig(Section):
     microbatch_tokens: int = key(8192, "padded tokens in one forward pass; does not change the update", ge=1)
     rows: Literal["auto", "step"] = key("auto", "one row an episode where prompts extend each other, or one a step")
     logprob_chunk: int = key(1024, "positions whose logits exist at the same time", ge=1)
-
-
-class TrainConfig(Section):
-    """How long, how often saved, how often looked at."""
-
-    iterations: int = key(100, "iterations at most", ge=1)
-    max_env_steps: int = key(0, "stop at this many environment steps; 0 = never", ge=0)
-    max_tokens: int = key(0, "stop at this many generated tokens, actions and tips; 0 = never", ge=0)
-    save_every: int = key(10, "iterations between checkpoints", ge=1)
-    keep_last: int = key(2, "checkpoints kept besides the best", ge=1)
-    eval_every: int = key(0, "iterations between validations without memory; 0 = never", ge=0)
-    split: str = key("train", "split of the training tasks")
-    validation_split: str = key(
-        "validation", "held-out variations that choose the best checkpoint; never the test split"
-    )
-    eval_notes_every: int = key(0, "iterations between panels played with tips, from an empty memory; 0 = never", ge=0)
-    eval_notes_trials: int = key(2, "trials with tips of these panels, after one without", ge=1)
-    new_split: str = key("", "games of families never trained, played with tips beside the validation's; '' = none")
-
-    def share(self, spent: Mapping[str, float]) -> float:
-        """How far a run is by the nearest of its limits; 1 and more is done. `spent`: the counters of a checkpoint."""
-        limits = {"iteration": self.iterations, "env_steps": self.max_env_steps, "tokens_generated": self.max_tokens}
-        return max(spent.get(name, 0) / most for name, most in limits.items() if most)
-
-
-class EvalConfig(Section):
-    """A fixed panel of tasks."""
-
-    split: str = key("test", "split of the panel; '' = none, where no game is held back from training")
-    num_tasks: int = key(0, "tasks of the panel; 0 = all of the split", ge=0)
-    num_samples: int = key(1, "episodes for each task, each with its own sampling seed", ge=1)
-    temperature: float = key(0.4, "sampling temperature", PAPER, ge=0)
-    memory: bool = key(False, "act with the run's memory")
-    show_tips: Literal["own", "other", "empty"] = key(
-        "own", "algorithm.show_tips, for panels played with tips, and for the plans that reflexion shows"
-    )
-    trials: int = key(10, "adapt: trials after trial 0, which acts without memory", PAPER, ge=0)
-    metric: Literal["success", "return"] = key("success", "what tables and curves show")
-    confidence: float = key(0.95, "level of the intervals", gt=0, lt=1)
 
 
 class Config(Section):
@@ -264,6 +243,11 @@ class Config(Section):
         if rollout.example_turns and (self.rehearsal.path or self.rehearsal.split):
             raise ValueError(
                 "rehearsal imitates whole conversations, and would learn rollout.example_turns by heart: set it to []"
+            )
+        if self.memory.scope != "task" and self.memory.open_split not in {"", self.train.split}:
+            raise ValueError(
+                "tips of memory.open_split reach all games, those that are trained on among them: "
+                f"set it to train.split = {self.train.split!r}, or to '', so that every split keeps its own"
             )
         if algorithm.name in METHODS:  # one of module:NAME is asked when it is run: reading settings imports nothing
             self._refuse_for(METHODS[algorithm.name])
@@ -353,10 +337,10 @@ class Config(Section):
                 f"{self.algorithm.name} changes no weights: use `trailnotes adapt --method {self.algorithm.name}`, or "
                 f"train one of {', '.join(names(trains=True))}"
             )
-        if method.plain and "ucb" in self.memory.order:
+        if method.plain and (by_readers := {"ucb", "worth"} & {*self.memory.order}):
             raise ConfigError(
-                f"{self.algorithm.name} lets no member read tips, and memory.order = ucb goes by readers: leave it "
-                "out, and name it where tips are read (trailnotes adapt, [panels.NAME])"
+                f"{self.algorithm.name} lets no member read tips, and memory.order = {min(by_readers)} goes by "
+                "readers: leave it out, and name it where tips are read (trailnotes adapt, [panels.NAME])"
             )
         if self.model.path == "random":
             raise ConfigError('model.path = "random" is not a model and learns nothing: name a model')

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from trailnotes.types import Tip, Trajectory
+from trailnotes.types import Task, Tip, Trajectory
 
 
 class Memory(Protocol):
@@ -55,11 +55,26 @@ class VersionedMemory(Memory, Protocol):
 
 
 @runtime_checkable
+class ScopedMemory(Memory, Protocol):
+    """A memory that may find tips of other tasks than the one that asks. `run_groups` calls `meet` before it plays."""
+
+    def meet(self, tasks: Sequence[Task]) -> bool:
+        """Hear where `tasks` belong, which are about to be played; returns whether anything of it was new.
+
+        Raises:
+            ConfigError: a task does not say what the memory is set to go by.
+        """
+        ...
+
+
+@runtime_checkable
 class AttentiveMemory(Memory, Protocol):
     """A memory that hears how those fared who read its tips. `run_groups` calls `report` once its episodes ended."""
 
     def report(self, episodes: Sequence[Trajectory], *, once: str = "") -> None:
         """Take in how `episodes` ended; `Step.tips` says what they were shown, and none of them failed.
+
+        Those of a group that were shown no tips are among them, so that the others can be compared.
 
         `once` names the batch: one of that name that was reported before, perhaps before a restart, is not again.
         """

@@ -11,6 +11,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Literal
 
 from trailnotes.errors import ConfigError
+from trailnotes.memory.schema import encodable
+from trailnotes.memory.scope import Met, Place, place_of
 from trailnotes.memory.store import TipStore
 from trailnotes.memory.tips import TipMemory
 from trailnotes.seeds import derive_seed
@@ -25,13 +27,14 @@ Shown = Literal["own"] | StandIn
 
 
 class Control(TipMemory):
-    """A view of `memory` on the same rows, which finds something else: never more tips than the task has of its own.
+    """A view of `memory` on the same rows, which finds something else: never more tips than `memory` would.
 
     Args:
         memory: is written and saved; this is only searched.
-        show: "other" finds the best tips of another task, of another family where one has any (a family is what an id
-            has before its last "/"): always the same one while no better drawn comes along. "empty" finds the task's
-            own, with their scores, without words and action. A turn shows a text once, so that is one line: the first.
+        show: "other" finds the best tips of another task, of another family where one has any: always the same one
+            while no better drawn comes along. Beyond the task (`memory.scope`) these are the best of another family's
+            tasks. "empty" finds what `memory` does, with the scores, without words and action. A turn shows a text
+            once, so that is one line: the first.
     """
 
     def __init__(self, memory: TipMemory, show: StandIn) -> None:
@@ -52,11 +55,16 @@ class Control(TipMemory):
     def _instead(self, namespace: str, own: Sequence[Tip]) -> list[Tip]:
         if self.show == "empty":
             return emptied(own)
-        other = other_namespace(self.store, namespace) if own else None
+        other = self._other(encodable(namespace)) if own else None
         if other is None:
             return []
-        page = self._page(other)
+        page = self._sorted_page(other)
         return self.store.fetch(page, range(min(len(own), len(page.ids))))
+
+    def _other(self, namespace: str) -> str | Place | None:
+        if self.config.scope == "task":
+            return other_namespace(self.store, namespace)
+        return other_place(self.store, namespace, self.config.open_split)
 
 
 def emptied(tips: Sequence[Tip]) -> list[Tip]:
@@ -65,10 +73,28 @@ def emptied(tips: Sequence[Tip]) -> list[Tip]:
 
 
 def other_namespace(store: TipStore, namespace: str) -> str | None:
-    """The task whose tips stand in for those of `namespace`, of another family where one has any; None for no other."""
+    """The task whose tips stand in for those of `namespace`, of another family where one has any; None for no other.
+
+    A family is what an id has before its last "/".
+    """
     others = [name for name in store.namespaces() if name != namespace]
     foreign = [name for name in others if _family(name) != _family(namespace)] or others
     return min(foreign, key=lambda name: derive_seed("other tips", namespace, name), default=None)
+
+
+def other_place(store: TipStore, namespace: str, open_split: str) -> str | Place | None:
+    """The family whose tips stand in for what `namespace` finds beyond itself; another task where there is no other.
+
+    None for neither: all are of tasks that this one may not read, or nobody knows where it belongs.
+    """
+    place, own = store.place(namespace, "all", open_split), store.met(namespace)
+    if place is None or own is None:
+        return None
+    if families := [family for family in store.families(place) if family != (own.env, own.family)]:
+        drawn = min(families, key=lambda family: derive_seed("other tips", own.env, own.family, *family))
+        return place_of(Met(*drawn, own.split), "family", open_split)
+    others = [name for name in store.namespaces(place) if name != namespace]
+    return min(others, key=lambda name: derive_seed("other tips", namespace, name), default=None)
 
 
 def _family(namespace: str) -> str:

@@ -12,12 +12,13 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, asdict, fields, replace
 from pathlib import Path
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, Literal, NamedTuple, get_type_hints
 
 from trailnotes.config.schema import MemoryConfig
 from trailnotes.errors import MemoryStoreError
 from trailnotes.memory.retrieval import Embedder, make_embedder
 from trailnotes.memory.schema import Identity, opened_snapshot
+from trailnotes.memory.scope import Scope
 from trailnotes.memory.store import COLUMNS, Change, TipStore
 from trailnotes.memory.tips import TipMemory, clean_tip, utc_now
 from trailnotes.storage.checkpoint import META
@@ -30,6 +31,8 @@ REQUIRED = [field.name for field in fields(Tip) if field.default is MISSING]
 NAMED_LINES = 10  # malformed lines, or namespaces, that an error spells out
 REEMBED_BATCH = 256
 SQLITE = b"SQLite format 3\0"  # how every memory file begins
+
+By = Literal["recency", "score", "shown", "worth"]
 
 
 class Imported(NamedTuple):
@@ -66,8 +69,10 @@ def file_of(path: StrPath) -> Path:
     return path / FILE_NAME if path.is_dir() else path
 
 
-def list_tips(store: TipStore, namespace: str | None = None, *, limit: int = 0) -> list[Tip]:
-    """Tips, the newest first; `limit` 0 gives all.
+def list_tips(store: TipStore, namespace: str | None = None, *, limit: int = 0, by: By = "recency") -> list[Tip]:
+    """Tips, the newest first, or the best `by` score, by the number of their readers, or by what these gained.
+
+    `limit` 0 gives all.
 
     Raises:
         MemoryStoreError: there is no such namespace, or the limit is below 0.
@@ -76,7 +81,12 @@ def list_tips(store: TipStore, namespace: str | None = None, *, limit: int = 0) 
         raise MemoryStoreError(f"a limit of {limit} tips means nothing: give a number, or 0 for all")
     if namespace is not None:
         check_namespace(store, namespace)
-    return store.tips(namespace)[::-1][: limit or None]
+    tips, readers = store.tips(namespace)[::-1], store.readers()
+    if by != "recency":
+        rank = {"score": lambda tip: tip.score, "shown": lambda tip: readers[tip.id].shown,
+                "worth": lambda tip: readers[tip.id].worth}[by]  # fmt: skip
+        tips.sort(key=rank, reverse=True)  # which leaves equals as they are
+    return tips[: limit or None]
 
 
 def check_namespace(store: TipStore, namespace: str) -> None:
@@ -103,16 +113,19 @@ def show_tip(store: TipStore, tip_id: int) -> Tip:
     return tip
 
 
-def search_tips(store: TipStore, namespace: str, query: str, top_k: int = 10, threshold: float = -1.0) -> list[Found]:
-    """The enabled tips most similar to `query`, by the embedder that the file was made with.
+def search_tips(
+    store: TipStore, namespace: str, query: str, top_k: int = 10, threshold: float = -1.0, scope: Scope = "task"
+) -> list[Found]:
+    """The enabled tips most similar to `query`, by the embedder that the file was made with, in the scope of a task.
 
     Raises:
         MemoryStoreError: there is no such namespace, or `top_k` is below 1.
     """
     if top_k < 1:
         raise MemoryStoreError(f"a search for {top_k} tips finds nothing: ask for 1 or more")
-    check_namespace(store, namespace)
-    memory = _memory_of(store, threshold=threshold)
+    if scope == "task" or store.met(namespace) is None:
+        check_namespace(store, namespace)
+    memory = _memory_of(store, threshold=threshold, scope=scope)
     return [Found(tip, similarity) for tip, similarity in memory.nearest(namespace, query, top_k)]
 
 

@@ -18,82 +18,13 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from trailnotes.errors import MemoryStoreError
+from trailnotes.memory.migrations import MIGRATIONS
 from trailnotes.types import StrPath
 
 APPLICATION_ID = 0x54726C6E  # "Trln", in the header of every memory file
 SMALLEST_DATABASE = 512  # bytes; SQLite takes anything shorter than a header for a new, empty file
 BUSY_TIMEOUT = 60.0  # seconds
 REPAIR = "restore the memory.db of the last checkpoint, or move the file away to begin without tips"
-
-# Migration k takes a file from version k to k + 1. Never edit one that was released: append another.
-MIGRATIONS: tuple[tuple[str, ...], ...] = (
-    (
-        "CREATE TABLE meta (name TEXT PRIMARY KEY, value) WITHOUT ROWID",
-        "INSERT INTO meta VALUES ('sequence', 0)",
-        """
-        CREATE TABLE tips (
-            id INTEGER PRIMARY KEY AUTOINCREMENT,
-            namespace TEXT NOT NULL,
-            text TEXT NOT NULL,
-            key TEXT NOT NULL,
-            score REAL NOT NULL,
-            max_score REAL NOT NULL,
-            action TEXT NOT NULL,
-            support INTEGER NOT NULL,
-            step INTEGER NOT NULL,
-            model TEXT NOT NULL,
-            version INTEGER NOT NULL,
-            run TEXT NOT NULL,
-            created TEXT NOT NULL,
-            imported INTEGER NOT NULL,
-            enabled INTEGER NOT NULL,
-            vector BLOB NOT NULL,
-            age INTEGER NOT NULL
-        )
-        """,
-        "CREATE INDEX tips_by_text ON tips (namespace, text)",
-        "CREATE INDEX tips_by_age ON tips (namespace, age)",
-    ),
-    (
-        """
-        CREATE TABLE experience (
-            id INTEGER PRIMARY KEY,
-            task TEXT NOT NULL,
-            observation TEXT NOT NULL,
-            history TEXT NOT NULL,
-            admissible TEXT NOT NULL,
-            last_reward REAL NOT NULL,
-            total_reward REAL NOT NULL,
-            visits INTEGER NOT NULL,
-            age INTEGER NOT NULL,
-            vectors BLOB NOT NULL,
-            UNIQUE (task, observation)
-        )
-        """,
-        """
-        CREATE TABLE experience_values (
-            record INTEGER NOT NULL,
-            action TEXT NOT NULL,
-            reward REAL NOT NULL,
-            q REAL NOT NULL,
-            number INTEGER NOT NULL,
-            other_q REAL NOT NULL,
-            other_number INTEGER NOT NULL,
-            PRIMARY KEY (record, action)
-        ) WITHOUT ROWID
-        """,
-    ),
-    (
-        # What the owner did by hand: the fields set, as JSON; all of them where the tip is new; NULL where it went.
-        "CREATE TABLE owner_changes (number INTEGER PRIMARY KEY, tip INTEGER NOT NULL, fields TEXT)",
-        # Copies of a file share its lineage, so that a file that somebody put in its place is known.
-        "INSERT INTO meta VALUES ('lineage', lower(hex(randomblob(8))))",
-    ),
-    (  # episodes that were shown the tip, and what they earned together, each 0 to 1
-        "ALTER TABLE tips ADD COLUMN shown INTEGER NOT NULL DEFAULT 0",
-        "ALTER TABLE tips ADD COLUMN earned REAL NOT NULL DEFAULT 0",
-    ),
-)
 
 
 class Identity(NamedTuple):
@@ -146,6 +77,11 @@ def roll_back(connection: sqlite3.Connection) -> None:
     """Undo the transaction under way. SQLite may have done so itself, as it does when the disk is full."""
     if connection.in_transaction:
         connection.execute("ROLLBACK")
+
+
+def encodable(text: str) -> str:
+    """`text` with "?" for half surrogate pairs, which UTF-8 and so the file cannot hold."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def read_identity(connection: sqlite3.Connection) -> Identity:

@@ -19,7 +19,10 @@ import numpy as np
 from trailnotes.errors import MemoryStoreError
 from trailnotes.memory import schema
 from trailnotes.memory.retrieval import ExactIndex, Floats, Index
-from trailnotes.memory.schema import Closes, Identity, OpenFile, named_errors
+from trailnotes.memory.schema import Closes, Identity, named_errors
+from trailnotes.memory.scope import EVERYWHERE, Place, TaskTable
+from trailnotes.memory.words import WordIndex
+from trailnotes.memory.worth import Readers, Reading
 from trailnotes.types import StrPath, Tip
 
 CACHED_PAGES = 128
@@ -31,17 +34,18 @@ COLUMNS = (
 )
 SELECT = f"SELECT id, {', '.join(COLUMNS)} FROM tips"  # noqa: S608 (constants)
 ORDERS = {"score": "score DESC", "support": "support DESC", "recency": "age DESC"}
-READINGS = ("shown", "earned")  # columns that `update` leaves alone: what came of the tip, not the tip
+READINGS = Readers._fields  # columns that `update` leaves alone: what came of the tip, not the tip
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The enabled tips of one namespace, ready to be searched. Row numbers of `index` are positions in `ids`."""
+    """The enabled tips of a namespace or place, ready to be searched. Row numbers of `index` are positions in `ids`."""
 
     ids: tuple[int, ...]  # best first, by the order that the page was asked for
-    columns: dict[str, Floats]  # "score", "support", "recency", "shown", "earned": float64 (n,)
+    columns: dict[str, Floats]  # "score", "support", "recency" and those of `READINGS`: float64 (n,)
     index: Index
     fetched: dict[int, Tip] = field(default_factory=dict)  # by id: rows that were shown before
+    words: list[WordIndex] = field(default_factory=list)  # of the keys: none, or one when a search has asked for it
 
 
 class Change(NamedTuple):
@@ -56,12 +60,12 @@ class Change(NamedTuple):
         return self.fields is not None and self.fields.keys() >= set(COLUMNS)
 
 
-class TipStore(OpenFile):
+class TipStore(TaskTable):
     """Rows of tips with their vectors, in a file that `OpenFile` opens."""
 
     def __init__(self, path: StrPath | None, identity: Identity | None = None) -> None:
         super().__init__(path, identity)
-        self._pages: OrderedDict[tuple[str, tuple[str, ...]], Page] = OrderedDict()
+        self._pages: OrderedDict[tuple[str | Place, tuple[str, ...]], Page] = OrderedDict()
         self._touched: set[str] = set()
         self._data_version = -1
 
@@ -94,14 +98,16 @@ class TipStore(OpenFile):
         """One tip by its id."""
         return next((_tip_of(row) for row in self._rows(f"{SELECT} WHERE id = ?", (tip_id,))), None)
 
-    def readers(self, tip_id: int) -> tuple[int, float]:
-        """Episodes that were shown a tip, and what they earned together: zeros where nobody counted (`read`)."""
-        rows = self._rows(f"SELECT {', '.join(READINGS)} FROM tips WHERE id = ?", (tip_id,))  # noqa: S608 (constants)
-        return (int(rows[0][0]), float(rows[0][1])) if rows else (0, 0.0)
+    def readers(self, tip_id: int | None = None) -> dict[int, Readers]:
+        """What came of reading each tip, or one: by id."""
+        where, values = ("WHERE id = ?", (tip_id,)) if tip_id is not None else ("", ())
+        rows = self._rows(f"SELECT id, {', '.join(READINGS)} FROM tips {where} ORDER BY id", values)  # noqa: S608 (constants)
+        return {tip: Readers(*counts) for tip, *counts in rows}
 
-    def namespaces(self) -> dict[str, int]:
-        """Number of tips of each namespace, in the order of the names."""
-        return dict(self._rows("SELECT namespace, COUNT(*) FROM tips GROUP BY namespace ORDER BY namespace"))
+    def namespaces(self, place: Place = EVERYWHERE) -> dict[str, int]:
+        """Number of tips of each namespace, or of each in `place`, in the order of the names."""
+        sql = f"SELECT namespace, COUNT(*) FROM tips WHERE {place.condition} GROUP BY namespace ORDER BY namespace"  # noqa: S608
+        return dict(self._rows(sql, place.values))
 
     def changes(self, *, after: int) -> list[Change]:
         """What the owner changed by hand since the change of that number, the oldest first."""
@@ -117,8 +123,8 @@ class TipStore(OpenFile):
         rows = self._rows(f"{sql} ORDER BY id LIMIT 1", values)
         return int(rows[0][0]) if rows else None
 
-    def page(self, namespace: str, order: Sequence[str]) -> Page:
-        """The enabled tips of a namespace, sorted by `order` (keys of `ORDERS`), the newest first among equals.
+    def page(self, namespace: str | Place, order: Sequence[str]) -> Page:
+        """The enabled tips of a namespace or place, by `order` (keys of `ORDERS`), the newest first among equals.
 
         Cached until anybody, in this process or another, writes.
         """
@@ -143,6 +149,15 @@ class TipStore(OpenFile):
             rows = self._rows(f"{SELECT} WHERE id IN ({_marks(missing)})", missing)
             page.fetched.update((row[0], _tip_of(row)) for row in rows)
         return [page.fetched[tip_id] for tip_id in ids if tip_id in page.fetched]
+
+    def words(self, page: Page) -> WordIndex:
+        """The words of the keys of a page, counted once for as long as the page is cached."""
+        with self._lock:
+            if not page.words:
+                sql = "SELECT id, key FROM tips WHERE id IN (SELECT value FROM json_each(?))"
+                keys = dict(self._rows(sql, (json.dumps(page.ids),)))
+                page.words.append(WordIndex([keys.get(tip_id, "") for tip_id in page.ids]))
+            return page.words[0]
 
     def stats(self) -> dict[str, float]:
         """Counts: tips, enabled, imported, namespaces, support (writes, repeats included), bytes in use."""
@@ -183,13 +198,19 @@ class TipStore(OpenFile):
         self._write(f"UPDATE tips SET {assignments} WHERE id = ?", (*values, tip.id))  # noqa: S608
         self._touched.add(tip.namespace)
 
-    def read(self, readers: Iterable[tuple[Iterable[int | None], float]]) -> None:
-        """Count readers: of each the ids of the tips it was shown, and what it earned. What is gone is not counted.
+    def read(self, readings: Iterable[Reading]) -> None:
+        """Count readers. What is gone is not counted.
 
         It is a write like any other, so that a run that goes back to a snapshot knows of it.
         """
-        sql = "UPDATE tips SET shown = shown + 1, earned = earned + ? WHERE id = ? RETURNING namespace"
-        found = [row[0] for ids, earned in readers for tip_id in ids for row in self._rows(sql, (earned, tip_id))]
+        sql = (
+            "UPDATE tips SET shown = shown + 1, earned = earned + ?, compared = compared + ?, gained = gained + ?, "
+            "used = ? WHERE id = ? RETURNING namespace"
+        )
+        found, number = [], self.sequence + 1
+        for tip, earned, gained in readings:
+            values = (earned, gained is not None, gained or 0.0, number, tip)
+            found += [namespace for (namespace,) in self._rows(sql, values)]
         if found:
             self._next_age()
         self._touched.update(found)
@@ -233,7 +254,7 @@ class TipStore(OpenFile):
     def replace_rows(self, source: sqlite3.Connection) -> None:
         """All rows become those of another memory file, marks and counters among them."""
         schema.copy_rows(source, self._connection)
-        self._touched.update(namespace for namespace, _ in self._pages)
+        self._pages.clear()
 
     def set_vectors(self, identity: Identity, tips: Sequence[Tip], vectors: Sequence[Floats]) -> None:
         """Replace the vectors of `tips`, and the embedder of the file."""
@@ -265,7 +286,7 @@ class TipStore(OpenFile):
     # details
 
     def _ended(self) -> None:
-        for slot in [slot for slot in self._pages if slot[0] in self._touched]:
+        for slot in [slot for slot in self._pages if slot[0] in self._touched or isinstance(slot[0], Place)]:
             del self._pages[slot]
         self._touched.clear()
 
@@ -281,12 +302,13 @@ class TipStore(OpenFile):
         assert self._connection.in_transaction, "writes belong into `with store.transaction()`"
         return self._connection.execute(sql, values)
 
-    def _load_page(self, namespace: str, order: Sequence[str]) -> Page:
+    def _load_page(self, namespace: str | Place, order: Sequence[str]) -> Page:
+        place = namespace if isinstance(namespace, Place) else Place("namespace = ?", (namespace,))
         by = ", ".join([*(ORDERS[name] for name in order), "age DESC"])
         rows = self._rows(
             f"SELECT id, vector, score, support, age, {', '.join(READINGS)} FROM tips "  # noqa: S608 (constants)
-            f"WHERE namespace = ? AND enabled ORDER BY {by}",
-            (namespace,),
+            f"WHERE {place.condition} AND enabled ORDER BY {by}",
+            place.values,
         )
         names = (*ORDERS, *READINGS)
         ids, vectors, *numbers = zip(*rows, strict=True) if rows else ((), (), *((),) * len(names))

@@ -12,26 +12,25 @@ import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from trailnotes.config.schema import MemoryConfig
-from trailnotes.errors import MemoryStoreError
+from trailnotes.errors import ConfigError, MemoryStoreError
 from trailnotes.memory.retrieval import Embedder, Floats, Ints, embed_soon, make_embedder
-from trailnotes.memory.schema import Identity
+from trailnotes.memory.schema import Identity, encodable
+from trailnotes.memory.scope import Place
 from trailnotes.memory.store import Kept, Page, TipStore, added
-from trailnotes.types import StrPath, Tip, Trajectory, answer_of
-
-Numbers = npt.NDArray[Any]
+from trailnotes.memory.words import reciprocal_ranks
+from trailnotes.memory.worth import Numbers, mean_gain, readings_of, upper_bounds
+from trailnotes.types import StrPath, Task, Tip, Trajectory, answer_of
 
 MAX_TIP_WORDS = 100
 MAX_ACTION_WORDS = 32
 MAX_CHARS = 2000  # of a tip or action: words may be endless
 MAX_KEY_CHARS = 32_768  # several times what the longest context holds
 MARKUP = re.compile(r"<\|[^<>]{0,64}\|>|</?[A-Za-z][^<>]{0,64}>")  # special tokens of chat templates, tags
-COMPUTED = {"similarity", "ucb"}  # orders of a search, which no page can be sorted by
+COMPUTED = {"similarity", "ucb", "worth"}  # orders of a search, which no page can be sorted by
 LEADING_MARKS = re.compile(r"^(?:[-*#>]+ |[-*#>]+$)+")  # bullets, headings, quotations
 QUOTES = str.maketrans(dict.fromkeys('"`\u201c\u201d', "'"))
 
@@ -67,19 +66,28 @@ class TipMemory(Kept):
     def search(self, namespace: str, query: str, top_k: int) -> list[Tip]:
         """Enabled tips of `namespace` whose key is at least `config.threshold` similar to `query`, the best first.
 
-        Best is by `config.order`, then the newest. With threshold -1 every tip is a candidate.
+        Best is by `config.ranking`, then the newest. With threshold -1 every tip is a candidate. Beyond the task
+        (`config.scope`) these are the tips of all tasks that this one, which `meet` told of, may read.
         """
         page = self._page(namespace)
         if self._takes_all(page, top_k):
             return self._best(page, np.arange(len(page.ids)), None, top_k)
-        return self._similar(page, self._embed([query])[0], top_k)
+        vector = None if self.config.retrieval == "sparse" else self._embed([query])[0]
+        return self._similar(page, query, vector, top_k)
 
     async def find(self, namespace: str, query: str, top_k: int) -> list[Tip]:
-        """`search` for an event loop: it waits for a slow embedder instead of holding up the loop."""
+        """`search` for an event loop: it waits for a slow embedder, or for words, without holding it up."""
         if self._takes_all(self._page(namespace), top_k):
             return self.search(namespace, query, top_k)
-        (vector,) = await embed_soon(self.embedder, [_embeddable(query)])
-        return self._similar(self._page(namespace), vector, top_k)
+        vector = None
+        if self.config.retrieval != "sparse":
+            (vector,) = await embed_soon(self.embedder, [_embeddable(query)])
+        page = self._page(namespace)
+        if self.config.retrieval == "dense":
+            return self._similar(page, query, vector, top_k)
+        import asyncio
+
+        return await asyncio.to_thread(self._similar, page, query, vector, top_k)
 
     def nearest(self, namespace: str, query: str, top_k: int) -> list[tuple[Tip, float]]:
         """The same candidates with their cosine similarity, the most similar first, whatever `config.order` says."""
@@ -88,6 +96,15 @@ class TipMemory(Kept):
         chosen = _ranked(page, rows, {"similarity": similarities}, ("similarity",))[:top_k].tolist()
         by_row = dict(zip(rows.tolist(), similarities.tolist(), strict=True))
         return [(tip, by_row[row]) for row in chosen for tip in self.store.fetch(page, [row])]
+
+    def meet(self, tasks: Sequence[Task]) -> bool:
+        """See `ScopedMemory.meet`."""
+        if self.config.scope == "family" and (nameless := next((task for task in tasks if not task.family), None)):
+            raise ConfigError(
+                f"memory.scope = family, and {nameless.id} says no family: set Task.family where {nameless.env} lists "
+                "its tasks, or memory.scope = env"
+            )
+        return self.config.scope != "task" and self.store.meet(tasks)
 
     def add(self, tips: Sequence[Tip], *, once: str = "", by_owner: bool = False) -> int:
         """Store `tips` in the order given, in one transaction; returns how many rows are new or changed.
@@ -114,18 +131,12 @@ class TipMemory(Kept):
         return changed
 
     def report(self, episodes: Sequence[Trajectory], *, once: str = "") -> None:
-        """See `AttentiveMemory.report`: count each tip's readers, for `order` = ucb; otherwise nothing is done.
-
-        A tip counts once in an episode, however often it was shown there.
-        """
-        if "ucb" not in self.config.order:
+        """See `AttentiveMemory.report`: count the readers of each tip, and what they gained over those without it."""
+        if not (readings := list(readings_of(episodes))):
             return
         with self.store.transaction():
-            if once and not self.store.once(f"read/{once}"):
-                return
-            self.store.read(
-                [({tip.id for step in episode.steps for tip in step.tips}, earned_by(episode)) for episode in episodes]
-            )
+            if not once or self.store.once(f"read/{once}"):
+                self.store.read(readings)
 
     def _add(self, tip: Tip, vector: Floats) -> int:
         tip_id = self.store.find(tip, same_key=self.config.entries == "step")
@@ -149,23 +160,51 @@ class TipMemory(Kept):
         return self._embed([tip.key for tip in tips])
 
     def _page(self, namespace: str) -> Page:
-        return self.store.page(encodable(namespace), [name for name in self.config.order if name not in COMPUTED])
+        """What a task searches."""
+        namespace, config = encodable(namespace), self.config
+        place = None if config.scope == "task" else self.store.place(namespace, config.scope, config.open_split)
+        return self._sorted_page(place or namespace)
+
+    def _sorted_page(self, place: str | Place) -> Page:
+        return self.store.page(place, [name for name in self.config.ranking if name not in COMPUTED])
 
     def _takes_all(self, page: Page, top_k: int) -> bool:
         """Whether the answer does not depend on the query, so that nothing need be embedded."""
-        return top_k <= 0 or not page.ids or (self.config.threshold <= -1 and "similarity" not in self.config.order)
+        config = self.config
+        ranks_all = config.threshold <= -1 and config.retrieval != "sparse" and not config.rerank
+        return top_k <= 0 or not page.ids or (ranks_all and "similarity" not in config.ranking)
 
-    def _similar(self, page: Page, vector: Floats, top_k: int) -> list[Tip]:
-        return self._best(page, *page.index.within(vector, self.config.threshold), top_k)
+    def _similar(self, page: Page, query: str, vector: Floats | None, top_k: int) -> list[Tip]:
+        rows, similarities = self._candidates(page, query, vector)
+        if self.config.rerank:
+            nearest = _ranked(page, rows, {"similarity": similarities}, ("similarity",))[: self.config.rerank]
+            chosen = np.isin(rows, nearest)
+            rows, similarities = rows[chosen], similarities[chosen]
+        return self._best(page, rows, similarities, top_k)
 
-    def _best(self, page: Page, rows: Ints, similarities: Floats | None, top_k: int) -> list[Tip]:
+    def _candidates(self, page: Page, query: str, vector: Floats | None) -> tuple[Ints, Numbers]:
+        """Rows (n,), ascending, and how like the query they are (n,): cosine, BM25, or the reciprocal ranks by both."""
+        dense = None if vector is None else page.index.within(vector, self.config.threshold)
+        if dense is not None and self.config.retrieval == "dense":
+            return dense
+        scores = self.store.words(page).scores(_embeddable(query))
+        rows = np.flatnonzero(scores)
+        if dense is None:
+            return rows, scores[rows]
+        fused = reciprocal_ranks(len(page.ids), dense, (rows, scores[rows]))
+        rows = np.flatnonzero(fused)
+        return rows, fused[rows]
+
+    def _best(self, page: Page, rows: Ints, similarities: Numbers | None, top_k: int) -> list[Tip]:
         """The first `top_k` of the candidates `rows`, which come in the order of the page."""
         if top_k <= 0 or not rows.size:
             return []
-        order, columns = self.config.order, page.columns
-        computed = {} if similarities is None else {"similarity": similarities}
+        order, columns = self.config.ranking, page.columns
+        computed: dict[str, Numbers] = {} if similarities is None else {"similarity": similarities}
         if "ucb" in order:
             computed["ucb"] = upper_bounds(columns["shown"], columns["earned"], self.config.ucb)[rows]
+        if "worth" in order:
+            computed["worth"] = mean_gain(columns["compared"], columns["gained"])[rows]
         if COMPUTED & set(order):  # else the store has sorted the page
             rows = _ranked(page, rows, computed, order)
         return self.store.fetch(page, rows[:top_k].tolist())
@@ -182,33 +221,6 @@ def _ranked(page: Page, rows: Ints, computed: Mapping[str, Numbers], order: Sequ
     """`rows` by `order`, all keys descending, the newest first among equals; `computed` are of `rows` alone."""
     keys = [computed[name] if name in computed else page.columns[name][rows] for name in (*order, "recency")]
     return rows[np.lexsort([-key for key in reversed(keys)])]
-
-
-def upper_bounds(shown: Numbers, earned: Numbers, exploration: float) -> Numbers:
-    """U_i = (1/2 + earned_i) / n_i + exploration * sqrt(ln N / n_i), with n_i = 1 + shown_i and N the sum of all n_i.
-
-    What a tip may be worth to whoever reads it: the mean of what its readers earned, and a bonus that falls with their
-    number and grows slowly with that of all others' (UCB1: Auer et al. 2002, theorem 1). Each tip begins as if one
-    reader had come half the way, as in RetroAgent (arXiv 2603.08561; release 90eb71f).
-
-    Args:
-        shown: (n,) episodes that were shown each tip of a task.
-        earned: (n,) what these earned together, each 0 to 1.
-        exploration: weight of the bonus.
-
-    Returns:
-        (n,)
-    """
-    counts = 1.0 + shown
-    bounds: Numbers = (0.5 + earned) / counts + exploration * np.sqrt(np.log(max(1.0, counts.sum())) / counts)
-    return bounds
-
-
-def earned_by(episode: Trajectory) -> float:
-    """What a reader's episode is worth to its tips: 1 if it reached the goal, else its share of the highest score."""
-    if episode.success:
-        return 1.0
-    return min(1.0, max(0.0, episode.score / episode.max_score)) if episode.max_score > 0 else 0.0
 
 
 def open_memory(
@@ -316,11 +328,6 @@ def _cleaned_once(text: str, max_words: int) -> str:
 
 def _is_control(char: str) -> bool:
     return unicodedata.category(char)[0] == "C"  # control, format (bidi overrides), surrogates, unassigned
-
-
-def encodable(text: str) -> str:
-    """`text` with "?" for half surrogate pairs, which UTF-8 and so the store cannot hold."""
-    return text.encode("utf-8", "replace").decode()
 
 
 def utc_now() -> str:

@@ -15,7 +15,7 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from trailnotes.config.schema import Config
-from trailnotes.memory.base import AttentiveMemory, Memory
+from trailnotes.memory.base import AttentiveMemory, Memory, ScopedMemory
 from trailnotes.policies.base import Policy
 from trailnotes.rollout.episode import AsyncEnv, MakeActor, Pool, run_episode
 from trailnotes.seeds import derive_seed
@@ -89,6 +89,7 @@ async def run_groups(  # noqa: PLR0913 (see `run_episode`)
         once: names the batch for the memory, so that it hears of it once only, whatever was played before a restart.
     """
     rows = _seats(tasks, modes, memory_of or (lambda _, __: memory), seed)
+    _introduce(tasks, rows)
     attempts = 1 + config.env.max_replacements
     failed: Counter[tuple[str, int]] = Counter()
     before: dict[tuple[str, int], Trajectory | None] = {}
@@ -141,11 +142,19 @@ def _seats(
     return rows
 
 
+def _introduce(tasks: Sequence[Task], rows: Sequence[Sequence[Seat]]) -> None:
+    """Tell each memory that asks for it which tasks are about to be played."""
+    memories = {id(seat.memory): seat.memory for row in rows for seat in row}
+    for memory in memories.values():
+        if isinstance(memory, ScopedMemory):
+            memory.meet(tasks)
+
+
 def _report(played: Iterable[tuple[Memory | None, Trajectory | None]], once: str) -> None:
-    """Tell each memory that asks for it how those fared who read in it."""
+    """Tell each memory that asks for it how those fared who could read in it."""
     readers: dict[int, tuple[AttentiveMemory, list[Trajectory]]] = {}
     for memory, trajectory in played:
-        if trajectory is not None and trajectory.mode != "plain" and isinstance(memory, AttentiveMemory):
+        if trajectory is not None and isinstance(memory, AttentiveMemory):
             readers.setdefault(id(memory), (memory, []))[1].append(trajectory)
     for memory, episodes in readers.values():
         memory.report(episodes, once=once)

@@ -41,6 +41,7 @@ from trailnotes.storage.files import append_jsonl, read_jsonl, set_aside, write_
 from trailnotes.storage.records import trajectory_to_json
 from trailnotes.types import StrPath, Trajectory
 
+TRAJECTORIES = "trajectories.jsonl"  # in a run directory: all its episodes
 _PACKAGES = ("trailnotes", "numpy", "pydantic", "torch", "transformers", "tokenizers", "peft", "textworld")
 
 
@@ -50,7 +51,7 @@ class RunDir:
     def __init__(self, path: Path, config: Config, lock: RunLock) -> None:
         self.path, self.config, self._lock = path, config, lock
         self.metrics_path = path / "metrics.jsonl"
-        self.trajectories_path = path / "trajectories.jsonl"
+        self.trajectories_path = path / TRAJECTORIES
         self.memory_path = path / "memory.db"
         self.checkpoints = path / "checkpoints"
         self._tracker: _TensorBoard | None = None

@@ -15,7 +15,7 @@ from typing import Any
 
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import SURROUNDINGS, flatten, within
-from trailnotes.envs.tasks import panel_of, seen_by_authors
+from trailnotes.envs.tasks import panel_of, seen_by_authors, tasks_of
 from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.errors import ConfigError, RunError
 from trailnotes.memory import TipMemory, embedder_of, open_memory
@@ -88,6 +88,8 @@ def play_subject(
             return Played(run_to_end(play(None)))
         with closing(open_memory(None, config.memory, embedder=embedder_of(config))) as memory:
             memory.restore(subject.memory)
+            if subject.trained is not None:  # beyond the task: a training with scope = task kept nothing of its games
+                memory.meet(tasks_of(subject.trained, subject.trained.train.split))
             if said := seen_by_authors({tip.namespace for tip in memory.store.tips()}, config):
                 logger.warning("%s", said)
             episodes = run_to_end(play(shown(memory, config.eval.show_tips)))

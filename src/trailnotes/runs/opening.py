@@ -77,6 +77,7 @@ def open_run(
             else:
                 begins = run.memory.settle(held, start, aside, tips)
             kept += [aside] if aside.exists() else []
+            run.memory.meet(run.tasks)  # once, or each iteration's new ones would make another version of the memory
         if saved is not None or kept:
             progress.note(f"resuming after iteration {done}" + "".join(f"; set aside {path.name}" for path in kept))
         if run.authors is not None and (said := too_young(config, len(run.tasks))):

@@ -62,8 +62,8 @@ class PanelResult:
 
 
 def family_of(task: Task) -> str:
-    """The cluster in which successes move together: the task id up to its last part."""
-    return task.id.rpartition("/")[0] or task.env
+    """The cluster in which successes move together: the task's family; its id up to its last part if it says none."""
+    return task.family or task.id.rpartition("/")[0] or task.env
 
 
 def value_of(trajectory: Trajectory, metric: str) -> float:

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 from trailnotes.config.methods import TIPS_ONLY, method_of
 from trailnotes.config.methods_schema import AlgorithmConfig
 from trailnotes.config.model_schema import LoraConfig
-from trailnotes.config.schema import Config, EvalConfig, TrainConfig
+from trailnotes.config.schema import Config
 from trailnotes.config.toml import SURROUNDINGS, diff, within
+from trailnotes.config.train_schema import EvalConfig, TrainConfig
 from trailnotes.envs.tasks import panel_of, refuse_rehearsing, tasks_of
 from trailnotes.errors import ConfigError
 from trailnotes.prompts import reflection_messages, replay

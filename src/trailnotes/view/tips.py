@@ -21,8 +21,9 @@ from trailnotes.errors import MemoryStoreError
 from trailnotes.memory.exchange import check_namespace, delete_tips, edit_tip, enable_tips, open_store, show_tip
 from trailnotes.memory.retrieval import make_embedder
 from trailnotes.memory.schema import APPLICATION_ID, MIGRATIONS, named_errors
-from trailnotes.memory.store import SELECT, TipStore
+from trailnotes.memory.store import READINGS, SELECT, TipStore
 from trailnotes.memory.tips import MAX_KEY_CHARS, TipMemory
+from trailnotes.memory.worth import Readers
 from trailnotes.types import Tip
 
 PAGE: Final = 50  # tips on a page
@@ -34,7 +35,7 @@ ORDERS: Final = {
     "newest": "age DESC",
     "score": "score DESC, age DESC",
     "read most": "shown DESC, age DESC",
-    "worth": "(0.5 + earned) / (1 + shown) DESC, age DESC",
+    "earned": "(0.5 + earned) / (1 + shown) DESC, age DESC",
     "repeated": "support DESC, age DESC",
 }
 SORTED: Final = 20_000  # tips that are counted and sorted for a page; of more the newest come first
@@ -45,14 +46,18 @@ class Row:
     """A tip with what came of reading it."""
 
     tip: Tip
-    shown: int
-    earned: float
+    readers: Readers
     similarity: float | None = None
 
     @property
-    def worth(self) -> float | None:
+    def shown(self) -> int:
+        """How many episodes that were counted."""
+        return self.readers.shown
+
+    @property
+    def earned(self) -> float | None:
         """What its readers earned on average, 0 to 1; None where nobody counted."""
-        return self.earned / self.shown if self.shown else None
+        return self.readers.earned / self.readers.shown if self.readers.shown else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,14 +135,14 @@ class TipsFile:
 
     def _row(self, connection: sqlite3.Connection, tip_id: int) -> Row | None:
         columns, _, table = SELECT.partition(" FROM ")
-        sql = f"{columns}, shown, earned FROM {table} WHERE id = ?"
+        sql = f"{columns}, {', '.join(READINGS)} FROM {table} WHERE id = ?"
         found = connection.execute(sql, [tip_id]).fetchone()
         if found is None:
             return None
         names = [name.strip() for name in columns.removeprefix("SELECT ").split(",")]
         values = dict(zip(names, found, strict=False))
         tip = Tip(**{**values, "imported": bool(values["imported"]), "enabled": bool(values["enabled"])})
-        return Row(tip, int(found[-2]), float(found[-1]))
+        return Row(tip, Readers(*found[-len(READINGS) :]))
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
@@ -192,8 +197,9 @@ class Searcher:
             (vector,) = memory.embedder.embed([query[:MAX_KEY_CHARS]])
             alike = memory.vectors(found) @ vector
             return [
-                Row(tip, *memory.store.readers(tip.id or 0), float(each))
+                Row(tip, readers, float(each))
                 for tip, each in zip(found, alike, strict=True)
+                for readers in memory.store.readers(tip.id or 0).values()  # none of one that was just deleted
             ]
 
     def _memory(self, path: Path, config: MemoryConfig) -> TipMemory:
@@ -203,7 +209,9 @@ class Searcher:
             store = open_store(path)
             try:
                 embedder = make_embedder(store.identity.name)
-                self._open[slot] = TipMemory(store, embedder, config.model_copy(update={"embedder": embedder.name}))
+                self._open[slot] = TipMemory(
+                    store, embedder, config.model_copy(update={"embedder": embedder.name, "scope": "task"})
+                )
             except BaseException:
                 store.close()
                 raise

@@ -8,9 +8,9 @@ from typing import Final
 
 from trailnotes.memory.controls import Shown, emptied, other_namespace
 from trailnotes.memory.retrieval import HashingEmbedder
-from trailnotes.memory.schema import Identity
+from trailnotes.memory.schema import Identity, encodable
 from trailnotes.memory.store import Kept, TipStore
-from trailnotes.memory.tips import encodable, storable, utc_now
+from trailnotes.memory.tips import storable, utc_now
 from trailnotes.types import Tip
 
 MAX_WORDS: Final = 300  # of a plan: the released run's longest has 231

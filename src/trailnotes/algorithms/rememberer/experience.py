@@ -27,8 +27,8 @@ from trailnotes.algorithms.rememberer.values import (
 from trailnotes.errors import MemoryStoreError
 from trailnotes.memory import schema
 from trailnotes.memory.retrieval import Embedder, Floats, embed_soon, embedder_of
-from trailnotes.memory.schema import Identity, OpenFile, named_errors
-from trailnotes.memory.tips import MAX_KEY_CHARS, encodable
+from trailnotes.memory.schema import Identity, OpenFile, encodable, named_errors
+from trailnotes.memory.tips import MAX_KEY_CHARS
 
 if TYPE_CHECKING:
     from trailnotes.config.methods_schema import RemembererConfig

@@ -227,7 +227,8 @@ def scienceworld_tasks(
         limit = {"max_steps": RELEASE_STEP_LIMITS[name]} if step_limits == "release" else {}
         for variation in splits[split]:
             options = {"task": name, "variation": variation, **limit}
-            tasks.append(Task(f"scienceworld/{name}/{variation}", "scienceworld", 0, split, options))
+            family = f"scienceworld/{name}"
+            tasks.append(Task(f"{family}/{variation}", "scienceworld", 0, split, options, family))
     return tasks
 
 

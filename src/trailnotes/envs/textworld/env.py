@@ -104,10 +104,10 @@ class TextWorldEnv:
         if path:
             return _file_tasks(split, Path(path))
         first = (dataset_seed * len(SPLITS) + SPLITS.index(split)) * _SEEDS_PER_SPLIT
-        name = "-".join([generator, *(f"{key}{settings[key]}" for key in sorted(settings))])
+        family = "textworld/" + "-".join([generator, *(f"{key}{settings[key]}" for key in sorted(settings))])
         chosen = {"generator": generator, "settings": settings}
         seeds = range(first, first + num_games)
-        return [Task(f"textworld/{name}/{split}-{seed}", "textworld", seed, split, chosen) for seed in seeds]
+        return [Task(f"{family}/{split}-{seed}", "textworld", seed, split, chosen, family) for seed in seeds]
 
     def reset(self, task: Task) -> Observation:
         """Start `task`, compiling its game if it is not in the cache."""

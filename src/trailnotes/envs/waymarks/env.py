@@ -104,7 +104,7 @@ def _own_rule(kind: Kind, family: str, dataset_seed: int, size: int, seed: int) 
 def task_of(spec: GameSpec, name: str, split: str = "train") -> Task:
     """The task ``waymarks/<name>`` that plays `spec`."""
     options = {"kind": spec.kind, "family": spec.family, "rule": list(spec.rule)}
-    return Task(f"waymarks/{name}", "waymarks", spec.seed, split, options)
+    return Task(f"waymarks/{name}", "waymarks", spec.seed, split, options, f"waymarks/{spec.kind}/{spec.family}")
 
 
 def spec_of(task: Task) -> GameSpec:

@@ -1,0 +1,292 @@
+"""Scope: whose tips are found beyond the task, and that nothing of a game held back reaches another split."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adaptrun import Gate, Guesser, adapt_by, gate_config
+from tinyrun import SAME, differences, tiny_config, train_in_process
+from trailnotes.commands import main
+from trailnotes.config.schema import Config, MemoryConfig
+from trailnotes.config.toml import load_config
+from trailnotes.envs import env_tasks
+from trailnotes.envs.workers.pool import EnvPool
+from trailnotes.errors import ConfigError
+from trailnotes.memory import TipMemory, open_memory
+from trailnotes.memory.controls import shown
+from trailnotes.memory.exchange import open_store
+from trailnotes.memory.migrations import MIGRATIONS
+from trailnotes.memory.scope import Scope
+from trailnotes.rollout import run_groups
+from trailnotes.runs.directory import RunDir
+from trailnotes.runs.panels import family_of
+from trailnotes.storage.files import read_jsonl
+from trailnotes.types import Task, Tip
+
+Wider = Literal["family", "env", "all"]
+KEYS = ["red door", "red gate", "blue door", "blue gate"]
+
+
+def task(name: str, split: str = "train", family: str = "maze", env: str = "house", seed: int = 0) -> Task:
+    return Task(name, env, seed, split, {}, family)
+
+
+def memory_of(scope: Scope, tasks: Iterable[Task] = (), **settings: object) -> TipMemory:
+    """One tip of each task, which says its id and is found by the same key."""
+    memory = open_memory(None, MemoryConfig(scope=scope, threshold=-1, top_k=99).model_copy(update=settings))
+    tasks = list(tasks)
+    memory.meet(tasks)
+    memory.add([Tip(each.id, each.id, "red door", 1.0) for each in tasks])
+    return memory
+
+
+def found(memory: TipMemory, reader: str, query: str = "red door") -> list[str]:
+    tips = [tip.text for tip in memory.search(reader, query, 99)]
+    assert tips == [tip.text for tip in asyncio.run(memory.find(reader, query, 99))]
+    return tips
+
+
+HOUSEHOLD = [
+    *(task("a"), task("b"), task("c", family="vault"), task("d", env="garden")),
+    *(task("new", "test"), task("v", "validation")),
+]
+
+
+@pytest.mark.parametrize(
+    ("scope", "trained", "examined"),
+    [
+        ("task", {"a"}, {"new"}),
+        ("family", {"a", "b"}, {"a", "b", "new"}),
+        ("env", {"a", "b", "c"}, {"a", "b", "c", "new"}),
+        ("all", {"a", "b", "c", "d"}, {"a", "b", "c", "d", "new"}),
+    ],
+)
+def test_what_a_scope_holds(scope: Scope, trained: set[str], examined: set[str]) -> None:
+    with memory_of(scope, HOUSEHOLD) as memory:
+        assert set(found(memory, "a")) == trained
+        assert set(found(memory, "new")) == examined
+        assert found(memory, "never met") == []
+
+
+def test_every_split_may_keep_its_own() -> None:
+    with memory_of("all", HOUSEHOLD, open_split="") as memory:
+        assert [set(found(memory, reader)) for reader in ("a", "new", "v")] == [{"a", "b", "c", "d"}, {"new"}, {"v"}]
+
+
+def test_beyond_the_task_similarity_decides_unless_it_has_a_place() -> None:
+    for order, texts in {
+        ("score",): ["like", "alike", "other"],
+        ("score", "similarity"): ["other", "like", "alike"],
+    }.items():
+        config = MemoryConfig(scope="family", threshold=-1, order=order)
+        with open_memory(None, config) as memory:
+            memory.meet([task("a"), task("b")])
+            memory.add([
+                Tip("b", "other", "a cave", 9.0), Tip("b", "alike", "red door", 1.0), Tip("a", "like", "red door", 2.0),
+            ])  # fmt: skip
+            assert found(memory, "a") == texts
+
+
+def test_a_game_of_training_that_is_also_held_back_is_alone_with_its_own() -> None:
+    games = [task("a", seed=1), task("b", seed=2), task("same as b", "test", seed=2), task("c", seed=3)]
+    with memory_of("all", [*games, task("c", "validation", seed=3)]) as memory:
+        for reader, texts in {"a": {"a"}, "b": {"b"}, "c": {"c"}, "same as b": {"a", "b", "same as b"}}.items():
+            assert set(found(memory, reader)) == texts
+
+
+def test_a_seed_that_many_share_tells_no_games_apart() -> None:
+    with memory_of("all", [task("a", seed=1), task("b", seed=1), task("new", "test", seed=1)]) as memory:
+        assert set(found(memory, "a")) == {"a", "b"}
+
+
+@st.composite
+def meetings(draw: st.DrawFn) -> list[Task]:
+    names = st.integers(0, 14).map(str)
+    splits = st.sampled_from(["train", "validation", "test"])
+    family, env = st.sampled_from(["maze", "vault"]), st.sampled_from(["house", "garden"])
+    return draw(st.lists(st.builds(task, names, splits, family, env, st.integers(0, 6)), max_size=15))
+
+
+@settings(max_examples=60, deadline=None)
+@given(meetings(), st.sampled_from(["family", "env", "all"]), st.sampled_from(["own", "other"]))
+def test_no_tip_about_a_game_held_back_reaches_training(
+    tasks: list[Task], scope: Wider, show: Literal["own", "other"]
+) -> None:
+    with memory_of(scope) as memory:
+        for each in tasks:  # one by one, as batches bring them
+            memory.meet([each])
+        memory.add([Tip(each.id, each.id, "red door", 1.0) for each in tasks])
+        held = {each.id for each in tasks if each.split != "train"}
+        alone = {(each.seed, each.env) for each in tasks if each.seed and each.split != "train"}
+        per_split = [(each.seed, each.env, each.split) for each in {(t.id, t.split): t for t in tasks}.values()]
+        same = {each.id for each in tasks if (each.seed, each.env) in alone}
+        unclear = {each.id for each in tasks if any(per_split.count((each.seed, each.env, s)) > 1 for s in SPLITS)}
+        for reader in {each.id for each in tasks if each.split == "train"}:
+            texts = {tip.text for tip in shown(memory, show).search(reader, "red door", 99)} - {reader}
+            assert not texts & held
+            assert not texts & (same - unclear)
+
+
+SPLITS = ("train", "validation", "test")
+
+
+# --- the store ----------------------------------------------------------------------------------------------------
+
+
+def test_what_was_met_is_kept_and_travels_with_snapshots(tmp_path: Path) -> None:
+    config = MemoryConfig(scope="family", threshold=-1)
+    with open_memory(tmp_path / "memory.db", config) as memory, open_memory(tmp_path / "memory.db", config) as other:
+        memory.add([Tip("b", "of b", "red door", 1.0)])
+        assert (found(memory, "a"), found(other, "a")) == ([], [])
+        assert memory.meet([task("a"), task("b")])
+        assert not memory.meet([task("b"), task("a")])
+        assert (found(memory, "a"), found(other, "a")) == (["of b"], ["of b"])
+        other.add([Tip("b", "later", "red door", 2.0)])
+        assert found(memory, "a") == ["later", "of b"]
+        memory.snapshot(tmp_path / "snapshot.db")
+    with open_memory(None, config) as restored:
+        restored.restore(tmp_path / "snapshot.db")
+        assert found(restored, "a") == ["later", "of b"]
+
+
+def test_a_file_of_before_has_met_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("trailnotes.memory.schema.MIGRATIONS", MIGRATIONS[:4])
+        with open_memory(tmp_path / "memory.db", MemoryConfig()) as memory:
+            memory.add([Tip("b", "of b", "red door", 1.0)])
+    with open_memory(tmp_path / "memory.db", MemoryConfig(scope="env", threshold=-1)) as memory:
+        assert found(memory, "b") == ["of b"]
+        memory.meet([task("a")])
+        assert found(memory, "a") == [], "nobody knows of which split b is"
+        memory.meet([task("b")])
+        assert found(memory, "a") == ["of b"]
+
+
+def test_scope_task_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    with memory_of("task") as memory:
+        monkeypatch.setattr(memory.store, "transaction", lambda: pytest.fail("something was written"))
+        assert not memory.meet([task("a")])
+
+
+def test_names_that_no_file_can_hold() -> None:
+    with memory_of("all", [task("a"), task("half \ud800")]) as memory:
+        assert set(found(memory, "half \ud800")) == {"a", "half"}, "a text is cleaned of what an id keeps"
+
+
+def test_memory_search_takes_a_scope(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "memory.db"
+    with open_memory(path, MemoryConfig(scope="env")) as memory:
+        memory.meet([task("a"), task("b")])
+        memory.add([Tip("b", "of b", "red door", 1.0)])
+    assert main(["memory", "search", str(path), "a", "red door", "--scope", "family"]) == 0
+    assert "similarity 1.000  1/1  b  of b" in capsys.readouterr().out
+    assert main(["memory", "search", str(path), "a", "red door"]) == 2
+    assert "has no tip of 'a'" in capsys.readouterr().err
+
+
+# --- controls -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scope", ["family", "env", "all"])
+def test_the_control_shows_as_many_of_another_family(scope: Wider) -> None:
+    tasks = [task(name, family=name[0]) for name in ("m1", "m2", "v1", "v2", "v3")] + [task("k1", "test", "k")]
+    with memory_of(scope, tasks) as memory:
+        control = shown(memory, "other")
+        texts = {tip.text for tip in control.search("m1", "red door", 99)}
+        assert texts == ({"v3", "v2"} if scope == "family" else {"v1", "v2", "v3"}), "never k1, which is held back"
+        assert [tip.text for tip in control.search("m1", "red door", 1)] == [found(control, "m1")[0]]
+        assert control.search("never met", "red door", 9) == []
+
+
+def test_where_all_are_of_one_family_another_task_stands_in() -> None:
+    with memory_of("family", [task("a"), task("b")]) as memory:
+        assert found(shown(memory, "other"), "a") == ["b"]
+    with memory_of("family", [task("a")]) as memory:
+        assert found(shown(memory, "other"), "a") == []
+
+
+# --- whoever plays says where tasks belong ------------------------------------------------------------------------
+
+
+def test_groups_introduce_their_tasks() -> None:
+    config = gate_config(memory={"scope": "env"})
+    tasks = env_tasks(config.env.name, "test", config.env.options)[:2]
+
+    async def play(memory: TipMemory) -> list[list[str]]:
+        with EnvPool(config.env) as pool:
+            modes: list[list[Literal["on_policy_tips"]]] = [["on_policy_tips"]] * 2
+            groups = await run_groups(Guesser(), pool, tasks, modes, memory, config, seed=0)
+        return [[tip.text for tip in group.trajectories[0].steps[0].tips] for group in groups]
+
+    with closing(open_memory(None, config.memory)) as memory:
+        memory.add([Tip(tasks[0].id, "next time say w1", "gate", 1.0)])
+        assert asyncio.run(play(memory)) == [["next time say w1"]] * 2
+
+
+class Doors(Gate):
+    """The word of the examined gate is the one that the tip about the other gate guesses at."""
+
+    @staticmethod
+    def tasks(split: str, **_: Any) -> list[Task]:
+        return [Task(f"gate/{split}", "test_scope:Doors", {"train": 5, "test": 1}[split], split)]
+
+
+@pytest.mark.parametrize(("scope", "success"), [("task", 0.0), ("env", 1.0)])
+def test_games_met_before_help_on_one_that_was_never_met(scope: Scope, success: float, tmp_path: Path) -> None:
+    sections = {"env": {"name": "test_scope:Doors"}, "memory": {"scope": scope, "threshold": -1}}
+    evaluated = {"meet_split": "train", "trials": 0}
+    (row,) = adapt_by(Guesser(), "empo2-tips", tmp_path, **sections, eval=evaluated)
+    assert (row.mean, row.memory, row.num_tasks) == (success, True, 1)
+    with closing(open_store(tmp_path)) as store:
+        assert store.namespaces() == {"gate/test": 1, "gate/train": 1}
+
+
+def test_games_of_the_panel_cannot_be_met_before(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="what EMPO², tips only learns from: 3 of the 4 games of the panel"):
+        adapt_by(Guesser(), "empo2-tips", tmp_path, eval={"meet_split": "train"})
+
+
+def test_a_family_must_be_said() -> None:
+    with memory_of("family") as memory, pytest.raises(ConfigError, match=r"a says no family: set Task\.family where"):
+        memory.meet([task("a", family="")])
+
+
+@pytest.mark.parametrize(
+    "words", [["--env.name", "waymarks-simulator"], ["--env.name", "scienceworld"], ["--env.name", "textworld"]]
+)
+def test_environments_say_the_families_that_statistics_know(words: list[str]) -> None:
+    config = load_config(None, words)
+    for each in env_tasks(config.env.name, "train", config.env.options):
+        assert each.family == each.id.rpartition("/")[0] == family_of(each)
+
+
+def test_a_split_that_is_open_must_be_that_of_the_training() -> None:
+    words = ["--memory.scope", "family", "--memory.open_split"]
+    with pytest.raises(ConfigError, match=r"set it to train\.split = 'train'"):
+        load_config(None, [*words, "test"])
+    assert load_config(None, [*words, ""]).memory.open_split == ""
+
+
+def test_a_training_reads_within_its_family_and_a_resumed_run_is_the_same(start_model: Path, tmp_path: Path) -> None:
+    def config(iterations: int) -> Config:
+        memory = {"scope": "family", "threshold": -1}
+        own = {"env": {"name": "waymarks-simulator"}, "train": {"iterations": iterations}}
+        return tiny_config(start_model, memory=memory, algorithm={"p_memory": 0.5}, **own)
+
+    train_in_process(config(3), tmp_path / "whole")
+    for iterations in (2, 3):
+        with RunDir.open(tmp_path / "parts", config(iterations), allow_change=["train"]):
+            pass
+        train_in_process(config(iterations), tmp_path / "parts")
+    assert differences(tmp_path / "whole", tmp_path / "parts") == SAME
+    records = [record for record in read_jsonl(tmp_path / "whole" / "trajectories.jsonl") if record["steps"]]
+    shown = {(r["task"]["id"], tip["namespace"]) for r in records for step in r["steps"] for tip in step["tips"]}
+    assert any(reader != writer for reader, writer in shown)
