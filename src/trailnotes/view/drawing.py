@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from trailnotes.memory.tips import encodable
+from trailnotes.memory.schema import encodable
 from trailnotes.view.curves import short
 
 HERE: Final = Path(__file__).parent

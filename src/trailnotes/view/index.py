@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from trailnotes.errors import RunError
-from trailnotes.memory.tips import encodable
+from trailnotes.memory.schema import encodable
 
 VERSION: Final = 1  # of the tables; an index of another one is made anew
 SUFFIX: Final = ".index.db"

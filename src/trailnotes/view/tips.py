@@ -19,8 +19,9 @@ from typing import Final
 from trailnotes.config.schema import MemoryConfig
 from trailnotes.errors import MemoryStoreError
 from trailnotes.memory.exchange import check_namespace, delete_tips, edit_tip, enable_tips, open_store, show_tip
+from trailnotes.memory.migrations import MIGRATIONS
 from trailnotes.memory.retrieval import make_embedder
-from trailnotes.memory.schema import APPLICATION_ID, MIGRATIONS, named_errors
+from trailnotes.memory.schema import APPLICATION_ID, named_errors
 from trailnotes.memory.store import READINGS, SELECT, TipStore
 from trailnotes.memory.tips import MAX_KEY_CHARS, TipMemory
 from trailnotes.memory.worth import Readers
