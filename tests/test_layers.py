@@ -23,6 +23,7 @@ HOUSE = {
     "": """
         __init__ __main__
         commands
+        view
         warmstart compare
         algorithms
         runs
@@ -30,7 +31,7 @@ HOUSE = {
         rollout learner credit reporting
         prompts envs policies memory
         search
-        storage
+        storage web
         config
         types errors seeds moved
     """,
@@ -62,7 +63,7 @@ HOUSE = {
     "commands": """
         __main__
         __init__
-        adapt compare config critic demo diagnose engine envs eval export memory rehearsal rollout train warmstart
+        adapt compare config critic demo diagnose engine envs eval export memory rehearsal rollout train view warmstart
         webshop
         arguments
         command
@@ -208,7 +209,7 @@ HOUSE = {
         episode
     """,
     "runs": """
-        __init__ evaluation forecast opening remedies roles schedule
+        __init__ chain evaluation forecast opening remedies roles schedule
         footprint iteration
         training
         rehearsal
@@ -230,9 +231,20 @@ HOUSE = {
         records
         files
     """,
+    "view": """
+        __init__ app export
+        pages
+        overview
+        window
+        drawing episodes index places tips
+        curves lines
+    """,
     "warmstart": """
         __init__ training
         demonstrations small_model
+    """,
+    "web": """
+        __init__ guard serving
     """,
     "warmstart/demonstrations": """
         __init__ played scienceworld_english waymarks_english

@@ -13,7 +13,6 @@ import pytest
 
 import trailnotes
 from small import small_config
-from trailnotes.commands.diagnose import diagnose
 from trailnotes.commands.export import export
 from trailnotes.commands.rollout import rollout
 from trailnotes.compare import compare_own, compare_run, compare_table
@@ -21,6 +20,7 @@ from trailnotes.config.toml import to_toml
 from trailnotes.memory import TipMemory, reembed
 from trailnotes.memory.exchange import export_tips, import_tips, open_store, read_tips
 from trailnotes.memory.store import TipStore
+from trailnotes.runs.chain import diagnose
 from trailnotes.runs.directory import RunDir
 from trailnotes.types import Tip
 from trailnotes.warmstart.training import warmstart

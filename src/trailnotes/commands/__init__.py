@@ -22,6 +22,7 @@ from trailnotes.commands.eval import EVAL
 from trailnotes.commands.export import EXPORT
 from trailnotes.commands.rollout import ROLLOUT
 from trailnotes.commands.train import TRAIN
+from trailnotes.commands.view import VIEW
 from trailnotes.commands.warmstart import WARMSTART
 from trailnotes.errors import PACKAGES, Interrupted, TrailnotesError, how_to_install
 from trailnotes.runs.signals import ended_by_signals
@@ -37,6 +38,7 @@ TABLE: Table = (
     EXPORT,
     CRITIC,
     DIAGNOSE,
+    VIEW,
     DEMO,
     Group("compare", "compare results side by side", compare.COMMANDS),
     Group("rehearsal", "conversations that a training holds on to", rehearsal.COMMANDS),

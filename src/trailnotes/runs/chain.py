@@ -1,0 +1,317 @@
+"""The chain of a run, link by link, from the tip that is written to the model that needs none.
+
+Seven links, each with the number that shows whether it holds and, where it does not, what usually mends it
+(docs/algorithms/empo2.md, "why it may not learn"). Read from the run's own files; nothing is played.
+"""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trailnotes.config.methods import method_of
+from trailnotes.runs.directory import run_config
+from trailnotes.storage.files import read_jsonl
+from trailnotes.types import MODES, StrPath
+
+if TYPE_CHECKING:
+    from trailnotes.config.schema import Config
+
+Line = Mapping[str, Any]
+WINDOW = 0.2  # share of the run that counts as its start and as its end
+FEW = 10  # episodes, tips, rows, turns, tokens: of fewer nothing is concluded
+FEW_ITERATIONS = 5  # of fewer, no trend
+HARM = -0.1  # gain in return below which reading tips does harm
+SLIGHT = 0.05  # a gain in return, or in nats a token, that is not worth having
+RELIANCE = 0.05  # nats a token; below this the model acts as if it had read the tip
+WIDTH = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One link of the chain: a question, the answer at the start and at the end of the run, and the advice."""
+
+    question: str
+    first: float | None  # None: nothing to measure it by
+    last: float | None
+    holds: bool | None  # None: nobody can say, from so little
+    advice: str
+    counts: tuple[int, int] = (0, 0)  # what `first` and `last` are means of
+    unit: str = ""  # of the counts
+
+    def __str__(self) -> str:
+        if self.last is None:
+            return f"  -  {self.question:<52} no data"
+        mark = {True: "ok  ", False: "WEAK", None: "  ? "}[self.holds]
+        counts = " -> ".join(map(_count, self.counts))
+        numbers = f"{f'{_number(self.first)} -> {_number(self.last)}':<16} ({counts} {self.unit})"
+        lines = [f"{mark} {self.question:<52} {numbers}"]
+        if self.holds is False:
+            indent = " " * 7
+            lines += textwrap.wrap(self.advice, WIDTH, initial_indent=indent, subsequent_indent=indent)
+        return "\n".join(lines)
+
+
+def diagnose(run_dir: StrPath) -> str:
+    """A report on the run in `run_dir`, one link a line.
+
+    Raises:
+        RunError: there is no run, or its files are damaged.
+    """
+    run_dir = Path(run_dir)
+    config = run_config(run_dir)
+    lines = list(read_jsonl(run_dir / "metrics.jsonl"))
+    if not lines:
+        return f"{run_dir} has no finished iteration yet\n"
+    episodes = list(read_jsonl(run_dir / "trajectories.jsonl"))
+    title = f"{run_dir}: {config.algorithm.name}, {len(lines)} iterations, {lines[-1]['env_steps']:,} environment steps"
+    links = links_of(lines, episodes, config)
+    weak = next((link for link in links if link.holds is False), None)
+    verdict = f"first weak link: {weak.question}" if weak else "no weak link found"
+    legend = [f"numbers are means over the first and the last {WINDOW:.0%} of the iterations; in brackets, of how many"]
+    if any(link.holds is None and link.last is not None for link in links):
+        legend.append("?: too few, or too noisy, to say")
+    return "\n".join([title, *map(str, links), verdict, *legend, ""])
+
+
+def links_of(lines: Sequence[Line], episodes: Sequence[Line], config: Config) -> list[Link]:
+    """The chain of a run, from its metrics, its episodes, and its settings, which decide what can be advised."""
+    return [
+        _link(
+            lines, "usable tips, of those written", _usable, 0.8, (_written, "tips"),
+            "the model does not write tips that can be kept: warm-start it on writing, or raise "
+            "memory.max_write_tokens",
+        ),
+        _link(
+            lines, "tips shown in a turn with memory", _tips_shown, 0.01,
+            (lambda line: line.get("rollout/env_steps", 0), "turns"), _advice_to_find(config),
+        ),
+        _gain(episodes, config),
+        _link(
+            lines, "rows with an advantage other than zero", _gradient_rows, 0.05,
+            (lambda line: line.get("update/rows", 0), "rows"), _advice_to_differ(config),
+        ),
+        _link(
+            lines, "off-policy tokens that the mask leaves in",
+            lambda m: 1 - m["update/masked_fraction"] if m.get("update/tokens_off_policy") else None, 0.5,
+            (_off_policy_tokens, "tokens"),
+            "the tip-free model finds the tips' actions too unlikely: lower loss.mask_logprob, or train more slowly "
+            "(optim.lr, optim.epochs)",
+        ),
+        _reliance(lines, config),
+        _rise(lines),
+    ]  # fmt: skip
+
+
+def _link(
+    lines: Sequence[Line],
+    question: str,
+    value: Callable[[Line], float | None],
+    least: float,
+    counted: tuple[Callable[[Line], float], str],
+    advice: str,
+) -> Link:
+    count, unit = counted
+    known = [(found, count(line)) for line in lines if (found := value(line)) is not None]
+    if not known:
+        return Link(question, None, None, None, advice)
+    first, last = _ends([found for found, _ in known])
+    counts = (_sum(known[: _size(known)]), _sum(known[-_size(known) :]))
+    holds = max(first, last) >= least if counts[1] >= FEW else None
+    return Link(question, first, last, holds, advice, counts, unit)
+
+
+def _advice_to_find(config: Config) -> str:
+    memory = config.memory
+    if not memory.top_k:
+        return "memory.top_k = 0 asks for none: raise it"
+    if memory.threshold > -1:
+        return (
+            f"nothing is shown: lower memory.threshold = {memory.threshold:g} (it belongs to the embedder), or look at "
+            f"`trailnotes memory list`{_room(config)}"
+        )
+    return (
+        "nothing is shown, though memory.threshold = -1 lets everything through: there are no tips of the tasks that "
+        "were played. A tip belongs to its task, which must come again: train longer, or on fewer tasks; "
+        f"`trailnotes memory list` shows what there is{_room(config)}"
+    )
+
+
+def _room(config: Config) -> str:
+    if not config.memory.leave_room:
+        return ""
+    return "; or tips find no room beside the turns that are left: raise rollout.max_context_tokens"
+
+
+def _advice_to_differ(config: Config) -> str:
+    algorithm = config.algorithm
+    ways = ["raise rollout.group_size or rollout.temperature"]
+    if method_of(algorithm.name).shows_tips and algorithm.mode_unit != "trajectory":
+        ways.insert(0, 'mix the modes (algorithm.mode_unit = "trajectory")')
+    if algorithm.intrinsic == "none":
+        ways.append("use an intrinsic reward (algorithm.intrinsic)")
+    return f"groups whose returns are all equal teach nothing: {', or '.join(ways)}"
+
+
+def _gain(episodes: Sequence[Line], config: Config) -> Link:
+    """Does following tips help? Return of episodes that were shown tips, less that of those without.
+
+    Called weak only where the numbers bear it out: by the interval of two standard errors (Welch) around the last gain.
+    """
+    question = "return with tips shown, less return without"
+    # An episode that returned to a kept state (archive.py) began on the way: no measure of playing without tips.
+    whole = [e for e in episodes if "return_to" not in e.get("task", {}).get("options", {})]
+    played = [e for e in whole if e["outcome"] != "error"]
+    num_iterations = 1 + max((e["iteration"] for e in played), default=0)
+    gains: list[tuple[float, float, int]] = []  # of each fifth: gain, two standard errors, episodes
+    for i in range(5):
+        part = [e for e in played if e["iteration"] * 5 // num_iterations == i]
+        shown = [e["return"] for e in part if any(step["tips"] for step in e["steps"])]
+        plain = [e["return"] for e in _without_tips(part, played, config)]
+        if shown and plain:
+            enough = min(len(shown), len(plain)) >= FEW
+            width = 2 * math.sqrt(_variance(shown) / len(shown) + _variance(plain) / len(plain)) if enough else math.inf
+            gains.append((_mean(shown) - _mean(plain), width, len(shown) + len(plain)))
+    if not gains:
+        return Link(question, None, None, None, "")
+    last, width, _ = gains[-1]
+    trains = method_of(config.algorithm.name).trains
+    helped = trains and any(gain > 0 and bound < math.inf for gain, bound, _ in gains[:-1])
+    if helped and last < HARM:
+        milder = "train a share of these episodes with their tips (algorithm.q_off_policy below 1), or "
+        advice = (
+            "episodes with tips now do worse than the others: the model is unlearning to follow them; "
+            f"{milder if config.algorithm.q_off_policy == 1 else ''}train more slowly (optim.lr, optim.epochs); "
+            "--roles plays which role suffered"
+        )
+    else:
+        advice = "tips do not help their readers: are they right (trailnotes memory list)? does the model obey them?"
+    holds = _is_better(last, width)
+    if holds is False and helped and last >= HARM:
+        holds = True  # they were worth it, though nobody needs them any more
+    return Link(question, gains[0][0], last, holds, advice, (gains[0][2], gains[-1][2]), "episodes")
+
+
+def _without_tips(part: Sequence[Line], played: Sequence[Line], config: Config) -> list[Line]:
+    """What a part of the run is compared with: its own episodes without tips, or trial 0 of an adaptation.
+
+    Of an adaptation that plays failures alone again (Reflexion), nothing: trying again wins some without any plan.
+    """
+    if method_of(config.algorithm.name).trains:
+        return [e for e in part if e["mode"] == "plain"]
+    first = [e for e in played if e["mode"] == "plain"]
+    return first if {e["task"]["id"] for e in part} == {e["task"]["id"] for e in first} else []
+
+
+def _reliance(lines: Sequence[Line], config: Config) -> Link:
+    """Does the tip-free policy come to expect what was done with tips?
+
+    The mean log-probability of off-policy actions with the tip less that without it, as the k3 estimate of
+    KL(with the tip || without), in nats a token: 0 is a model that needs no tip.
+    """
+    known = [line for line in lines if line.get("update/tokens_off_policy")]
+    question = "reliance on tips: log-probability with less without"
+    advice = (
+        "what tips make the model do does not become more likely without them: are there off-policy rows that win "
+        f"(algorithm.q_off_policy = {config.algorithm.q_off_policy:g})?"
+    )
+    if config.loss.kl:
+        advice += f" is loss.kl = {config.loss.kl:g} so large that it holds the model where it was?"
+    if not known:
+        return Link(question, None, None, None, advice)
+    values = [line["update/kl_to_behavior_off_policy"] for line in known]
+    first, last = _ends(values)
+    holds = _is_better(first - last, _width(values))
+    size, tokens = _size(values), [(0.0, _off_policy_tokens(line)) for line in known]
+    counts = (_sum(tokens[:size]), _sum(tokens[-size:]))
+    return Link(question, first, last, True if holds is False and last < RELIANCE else holds, advice, counts, "tokens")
+
+
+def _rise(lines: Sequence[Line]) -> Link:
+    """Does the tip-free policy get better?"""
+    values = [line["rollout/return/plain"] for line in lines if "rollout/return/plain" in line]
+    advice = "nothing reaches the tip-free policy: look at the links above, then at optim.lr and optim.epochs"
+    if not values:
+        return Link("return without tips", None, None, None, advice)
+    first, last = _ends(values)
+    size = _size(values)
+    return Link(
+        "return without tips", first, last, _is_better(last - first, _width(values)), advice, (size, size), "iterations"
+    )
+
+
+def _is_better(gain: float, width: float) -> bool | None:
+    """Whether there is a gain; None where its interval, `gain` and `width` to both sides, leaves open that there is."""
+    if width == math.inf:
+        return None
+    if gain > 0:
+        return True
+    return None if gain + width > SLIGHT else False
+
+
+def _width(values: Sequence[float]) -> float:
+    """Two standard errors of the difference of `_ends`; the noise is what neighbours differ by (von Neumann)."""
+    if len(values) < FEW_ITERATIONS:
+        return math.inf
+    noise = _mean([(b - a) ** 2 for a, b in pairwise(values)]) / 2
+    return 2 * math.sqrt(noise * 2 / _size(values))
+
+
+def _tips_shown(line: Line) -> float | None:
+    with_memory = any(f"rollout/return/{mode}" in line for mode in MODES if mode != "plain")
+    return line.get("rollout/tips_per_step") if with_memory else None
+
+
+def _gradient_rows(line: Line) -> float | None:
+    rows = line.get("update/rows")
+    return 1 - line["update/zero_advantage_rows"] / rows if rows else None
+
+
+def _usable(line: Line) -> float | None:
+    """Share of the tips written; older runs have the second names."""
+    written, unusable = _written(line), line.get("tips/unusable", line.get("notes/notes_unusable"))
+    return 1 - unusable / written if written else None
+
+
+def _written(line: Line) -> float:
+    return float(line.get("tips/written", line.get("notes/notes", 0)))
+
+
+def _off_policy_tokens(line: Line) -> float:
+    return float(line.get("update/tokens_off_policy", 0))
+
+
+def _ends(values: Sequence[float]) -> tuple[float, float]:
+    """Means over the first and the last part."""
+    return _mean(values[: _size(values)]), _mean(values[-_size(values) :])
+
+
+def _size(values: Sequence[object]) -> int:
+    """How many values are the first part, or the last."""
+    return max(1, round(WINDOW * len(values)))
+
+
+def _sum(known: Sequence[tuple[float, float]]) -> int:
+    return int(sum(count for _, count in known))
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _variance(values: Sequence[float]) -> float:
+    """Of the population that `values`, two or more, were drawn from."""
+    return sum((value - _mean(values)) ** 2 for value in values) / (len(values) - 1)
+
+
+def _count(number: int) -> str:
+    return f"{number:,}" if number < 10_000 else f"{number / 1000:,.0f}k"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"

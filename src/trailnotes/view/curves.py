@@ -1,0 +1,161 @@
+"""Curves as SVG, drawn on the server: what a template needs to put them on a page. No text of a run is made markup."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+WIDE: Final = (1120.0, 300.0)  # width and height
+SMALL: Final = (540.0, 220.0)
+LEFT, RIGHT, TOP, BOTTOM = 52.0, 14.0, 12.0, 30.0  # margins
+MOST_POINTS: Final = 300  # of a curve; of more, means of neighbours
+COLOURS: Final = 8  # classes s0 to s7 of the style
+
+Points = Sequence[tuple[float, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """One line of a picture."""
+
+    label: str
+    points: str  # of a polyline
+    colour: int
+    last: tuple[float, float]  # where it ends, in the picture
+    value: float  # its last value
+    link: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """A number at an axis, and where it stands."""
+
+    at: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """Curves over one axis."""
+
+    curves: tuple[Curve, ...]
+    xs: tuple[Tick, ...]
+    ys: tuple[Tick, ...]
+    x_label: str
+    size: tuple[float, float]
+    left: float  # of the frame, in the picture
+    right: float
+    bottom: float
+
+
+def picture(
+    named: Sequence[tuple[str, Points, str]],
+    x_label: str = "environment steps",
+    size: tuple[float, float] = WIDE,
+) -> Picture | None:
+    """Curves laid over each other; None where none of them has a point.
+
+    Args:
+        named: label, points by x ascending, and where the label leads ("" nowhere).
+        x_label: of the axis.
+        size: width and height.
+    """
+    right, bottom = size[0] - RIGHT, size[1] - BOTTOM
+    drawn = [(label, thinned(_finite(points)), link) for label, points, link in named]
+    drawn = [each for each in drawn if each[1]]
+    if not drawn:
+        return None
+    xs = [x for _, points, _ in drawn for x, _ in points]
+    ys = [y for _, points, _ in drawn for _, y in points]
+    x_ticks, y_ticks = ticks(min(xs), max(xs), 6), ticks(*_framed(min(ys), max(ys)), 5)
+    x_of = _scale((min(xs), max(xs)), (LEFT, right))
+    y_of = _scale((y_ticks[0], y_ticks[-1]), (bottom, TOP))
+    curves = tuple(
+        Curve(
+            label,
+            " ".join(f"{x_of(x):.1f},{y_of(y):.1f}" for x, y in points),
+            number % COLOURS,
+            (round(x_of(points[-1][0]), 1), round(y_of(points[-1][1]), 1)),
+            points[-1][1],
+            link,
+        )
+        for number, (label, points, link) in enumerate(drawn)
+    )
+    inside = [x for x in x_ticks if min(xs) <= x <= max(xs)]
+    return Picture(
+        curves,
+        tuple(Tick(round(x_of(x), 1), short(x)) for x in inside),
+        tuple(Tick(round(y_of(y), 1), short(y)) for y in y_ticks),
+        x_label,
+        size,
+        LEFT,
+        right,
+        bottom,
+    )
+
+
+def spark(points: Points, width: float = 120.0, height: float = 28.0) -> str:
+    """The points of a polyline for a table's cell; "" where there is no curve."""
+    points = thinned(_finite(points), 60)
+    if len(points) < 2:
+        return ""
+    ys = [y for _, y in points]
+    x_of = _scale((points[0][0], points[-1][0]), (2.0, width - 2))
+    y_of = _scale(_framed(min(ys), max(ys)), (height - 3, 3.0))
+    return " ".join(f"{x_of(x):.1f},{y_of(y):.1f}" for x, y in points)
+
+
+def thinned(points: Points, most: int = MOST_POINTS) -> list[tuple[float, float]]:
+    """At most `most` points: means of as many neighbours each, the last group possibly smaller."""
+    size = math.ceil(len(points) / most) if points else 1
+    groups = [points[start : start + size] for start in range(0, len(points), size)]
+    return [(sum(x for x, _ in group) / len(group), sum(y for _, y in group) / len(group)) for group in groups]
+
+
+def ticks(low: float, high: float, about: int) -> list[float]:
+    """Round numbers (1, 2 or 5 times a power of ten apart) that cover the range, some `about` of them."""
+    if high <= low:
+        high = low + 1
+    rough = (high - low) / about
+    unit = 10.0 ** math.floor(math.log10(rough))
+    step = next(factor * unit for factor in (1, 2, 5, 10) if factor * unit >= rough * (1 - 1e-9))
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [number * step for number in range(first, last + 1)]
+
+
+def short(value: float) -> str:
+    """A number in few letters: ``0.25``, ``1.2k``, ``3M``."""
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= size:
+            return f"{value / (1e3 if letter == 'k' else size):.3g}{letter}"
+    return f"{value + 0.0:.3g}" if abs(value) < 1000 else f"{value:.0f}"
+
+
+def _framed(low: float, high: float) -> tuple[float, float]:
+    """What a value axis shows: all of a share, else the range, never without height."""
+    if low >= 0 and high <= 1:
+        return 0.0, 1.0
+    return (low, high) if high > low else (low - 0.5, high + 0.5)
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """From values to places in a picture."""
+
+    start: float
+    place: float
+    factor: float
+
+    def __call__(self, value: float) -> float:
+        """Where a value stands."""
+        return self.place + (value - self.start) * self.factor
+
+
+def _scale(source: tuple[float, float], target: tuple[float, float]) -> Scale:
+    return Scale(source[0], target[0], (target[1] - target[0]) / ((source[1] - source[0]) or 1.0))
+
+
+def _finite(points: Points) -> list[tuple[float, float]]:
+    return [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]

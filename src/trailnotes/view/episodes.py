@@ -1,0 +1,155 @@
+"""One recorded episode as a page shows it: both contexts turn by turn, and what is known of each action.
+
+Contexts are worded again by the run's own settings, as they were while the episode was played; no tokenizer is loaded
+for that, so what the run cut at its token limits is shown whole.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from trailnotes.config.schema import Config
+from trailnotes.errors import RunError
+from trailnotes.prompts import Conversation
+from trailnotes.prompts.conversation import instruction_of
+from trailnotes.storage.records import trajectory_from_json
+from trailnotes.types import Message, Step, Trajectory
+
+MOST_CHARS: Final = 20_000  # of one text on a page
+TURNS: Final = 40  # on a page
+MANY_TOKENS: Final = 64  # bars of an action
+
+
+@dataclass(frozen=True, slots=True)
+class ShownTip:
+    """A tip where it entered."""
+
+    id: int | None
+    line: str  # as quoted in the prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One decision."""
+
+    number: int  # from 1
+    before: str  # of the context that was acted on: what stands before the tips, and behind them
+    tips: tuple[ShownTip, ...]
+    heading: str  # the line over the tips
+    after: str
+    plain: str  # the same turn without tips
+    said: str  # what the policy wrote
+    action: str  # what the environment received
+    reward: float
+    novelty: float
+    version: int
+    logprob: float | None  # of the whole answer under the context that was acted on; None: not recorded
+    bars: tuple[float, ...]  # probability of each token, 0 to 1
+    read: int  # tokens of the context that was acted on
+    read_plain: int | None  # of the one without tips; None: not recorded
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """An episode, or some turns of it."""
+
+    trajectory: Trajectory
+    opening: tuple[Message, ...]
+    turns: tuple[Turn, ...]
+    final: str  # the last observation
+    num_tips: int
+    same: bool  # whether both contexts are the same in all turns
+
+
+def told(record: Mapping[str, Any], config: Config | None, first: int = 1) -> Told:
+    """The turns of an episode from the `first` on, `TURNS` at most.
+
+    Raises:
+        RunError: the record is none of an episode.
+    """
+    trajectory = read(record)
+    config = config or Config()
+    conversation = Conversation(config.rollout, config.memory, lambda _: 0)
+    conversation.start(instruction_of(trajectory))
+    opening, turns = tuple(conversation.plain), []
+    for number, step in enumerate(trajectory.steps, 1):
+        place = len(conversation.plain)
+        conversation.observe(step.observation, step.tips)
+        conversation.act(step.completion.text)
+        if first <= number < first + TURNS:
+            contexts = conversation.acting[place].content, conversation.plain[place].content
+            turns.append(_turn(number, step, contexts, conversation))
+    return Told(
+        trajectory,
+        opening,
+        tuple(turns),
+        capped(trajectory.final_observation.text),
+        sum(len(step.tips) for step in trajectory.steps),
+        not any(step.tips for step in trajectory.steps),
+    )
+
+
+def read(record: Mapping[str, Any]) -> Trajectory:
+    """The episode of a record.
+
+    Raises:
+        RunError: it is none.
+    """
+    try:
+        return trajectory_from_json(record)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise RunError(
+            f"this line holds no episode that this version can read ({type(error).__name__}: {error})"
+        ) from None
+
+
+def roles_of(mode: str) -> tuple[str, str]:
+    """What became of both contexts of an episode of a mode: that with tips, that without."""
+    return {
+        "off_policy": ("acted on, with tips", "trained on, without them"),
+        "on_policy_tips": ("acted on and trained on, with tips", "the same without tips: not used"),
+    }.get(mode, ("acted on and trained on", "the same"))
+
+
+def capped(text: str) -> str:
+    """A text that is not too long for a page."""
+    if len(text) <= MOST_CHARS:
+        return text
+    return f"{text[:MOST_CHARS]}\n[{len(text) - MOST_CHARS:,} more characters are in trajectories.jsonl]"
+
+
+def _turn(number: int, step: Step, contexts: tuple[str, str], conversation: Conversation) -> Turn:
+    acting, plain = contexts
+    tips: tuple[ShownTip, ...] = ()
+    before, heading, after = acting, "", ""
+    if step.tips and acting != plain:
+        lines = conversation.tip_lines(step.tips)
+        own = [conversation.tip_line(tip) for tip in step.tips]
+        before, _, after = acting.partition("\n".join(lines))
+        tips = tuple(ShownTip(tip.id, capped(line)) for tip, line in zip(step.tips, own, strict=True))
+        heading = lines[0]
+    logprobs = step.completion.logprobs
+    return Turn(
+        number=number,
+        before=capped(before.rstrip("\n")),
+        tips=tips,
+        heading=heading,
+        after=capped(after.lstrip("\n")),
+        plain=capped(plain),
+        said=capped(step.completion.text),
+        action=capped(step.action),
+        reward=step.reward,
+        novelty=step.reward_intrinsic,
+        version=step.policy_version,
+        logprob=math.fsum(logprobs) if logprobs else None,
+        bars=_bars(logprobs),
+        read=step.completion.num_prompt_tokens,
+        read_plain=step.num_plain_tokens,
+    )
+
+
+def _bars(logprobs: Sequence[float]) -> tuple[float, ...]:
+    return tuple(math.exp(min(0.0, logprob)) for logprob in logprobs[:MANY_TOKENS])

@@ -1,0 +1,98 @@
+"""The lines of metrics.jsonl, read on as they come: a file that grew is not read again from its start."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, TypeGuard
+
+from trailnotes.errors import RunError
+
+KEPT: Final = 256  # files
+
+Line = Mapping[str, Any]
+
+
+@dataclass(slots=True)
+class Lines:
+    """What is known of one file."""
+
+    lines: list[Line] = field(default_factory=list)
+    damaged: int = 0  # lines that cannot be read
+    end: int = 0  # bytes that were read
+    inode: int = 0
+    last: bytes = b""  # the last line, which tells a file that was cut and grew again
+
+
+class LinesCache:
+    """Remembers the files that were read last. Any thread may use it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: OrderedDict[Path, Lines] = OrderedDict()
+
+    def read(self, path: Path) -> Lines:
+        """All whole lines of a file so far; none where there is no file.
+
+        Raises:
+            RunError: it cannot be read.
+        """
+        with self._lock:
+            try:
+                known = self._read_on(path, self._known.pop(path, Lines()))
+            except FileNotFoundError:
+                return Lines()
+            except OSError as error:
+                raise RunError(f"cannot read {path} ({error.strerror}): fix its permissions") from error
+            self._known[path] = known
+            while len(self._known) > KEPT:
+                self._known.popitem(last=False)
+            return Lines([*known.lines], known.damaged, known.end)
+
+    def _read_on(self, path: Path, known: Lines) -> Lines:
+        stat = path.stat()
+        with path.open("rb") as file:
+            file.seek(max(0, known.end - len(known.last)))
+            if stat.st_ino != known.inode or stat.st_size < known.end or file.read(len(known.last)) != known.last:
+                known = Lines(inode=stat.st_ino)
+            file.seek(known.end)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                known.end, known.last = known.end + len(line), line
+                record = _record(line)
+                if record is None:
+                    known.damaged += 1
+                else:
+                    known.lines.append(record)
+        return known
+
+
+def series(lines: Sequence[Line], name: str) -> list[tuple[float, float]]:
+    """(environment steps, value) of one metric; by iterations where steps were not counted."""
+    return [
+        (x_of(line, number), float(value)) for number, line in enumerate(lines) if is_number(value := line.get(name))
+    ]
+
+
+def x_of(line: Line, number: int) -> float:
+    """Where a line stands on the common axis."""
+    steps = line.get("env_steps")
+    return float(steps) if is_number(steps) else float(number)
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether a curve can show it."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _record(line: bytes) -> Line | None:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) else None

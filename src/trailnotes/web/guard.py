@@ -1,0 +1,103 @@
+"""What stands before every page: whose names a site answers to, who may send forms, and what a browser is told.
+
+Forms count only from pages of the site itself: a request that says where it comes from must come from here. Names are
+checked so that no page elsewhere reaches a site on this machine by a name of its own that it lets point here (DNS
+rebinding).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
+POLICY: Final = (
+    "default-src 'none'; style-src 'self'; img-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+"""Content security policy of a site without scripts."""
+
+ELSEWHERE: Final = "This form was sent by a page of another site, so nothing was done."
+OTHER_NAME: Final = "This site answers to the address that its command has printed."
+
+
+def headers_of(policy: str = POLICY) -> dict[str, str]:
+    """What every answer carries. A referrer policy of "no-referrer" would have forms sent with the origin "null"."""
+    return {
+        "content-security-policy": policy,
+        "cross-origin-opener-policy": "same-origin",
+        "cross-origin-resource-policy": "same-origin",
+        "permissions-policy": "camera=(), geolocation=(), microphone=()",
+        "referrer-policy": "same-origin",
+        "x-content-type-options": "nosniff",
+    }
+
+
+def name_of(host: str) -> str:
+    """The name in a Host header, in lower case and without its port."""
+    end = host.rfind("]") + 1  # colons before it are of an IPv6 address
+    return (host[:end] + host[end:].partition(":")[0]).lower()
+
+
+def from_elsewhere(host: str, origin: str | None, site: str | None) -> bool:
+    """Whether a form comes from a page that is not ours.
+
+    Args:
+        host: of the request, as its Host header has it.
+        origin: its Origin header. None: a client that is no browser, which sends nobody's cookies.
+        site: its Sec-Fetch-Site header.
+    """
+    if origin is not None:
+        return origin.lower() not in {f"http://{host}".lower(), f"https://{host}".lower()}
+    return site not in {None, "same-origin", "none"}
+
+
+class Guard:
+    """Wraps a site: adds headers to every answer, and answers itself where a request may not go on.
+
+    Args:
+        app: the site.
+        names: hosts that it answers to; None for any.
+        refuse: makes the answer ``(request, status, text) -> ASGI app`` of a refusal.
+        policy: content security policy.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        names: frozenset[str] | None,
+        refuse: Callable[[Request, int, str], ASGIApp],
+        policy: str = POLICY,
+    ) -> None:
+        self.app, self.names, self.refuse = app, names, refuse
+        self._headers = [(name.encode(), value.encode()) for name, value in headers_of(policy).items()]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request; anything but HTTP goes through as it is."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), *self._headers]
+            await send(message)
+
+        answer = self._refusal(scope) or self.app
+        await answer(scope, receive, sending)
+
+    def _refusal(self, scope: Scope) -> ASGIApp | None:
+        from starlette.requests import Request
+
+        request = Request(scope)
+        host = request.headers.get("host", "")
+        if self.names is not None and name_of(host) not in self.names:
+            return self.refuse(request, 421, OTHER_NAME)
+        if scope["method"] == "POST" and from_elsewhere(
+            host, request.headers.get("origin"), request.headers.get("sec-fetch-site")
+        ):
+            return self.refuse(request, 403, ELSEWHERE)
+        return None

@@ -1,0 +1,53 @@
+"""Who may send forms, by which names a site is reached, and where it listens."""
+
+from __future__ import annotations
+
+import pytest
+
+from trailnotes.errors import ConfigError
+from trailnotes.web.guard import from_elsewhere, name_of
+from trailnotes.web.serving import address_of, is_loopback, listening
+
+
+@pytest.mark.parametrize(
+    ("host", "name"),
+    [("127.0.0.1:8000", "127.0.0.1"), ("LocalHost:1", "localhost"), ("[::1]:80", "[::1]"), ("", ""), ("a]b:c", "a]b")],
+)
+def test_the_name_of_a_host(host: str, name: str) -> None:
+    assert name_of(host) == name
+
+
+@pytest.mark.parametrize(
+    ("origin", "site", "elsewhere"),
+    [
+        ("http://127.0.0.1:8000", "same-origin", False), ("http://127.0.0.1:8001", None, True),  # another server here
+        ("http://localhost:8000", None, True), ("http://evil.example", "cross-site", True), ("null", None, True),
+        ("", None, True), (None, None, False), (None, "none", False), (None, "same-site", True),
+    ],
+)  # fmt: skip
+def test_where_a_form_comes_from(origin: str | None, site: str | None, elsewhere: bool) -> None:
+    assert from_elsewhere("127.0.0.1:8000", origin, site) is elsewhere
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback"),
+    [
+        ("localhost", True),
+        ("127.9.9.9", True),
+        ("[::1]", True),
+        ("0.0.0.0", False),
+        ("10.0.0.1", False),
+        ("x.org", False),
+    ],
+)
+def test_which_addresses_are_of_this_machine(host: str, loopback: bool) -> None:
+    assert is_loopback(host) is loopback
+
+
+def test_listening() -> None:
+    with listening("127.0.0.1", 0) as door:
+        assert address_of(door).startswith("http://127.0.0.1:")
+        with pytest.raises(ConfigError, match="name another --port"):
+            listening("127.0.0.1", door.getsockname()[1])
+    with pytest.raises(ConfigError, match=r"--host 0\.0\.0\.0 is open to others"):
+        listening("0.0.0.0", 0, refusal="is open to others")
