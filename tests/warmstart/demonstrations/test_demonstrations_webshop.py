@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import math
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from trailnotes.config.methods_schema import RehearsalConfig
 from trailnotes.config.schema import Config, EnvConfig, MemoryConfig, RolloutConfig
 from trailnotes.config.warmstart_schema import WarmstartConfig
 from trailnotes.envs import env_tasks
+from trailnotes.envs.webshop.goals import NO_LIMIT
 from trailnotes.envs.webshop.products import Instruction, Product, price_tag
 from trailnotes.envs.webshop.shop import Part
 from trailnotes.envs.webshop.writing import write_catalogue
@@ -61,10 +62,12 @@ def product(number: int, title: str) -> Product:
 
 @pytest.fixture(scope="module")
 def catalogue(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Thirty products of different titles, and so on different sides of by-product."""
+    """Thirty products of different titles, and so on different sides of by-product; each with a twin that nobody wants."""
     titles = [" ".join(pair) for pair in itertools.product(WOOLS, THINGS)]
+    twins = [title.title() for title in titles]
+    shown = [product(number, title) for number, title in enumerate([*titles, *twins])]
     folder = tmp_path_factory.mktemp("webshop") / "shop"
-    write_catalogue(folder, [product(number, title) for number, title in enumerate(titles)])
+    write_catalogue(folder, [*shown[:30], *(replace(twin, instructions=()) for twin in shown[30:])])
     return folder
 
 
@@ -75,9 +78,12 @@ Make = Callable[..., WebShopDemonstrator]
 def make(catalogue: Path) -> Make:
     """Makes a demonstrator of that shop: shares of the settings, and a style."""
 
-    def demonstrator(style: str = "terse", *, apart: bool = False, **warm: float) -> WebShopDemonstrator:
+    def demonstrator(
+        style: str = "terse", *, apart: bool = False, options: Mapping[str, object] | None = None, **warm: float
+    ) -> WebShopDemonstrator:
+        own = {"catalogue": str(catalogue), "products_per_page": 3, **(options or {})}
         config = Config(
-            env=EnvConfig(name="webshop", options={"catalogue": str(catalogue), "products_per_page": 3}),
+            env=EnvConfig(name="webshop", options=own),
             rollout=RolloutConfig(style=style, max_steps=12),
             memory=MemoryConfig(top_k=3),
             warmstart=WarmstartConfig(**warm),
@@ -99,10 +105,18 @@ def test_a_wish_is_read_out_of_an_instruction() -> None:
     assert wish.limit == 40.0
     assert wish.words == ["washable", "wool", "rug", "color", "red", "size", "big"]
     assert (wish.asked("color", ("blue", "red", "dark red")), wish.asked("shape", ("round",))) == ("red", "")
-    assert Wish.of("I want a rug.").limit == math.inf
+    assert Wish.of("I want a rug.").limit == NO_LIMIT
     assert not wish.lacks(ITEM.options)
     assert wish.lacks((("color", ("red", "blue")), ("size", ("small",))))
     assert not Wish.of("I want a red rug.").lacks(())
+
+
+def test_a_value_with_a_comma_is_asked_for_as_a_whole() -> None:
+    wish = Wish.of("Find me a rug with color: red, dark, and size: 2 x 3, and price lower than 40.00 dollars")
+    sizes = ("size", ("2 x 3",))
+    assert not wish.lacks((("color", ("red", "red, dark")), sizes))
+    assert wish.lacks((("color", ("red", "dark")), sizes))
+    assert not wish.lacks((("color", ("color: red, dark", "blue")), sizes))  # as a page tells apart two of one text
 
 
 def test_the_value_beside_its_name_is_asked_for() -> None:
@@ -130,6 +144,8 @@ def test_pages_are_read_as_they_are_shown() -> None:
     )
     assert Page.of(item) == Page((), "Wool Rug", (("color", ("red",)),), 10.5)
     assert dollars("free") == 0.0
+    description = (Part("button", "< Prev", "< prev"), Part("text", "About it."), Part("text", "Price: $1 a metre"))
+    assert Page.of(description) == Page()
 
 
 @pytest.mark.parametrize(
@@ -225,19 +241,28 @@ def test_no_product_of_an_examined_goal_is_shown_bought_or_told(make: Make, cata
         split: {task.options["asin"].lower() for task in env_tasks("webshop", split, options)}
         for split in ("train", "validation", "test")
     }
+    twins = {asin: f"b00t{int(asin[4:]) + 30:03}" for side in sides.values() for asin in side}
     shown = shown_asins(iter(make(style)), 400)
     assert sides["test"]
-    assert shown <= sides["train"]
-    assert len(shown) > len(sides["train"]) / 2
+    assert shown <= {asin for own in sides["train"] for asin in (own, twins[own])}
+    assert shown & set(twins.values())
+    assert len(shown) > len(sides["train"])
+
+
+def test_a_split_without_goals_or_that_may_not_be_examined_forbids_nothing(make: Make) -> None:
+    assert make(options={"protocol": "verl-agent-small"}).forbidden == frozenset()
+    tested = make(options={"protocol": "verl-agent-small", "allow_leak": True}).forbidden
+    assert len(tested) == 60  # thirty products have no goal beside the first 500
 
 
 def test_rehearsals_leave_out_what_is_trained_or_examined(make: Make, catalogue: Path) -> None:
-    own = {
-        task.id for split in ("train", "test") for task in env_tasks("webshop", split, {"catalogue": str(catalogue)})
-    }
+    """They have other prices of the training products, and none of those that are examined."""
+    sides = {split: env_tasks("webshop", split, {"catalogue": str(catalogue)}) for split in ("train", "test")}
     made = make(apart=True)
     assert made.tasks
-    assert not {task.id for task in made.tasks} & own
+    assert not {task.id for task in made.tasks} & {task.id for task in sides["train"]}
+    assert {task.options["asin"] for task in made.tasks} <= {task.options["asin"] for task in sides["train"]}
+    assert not {task.options["asin"] for task in made.tasks} & {task.options["asin"] for task in sides["test"]}
     with pytest.raises(ConfigError, match=r"every training goal .* rehearsal\.options"):
         made.apart(made.config.model_copy(update={"rehearsal": RehearsalConfig()}), made.count_tokens, 0)
 
@@ -245,7 +270,7 @@ def test_rehearsals_leave_out_what_is_trained_or_examined(make: Make, catalogue:
 def test_where_every_page_shows_what_is_examined_the_search_ends(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trailnotes.warmstart.demonstrations.webshop.PATIENCE", 5)
     made = make()
-    made.forbidden = frozenset(f"b00t{number:03}" for number in range(30))
+    made.forbidden = frozenset(f"b00t{number:03}" for number in range(60))
     with pytest.raises(ConfigError, match=r"5 episodes .* set env\.options\.products_per_page lower"):
         next(iter(made))
 
