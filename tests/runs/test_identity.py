@@ -97,7 +97,7 @@ def test_what_was_trained_under_another_protocol_is_refused_too(tmp_path: Path, 
     ("change", "said"),
     [
         ({"dataset_seed": 1}, "dataset_seed, splits"),
-        ({"protocol": "verl-agent-small"}, "protocol, leaks, goals, splits"),
+        ({"goals": "synthetic", "compat": "original"}, "goals, splits, compat"),
     ],
 )
 def test_who_examines_what_was_trained_otherwise_is_told(shop: str, change: dict[str, Any], said: str) -> None:

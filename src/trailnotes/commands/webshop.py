@@ -100,8 +100,8 @@ def _serve(args: Namespace) -> None:
 
     if args.record and args.split != "train":
         raise ConfigError(
-            f"--record keeps what models learn from, and goals of split {args.split!r} are examined: leave out --record "
-            "or --split"
+            f"--record keeps what models learn from, and goals of split {args.split!r} are examined: leave out "
+            "--record or --split"
         )
     config = _shop_config(args.config, args.settings, args.catalogue)
     tasks = tasks_of(config, args.split)

@@ -81,7 +81,7 @@ class Visit:
         return observation
 
 
-def _examined(env: WebShopEnv, options: Mapping[str, object]) -> Iterator[str]:
+def examined_asins(env: WebShopEnv, options: Mapping[str, object]) -> Iterator[str]:
     """The products of examined goals, and those of the same title, which by-product takes for the same.
 
     A split without goals, or one that may not be examined, has none.
@@ -115,7 +115,7 @@ class WebShopDemonstrator:
         options = {**config.env.options, "max_steps": config.rollout.max_steps}
         self.visit = Visit(**{**options, "actions": config.rollout.show_actions})
         self.tasks = env_tasks("webshop", "train", options)
-        self.forbidden = frozenset(_examined(self.visit.env, options))  # asins
+        self.forbidden = frozenset(examined_asins(self.visit.env, options))  # asins
 
     @classmethod
     def apart(cls, config: Config, count_tokens: Callable[[str], int], seed: int) -> Self:
