@@ -170,6 +170,16 @@ def test_a_split_that_is_none(shop: str, capsys: pytest.CaptureFixture[str]) -> 
     assert "split 'evening' is unknown" in refused(capsys, shop, "--split", "evening")
 
 
+@pytest.mark.parametrize("split", ["test", "validation"])
+def test_what_is_examined_is_not_recorded(
+    shop: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, split: str
+) -> None:
+    file = tmp_path / "played.jsonl"
+    line = refused(capsys, shop, "--port", "0", "--split", split, "--record", str(file))
+    assert f"goals of split {split!r} are examined: leave out --record or --split" in line
+    assert not file.exists()
+
+
 def test_a_config_of_another_environment(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text(to_toml(Config()))
     line = refused(capsys, "--config", str(tmp_path / "config.toml"))

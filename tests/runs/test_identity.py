@@ -12,7 +12,7 @@ import pytest
 from shelves import DOZEN
 from trailnotes.compare import compare_own, compare_table
 from trailnotes.config.schema import Config
-from trailnotes.envs.tasks import panel_of
+from trailnotes.envs.tasks import panel_of, seen_in_training
 from trailnotes.envs.webshop.env import opened
 from trailnotes.envs.webshop.writing import write_catalogue
 from trailnotes.errors import RunError
@@ -60,8 +60,10 @@ def test_a_run_is_not_resumed_on_other_data_under_the_same_name(tmp_path: Path) 
     opened.cache_clear()
     RunDir.open(tmp_path / "run", config).close()  # without the data there is nothing to compare, and nothing is lost
     write_catalogue(folder, DOZEN.products[:-1])
-    with pytest.raises(RunError, match="a run of webshop with another catalogue, splits: put back"):
-        RunDir.open(tmp_path / "run", config)
+    faster = config.model_copy(update={"env": config.env.model_copy(update={"num_workers": 3})})
+    for again in (config, faster):
+        with pytest.raises(RunError, match="a run of webshop with another catalogue, splits: put back"):
+            RunDir.open(tmp_path / "run", again, allow_change=["env"])
 
 
 def test_a_run_of_an_environment_without_an_identity_records_none(tmp_path: Path) -> None:
@@ -89,6 +91,21 @@ def test_what_was_trained_under_another_protocol_is_refused_too(tmp_path: Path, 
     other = evaluated(tmp_path / "other", config_of(shop), trained=config_of(shop, 1, dataset_seed=3))
     with pytest.raises(RunError, match="dataset_seed 0 and 3"):
         compare_own([str(one), str(other)])
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"dataset_seed": 1}, "dataset_seed, splits"),
+        ({"goals": "synthetic", "compat": "original"}, "goals, splits, compat"),
+    ],
+)
+def test_who_examines_what_was_trained_otherwise_is_told(shop: str, change: dict[str, Any], said: str) -> None:
+    config = config_of(shop)
+    assert seen_in_training(config, config) == seen_in_training(config, config_of(shop, view="text_rich")) == ""
+    assert seen_in_training(config_of(shop, **change), config) == (
+        f"the model was trained with another {said}: whether this panel is unseen cannot be told"
+    )
 
 
 def test_one_protocol_makes_a_table_whatever_the_view(tmp_path: Path, shop: str) -> None:

@@ -93,6 +93,11 @@ def _serve(args: Namespace) -> None:
     from trailnotes.envs.webshop.site.server import address_of, host_of, listening, serve
     from trailnotes.envs.webshop.site.visits import MOST_STEPS, Floor
 
+    if args.record and args.split != "train":
+        raise ConfigError(
+            f"--record keeps what models learn from, and goals of split {args.split!r} are examined: leave out "
+            "--record or --split"
+        )
     config = _shop_config(args.config, args.settings, args.catalogue)
     tasks = tasks_of(config, args.split)
     if args.goal is not None and not 0 <= args.goal < len(tasks):
@@ -229,7 +234,12 @@ COMMANDS = (
             OTHER_CONFIG,
             argument("--split", metavar="SPLIT", default="train", help="whose goals are given to visitors (train)"),
             argument("--goal", type=int, metavar="N", help="the one goal of all visits, from 0 (theirs to choose)"),
-            argument("--record", type=Path, metavar="FILE", help="append the purchases as demonstrations, JSONL"),
+            argument(
+                "--record",
+                type=Path,
+                metavar="FILE",
+                help="append the purchases as demonstrations, JSONL (split train only)",
+            ),
             argument("--host", metavar="ADDRESS", default=LOOPBACK, help=f"where to listen ({LOOPBACK})"),
             argument("--port", type=int, metavar="N", default=PORT, help=f"port; 0 takes a free one ({PORT})"),
             argument("--public", action="store_true", help="let other machines in, without passwords or encryption"),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -201,7 +202,10 @@ def recorded_of(config: Config) -> list[Task]:
 
 
 def seen_in_training(trained: Config | None, config: Config) -> str:
-    """A sentence if the panel of `config` holds games that a run of settings `trained` learned from; else ""."""
+    """A sentence if the panel of `config` holds games that a run of settings `trained` learned from; else "".
+
+    Also where the environment says that the run had goals or data of another identity: then nobody can tell.
+    """
     if trained is None or not method_of(trained.algorithm.name).trains:
         return ""
     try:
@@ -209,10 +213,9 @@ def seen_in_training(trained: Config | None, config: Config) -> str:
     except (ConfigError, EnvError, MissingExtraError):  # an environment that is not here has nothing to compare
         return ""
     said = _told(shared(games, examined), examined, "the model was trained on")
-    try:
-        return said or _told(shared(rehearsed_of(trained), examined), examined, "the model rehearsed")
-    except (ConfigError, EnvError):  # the file of a run may have gone
-        return said
+    with contextlib.suppress(ConfigError, EnvError):  # the file of a run may have gone
+        said = said or _told(shared(rehearsed_of(trained), examined), examined, "the model rehearsed")
+    return said or _told_apart(identity_of(trained), identity_of(config))
 
 
 def seen_by_authors(namespaces: Iterable[str], config: Config) -> str:
@@ -225,6 +228,13 @@ def _told(both: Sequence[Task], examined: Sequence[Task], how: str) -> str:
     if not both:
         return ""
     return f"{how} {len(both)} of the {len(examined)} games of this panel, {both[0].id} for one: they are not unseen"
+
+
+def _told_apart(trained: Mapping[str, Any], examined: Mapping[str, Any]) -> str:
+    differing = [key for key in trained if key in examined and trained[key] != examined[key]]
+    if not differing:
+        return ""
+    return f"the model was trained with another {', '.join(differing)}: whether this panel is unseen cannot be told"
 
 
 def _refuse_shared(games: Iterable[Task], source: str, kept: Sequence[Task], name: str) -> None:

@@ -157,7 +157,7 @@ class RunDir:
                 raise RunError(f"{file} is damaged: move it away, and run the same command again") from None
         starts.append({"time": _now(), "command": command, **_surroundings(), "changed": dict(changed)})
         identity = identity_of(self.config)
-        if not any(within(name, ("env",)) for name in changed):
+        if not any(within(name, ("env.name", "env.options")) for name in changed):
             self._refuse_other_data(before, identity)
         about = {"name": self.config.run.name, "seed": self.config.run.seed, "starts": starts}
         if known := identity or before:  # where the environment is not here, what was known stays

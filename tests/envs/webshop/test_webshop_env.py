@@ -1,4 +1,4 @@
-"""WebShop as an environment: the contract, what a purchase pays, its options, its identity, and speed of both modes."""
+"""WebShop as an environment: the contract, what a purchase pays, its options, and its identity."""
 
 from __future__ import annotations
 
@@ -173,6 +173,9 @@ def test_a_page_offers_what_can_be_clicked_in_order(shop: str, task: Task) -> No
         ({"reward": "10"}, "env.options.reward = '10' is unknown"),
         ({"max_steps": 0}, "env.options.max_steps = 0 must be a whole number, 1 or more"),
         ({"products_per_page": True}, "env.options.products_per_page = True must be"),
+        ({"max_title": 481}, "env.options.max_title = 481 must be a whole number, 1 to 480"),
+        ({"view": ["text"]}, "env.options.view = ['text'] must be a text"),
+        ({"catalogue": 5}, "env.options.catalogue = 5 must be a text"),
         ({"prices": 1}, "env.options.prices: webshop has no such option"),
     ],
 )
@@ -180,6 +183,29 @@ def test_a_wrong_option_is_refused_with_the_fix(options: dict[str, object], said
     with pytest.raises(ConfigError) as caught:
         make_env("webshop", **options)
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"goals": ["human"]}, "env.options.goals = ['human'] must be a text"),
+        ({"catalogue": 5}, "env.options.catalogue = 5 must be a text"),
+        ({"protocol": {}}, "env.options.protocol = {} must be a text"),
+        ({"train_set": 0}, "env.options.train_set = 0 must be a text"),
+        ({"dataset_seed": True}, "env.options.dataset_seed = True must be a whole number"),
+        ({"dataset_seed": [1]}, "env.options.dataset_seed = [1] must be a whole number"),
+    ],
+)
+def test_a_choice_of_the_wrong_kind_is_refused(options: dict[str, object], said: str) -> None:
+    for ask in (partial(env_tasks, "webshop", "train"), partial(env_identity, "webshop")):
+        with pytest.raises(ConfigError) as caught:
+            ask(options)
+        assert said in str(caught.value)
+
+
+def test_the_permission_to_leak_is_true_or_false(shop: str) -> None:
+    with pytest.raises(ConfigError, match="allow_leak = 'no' must be true or false"):
+        env_tasks("webshop", "test", {"catalogue": shop, "protocol": "verl-agent-small", "allow_leak": "no"})
 
 
 def test_a_task_of_another_catalogue_is_refused(shop: str, task: Task) -> None:
@@ -215,7 +241,10 @@ def test_the_identity_names_catalogue_protocol_and_goals(shop: str) -> None:
     assert json.loads(json.dumps(identity)) == identity
 
 
-@pytest.mark.parametrize("change", [{"dataset_seed": 1}, {"goals": "human"}, {"compat": "original"}])
+@pytest.mark.parametrize(
+    "change",
+    [{"dataset_seed": 1}, {"goals": "human"}, {"compat": "original"}, {"show_attributes": True}, {"train_set": "S1"}],
+)
 def test_another_protocol_is_another_identity(shop: str, change: dict[str, object]) -> None:
     assert env_identity("webshop", {"catalogue": shop}) != env_identity("webshop", {"catalogue": shop, **change})
 

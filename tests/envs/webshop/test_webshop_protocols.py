@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import Counter
 from dataclasses import replace
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shelves import DOZEN, LAMP, MUG, Shelves, product
-from trailnotes.envs.webshop.goals import NO_LIMIT, Goal, goals_of, price_of
+from trailnotes.envs.webshop.goals import NO_LIMIT, Goal, goals_of, price_of, without_limit
 from trailnotes.envs.webshop.products import Instruction, Product
 from trailnotes.envs.webshop.protocols import (
     PROTOCOLS,
@@ -102,6 +103,16 @@ def test_goals_depend_on_product_and_seed_alone(seed: int, noise: int) -> None:
     assert list(goals_of(LAMP, "synthetic", seed)) == list(goals_of(LAMP, "synthetic", seed))
 
 
+def test_the_limit_can_be_taken_away_again() -> None:
+    for goal, _ in itertools.chain(goals_of(MUG, "synthetic", 0), goals_of(MUG, "human", 0)):
+        text, limit = without_limit(goal.instruction)
+        assert goal.instruction == f"{text}, and price lower than {limit:.2f} dollars"
+        assert limit == goal.price_upper
+    assert without_limit("a mug, and price lower than 9 dollars") == ("a mug, and price lower than 9 dollars", NO_LIMIT)
+    twice = "a mug, and price lower than 30.00 dollars, and price lower than 40.00 dollars"
+    assert without_limit(twice) == ("a mug, and price lower than 30.00 dollars", 40.0)
+
+
 def test_a_goal_survives_json_and_a_forged_one_is_refused() -> None:
     for goal, _ in goals_of(MUG, "synthetic", 0):
         assert Goal.from_json(goal.to_json()) == goal
@@ -160,8 +171,12 @@ def test_verl_agent_small_leaks_and_is_refused_for_tests_unless_that_is_allowed(
     tested = {(placed.goal.asin, placed.goal.options) for placed in splits["test"]}
     assert len(tested) == 500
     assert tested <= trained  # all of it
+    own = [{(p.goal.asin, p.goal.options): p.number for p in splits[split]} for split in ("test", "validation")]
+    assert len(own[1]) == 500
+    assert own[0] != own[1]  # permutations of their own
+    assert not {p.seed for p in splits["test"]} & {p.seed for p in splits["validation"]}
     for split in ("test", "validation"):
-        with pytest.raises(ConfigError, match="trains on goals that it tests"):
+        with pytest.raises(ConfigError, match=r'goals that it tests.*Train and examine on protocol = "by-product"'):
             refuse_leaking(split, "verl-agent-small", allow=False)
     refuse_leaking("train", "verl-agent-small", allow=False)
     refuse_leaking("test", "verl-agent-small", allow=True)
@@ -171,8 +186,11 @@ def test_verl_agent_small_leaks_and_is_refused_for_tests_unless_that_is_allowed(
 titles = st.sampled_from(["Red Pen", "red  pen", "Blue Pen", "Mug", "Cup", "Lamp", "Chair"])
 
 
+kinds = st.sampled_from(["both", "human", "synthetic"])
+
+
 @settings(deadline=None, max_examples=30)
-@given(st.lists(titles, min_size=1, max_size=30), st.integers(0, 5), st.sampled_from(["both", "human", "synthetic"]))
+@given(st.lists(titles, min_size=1, max_size=30), st.integers(0, 5), kinds)
 def test_by_product_has_no_product_on_two_sides(listed: list[str], seed: int, kind: str) -> None:
     """Neither by asin nor by title, however the catalogue looks."""
     shelves = Shelves(tuple(product(f"B0{n:08}", title=title) for n, title in enumerate(listed)))
@@ -195,6 +213,15 @@ def test_by_product_gives_each_split_its_share_and_leaves_a_product_its_side() -
     half = splits_of(Shelves(PENS.products[::2]), Choice())
     for split in SPLITS:
         assert {p.goal.asin for p in half[split]} <= {p.goal.asin for p in splits[split]}
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(titles, min_size=1, max_size=30), st.integers(0), st.integers(0), kinds)
+def test_what_one_seed_trains_on_no_other_examines(listed: list[str], one: int, other: int, kind: str) -> None:
+    shelves = Shelves(tuple(product(f"B0{n:08}", title=title) for n, title in enumerate(listed)))
+    trained, examined = (splits_of(shelves, Choice("by-product", kind, seed)) for seed in (one, other))
+    products = {p.goal.asin for p in trained["train"]}
+    assert not products & {p.goal.asin for split in ("validation", "test") for p in examined[split]}
 
 
 def test_another_seed_is_another_panel() -> None:
@@ -220,7 +247,6 @@ def test_the_identity_changes_with_every_word_of_a_goal() -> None:
         ("train", Choice("by-products"), "protocol = 'by-products' is unknown"),
         ("train", Choice(goals="robot"), "goals = 'robot' is unknown"),
         ("train", Choice("rememberer", train_set="S2"), "train_set = 'S2' is unknown"),
-        ("train", Choice(seed=True), "dataset_seed = True must be a whole number"),
         ("train", Choice("original"), 'use protocol = "by-product"'),
     ],
 )

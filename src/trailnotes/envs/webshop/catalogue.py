@@ -21,11 +21,11 @@ import os
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
 
-from trailnotes.envs.webshop.products import Product, from_record
+from trailnotes.envs.webshop.products import Facet, Product, from_record
 from trailnotes.errors import ConfigError
 from trailnotes.search.index import Index
 from trailnotes.search.mapped import MappedFolder
@@ -34,8 +34,6 @@ KIND, VERSION = "webshop catalogue", 1
 PRODUCTS, REPORT = "products.jsonl", "report.jsonl"
 ARRAYS = ("product_offsets.npy", "asins.npy", "asin_places.npy")
 PARTS = ("search", "facets")
-
-Facet = Literal["attribute", "category", "query"]
 
 _CACHED = 1024  # products that a process keeps decoded
 _HASHED_AT_ONCE = 1 << 24  # bytes: a catalogue of no more is compared with its hashes whenever it is opened

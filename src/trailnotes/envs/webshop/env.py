@@ -6,16 +6,17 @@ Source: Yao et al. 2022, "WebShop: Towards Scalable Real-World Web Interaction w
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import math
+from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from trailnotes.envs.webshop.catalogue import Catalogue
-from trailnotes.envs.webshop.goals import Goal, price_of
+from trailnotes.envs.webshop.goals import Goal, without_limit
 from trailnotes.envs.webshop.protocols import SPLITS, Choice, Splits, identity_of, refuse_leaking, splits_of, tasks_in
-from trailnotes.envs.webshop.reward import Reward, judge
-from trailnotes.envs.webshop.shop import Compat, Rules, Shop, State
+from trailnotes.envs.webshop.reward import Reward, judge_purchase
+from trailnotes.envs.webshop.shop import MAX_SHORT, Compat, Rules, Shop, State
 from trailnotes.envs.webshop.synthetic import open_catalogue
 from trailnotes.envs.webshop.texts import clean
 from trailnotes.envs.webshop.views import SHOWN_BY_REMEMBERER, VIEWS
@@ -29,7 +30,9 @@ COMPATS = ("fixed", "original")
 REWARDS = ("score", "success")
 FORMATS = ["search[WORDS]", "click[WHAT IS SHOWN]"]
 _MAX_QUERY = 400  # characters of the search that is offered
-_LIMIT_SAID = ", and price lower than"
+_KINDS: Mapping[type, str] = {str: "a text", int: "a whole number", bool: "true or false"}
+
+Value = TypeVar("Value", str, int, bool)
 
 
 @lru_cache(4)
@@ -54,15 +57,23 @@ def webshop_tasks(
         catalogue: folder, or "synthetic".
         protocol: a name in `protocols.PROTOCOLS`.
         goals: "human", "synthetic" or "both"; "" takes the protocol's own.
-        dataset_seed: another one has other prices, limits of price and splits.
+        dataset_seed: another one has other prices and limits of price; of by-product, other goals of a product.
         train_set: "S0" or "S1", of the protocol rememberer.
         allow_leak: examine on goals that a leaking protocol trains on.
 
     Raises:
-        ConfigError: an unknown name, no catalogue, a split without goals, or one that leaks.
+        ConfigError: an unknown name, a value of the wrong kind, no catalogue, a split without goals, or one that leaks.
     """
-    refuse_leaking(split, protocol, allow_leak)
-    return tasks_in(_splits(opened(catalogue), Choice(protocol, goals, dataset_seed, train_set)), split, protocol)
+    choice = _choice(protocol, goals, dataset_seed, train_set)
+    refuse_leaking(split, protocol, _of(bool, "allow_leak", allow_leak))
+    return tasks_in(_splits(opened(_of(str, "catalogue", catalogue)), choice), split, protocol)
+
+
+def _choice(protocol: object, goals: object, dataset_seed: object, train_set: object) -> Choice:
+    return Choice(
+        _of(str, "protocol", protocol), _of(str, "goals", goals), _of(int, "dataset_seed", dataset_seed),
+        _of(str, "train_set", train_set),
+    )  # fmt: skip
 
 
 @lru_cache(8)
@@ -107,20 +118,20 @@ class WebShopEnv:
             products_per_page: of a results page.
             show_attributes: offer the page of the hidden attributes that the reward judges.
             repeat_instruction: on each page, as the original does; None: with compat "original" only.
-            max_title: characters of a title, an option or another short text.
+            max_title: characters of a title, an option or another short text; 480 at most.
             max_text: characters of a description, or of all features, reviews or option values.
             max_steps: actions until the episode is truncated.
             reward: "score" is that of the purchase, 0 to 1; "success" is 1 for a score of 1, else 0.
             actions: offer the admissible actions with each observation.
         """
         del protocol, goals, dataset_seed, train_set, allow_leak
-        self._catalogue = catalogue
+        self._catalogue = _of(str, "catalogue", catalogue)
         self._rules = Rules(
             compat=cast("Compat", _one_of("compat", compat, COMPATS)),
             products_per_page=_whole("products_per_page", products_per_page),
             products_shown=SHOWN_BY_REMEMBERER if view == "rememberer" else 0,
             show_attributes=show_attributes,
-            max_title=_whole("max_title", max_title),
+            max_title=_whole("max_title", max_title, MAX_SHORT),
             max_text=_whole("max_text", max_text),
         )
         self._view = VIEWS[_one_of("view", view, VIEWS)]
@@ -145,10 +156,13 @@ class WebShopEnv:
         dataset_seed: int = 0,
         train_set: str = "S0",
         compat: str = "fixed",
+        show_attributes: bool = False,
     ) -> dict[str, Any]:
         """What must be the same for two results to be comparable, as JSON: catalogue, protocol, goals of each split."""
-        shelves, choice = opened(catalogue), Choice(protocol, goals, dataset_seed, train_set)
-        return {"catalogue": shelves.name, **identity_of(_splits(shelves, choice), choice), "compat": compat}
+        choice = _choice(protocol, goals, dataset_seed, train_set)
+        shelves = opened(_of(str, "catalogue", catalogue))
+        rules = {"compat": compat, "show_attributes": show_attributes}
+        return {"catalogue": shelves.name, **identity_of(_splits(shelves, choice), choice), **rules}
 
     @property
     def state(self) -> State:
@@ -191,10 +205,11 @@ class WebShopEnv:
         if not self._steps_left:
             raise EnvError("the episode is over, or none has begun: call reset before step")
         assert self._shop is not None
+        assert self._goal is not None
         self._steps_left -= 1
         self._state, refused = self._shop.step(self._state, action)
         if self._state.page == "done":
-            return self._judged(self._judge())
+            return self._judged(judge_purchase(self._shop.shelves, self._goal, self._state, self._seed))
         info = {"action_refused": True, "refused": refused} if refused else {}
         return Observation(self._page(), truncated=not self._steps_left, actions=self._admissible(), info=info)
 
@@ -202,13 +217,6 @@ class WebShopEnv:
         """Leave the shop; the catalogue stays open for the next one of this process."""
         self._steps_left = 0
         self._shop = None
-
-    def _judge(self) -> Reward:
-        assert self._shop is not None
-        assert self._goal is not None
-        wanted, bought = self._shop.shelves[self._goal.asin], self._shop.shelves[self._state.asin]
-        values = [value for _, value in self._state.options]
-        return judge(self._goal, wanted, bought, values, price_of(bought, self._seed))
 
     def _judged(self, reward: Reward) -> Observation:
         self._steps_left = 0
@@ -234,17 +242,24 @@ class WebShopEnv:
             return None
         if self._state.page != "search":
             return self._shop.offers(self._state)
-        words = self._instruction.partition(_LIMIT_SAID)[0].translate(str.maketrans("[]", "  "))[:_MAX_QUERY]
+        words = without_limit(self._instruction)[0].translate(str.maketrans("[]", "  "))[:_MAX_QUERY]
         return (f"search[{' '.join(words.split()) or '*'}]",)
 
 
+def _of(kind: type[Value], key: str, value: object) -> Value:
+    if type(value) is not kind:
+        raise ConfigError(f"env.options.{key} = {value!r} must be {_KINDS[kind]}")
+    return value
+
+
 def _one_of(key: str, value: str, known: Collection[str]) -> str:
-    if value not in known:
+    if _of(str, key, value) not in known:
         raise ConfigError(f"env.options.{key} = {value!r} is unknown: use {' or '.join(map(repr, known))}")
     return value
 
 
-def _whole(key: str, number: object) -> int:
-    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-        raise ConfigError(f"env.options.{key} = {number!r} must be a whole number, 1 or more")
+def _whole(key: str, number: object, most: float = math.inf) -> int:
+    if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= most:
+        up_to = "1 or more" if most == math.inf else f"1 to {most}"
+        raise ConfigError(f"env.options.{key} = {number!r} must be a whole number, {up_to}")
     return number

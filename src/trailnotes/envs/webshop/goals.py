@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -20,6 +21,8 @@ GoalKind = Literal["human", "synthetic"]
 
 PRICE_LIMITS: Final = tuple(10.0 * step for step in range(1, 100))  # dollars
 NO_LIMIT: Final = 1_000_000.0  # dollars
+_LIMIT_SAID: Final = ", and price lower than {} dollars"
+_LIMITED: Final = re.compile("(.*)" + _LIMIT_SAID.format(r"(\d+\.\d\d)"), re.DOTALL)
 _NEAREST: Final = 4  # limits above a price that are drawn from
 
 
@@ -59,6 +62,12 @@ class Goal:
             raise ValueError(f"this is no goal of the shop: {error!r}") from error
 
 
+def without_limit(instruction: str) -> tuple[str, float]:
+    """An instruction without its limit of price, and that limit in dollars; `NO_LIMIT` where it names none."""
+    said = _LIMITED.fullmatch(instruction)
+    return (said[1], float(said[2])) if said else (instruction, NO_LIMIT)
+
+
 def price_of(product: Product, seed: int) -> float:
     """What a product costs, in dollars: of a range, a price that is drawn once for each dataset seed."""
     if not product.prices:
@@ -93,7 +102,7 @@ def goals_of(product: Product, kind: GoalKind, seed: int) -> Iterator[tuple[Goal
 def _goal(
     product: Product, instruction: Instruction, text: str, options: tuple[tuple[str, str], ...], limit: float
 ) -> Goal:
-    said = "" if limit == NO_LIMIT else f", and price lower than {limit:.2f} dollars"
+    said = "" if limit == NO_LIMIT else _LIMIT_SAID.format(f"{limit:.2f}")
     return Goal(product.asin, text + said, instruction.attributes, options, limit)
 
 

@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+Facet = Literal["attribute", "category", "query"]  # what products can be listed by
+
 PRICE_OF_NONE = 100.0  # dollars: what the original asks for a product without a listed price
 CATEGORIES = ("beauty", "electronics", "fashion", "garden", "grocery")
 

@@ -28,8 +28,9 @@ TRAIN_SETS: Final = ("S0", "S1")
 _SHUFFLE: Final = 233  # the release's seed of the order of goals
 _SMALL_TEST: Final = 500  # goals that verl-agent tests on: the first of a permutation
 _SMALL_WORKERS: Final = 16  # that train, a permutation each
-_SMALL_VALIDATION: Final = 1000  # added to the seed of those that test
+_SMALL_EXAMINED: Final = {"test": 1000, "validation": 1001}  # added to the seed of those that test; the second is ours
 _UP_TO: Final = {"test": 0.2, "validation": 0.3, "train": 1.0}  # by-product: where the share of each side ends
+_SIDES: Final = 0  # by-product: what sides are drawn from, the same for every dataset seed
 _MOST_OF_A_PRODUCT: Final = 4  # by-product: goals of one product; some have hundreds of combinations
 
 
@@ -94,9 +95,12 @@ def splits_of(shelves: Shelves, choice: Choice) -> Splits:
     ):
         if value not in known:
             raise ConfigError(f"{key} = {value!r} is unknown: use {' or '.join(map(repr, known))}")
-    if type(choice.seed) is not int:
-        raise ConfigError(f"dataset_seed = {choice.seed!r} must be a whole number")
     return PROTOCOLS[choice.protocol].split(shelves, choice)
+
+
+def known_title(title: str) -> str:
+    """A title as products are told apart by it: two with the same words are one, whatever their asins."""
+    return " ".join(title.casefold().split())
 
 
 def refuse_leaking(split: str, protocol: str, allow: bool) -> None:
@@ -108,8 +112,8 @@ def refuse_leaking(split: str, protocol: str, allow: bool) -> None:
     why = PROTOCOLS[protocol].leaks if protocol in PROTOCOLS else ""
     if why and split != "train" and not allow:
         raise ConfigError(
-            f'protocol = "{protocol}" {why}: its results say nothing about unseen goals. Examine on protocol = '
-            '"by-product", or set env.options.allow_leak = true to repeat what was published'
+            f'protocol = "{protocol}" {why}: its results say nothing about unseen goals. Train and examine on protocol '
+            '= "by-product", or set env.options.allow_leak = true to repeat what was published'
         )
 
 
@@ -121,6 +125,7 @@ def identity_of(splits: Splits, choice: Choice) -> dict[str, Any]:
         "leaks": bool(protocol.leaks),
         "goals": choice.goals or protocol.goals,
         "dataset_seed": choice.seed,
+        "train_set": choice.train_set,
         "splits": {split: {"goals": len(splits[split]), "sha256": _hash(splits[split])} for split in SPLITS},
     }
 
@@ -194,10 +199,14 @@ def _verl_agent_small(shelves: Shelves, choice: Choice) -> Splits:
             train.setdefault(index, Placed(number, goals[index], seed))
         if len(train) == len(goals):
             break
-    seed = choice.seed + _SMALL_VALIDATION
+    return {"train": list(train.values())} | {
+        split: _small_test(shelves, kind, choice.seed + more) for split, more in _SMALL_EXAMINED.items()
+    }
+
+
+def _small_test(shelves: Shelves, kind: str, seed: int) -> list[Placed]:
     goals, order = _permuted(shelves, kind, seed)
-    test = [Placed(number, goals[index], seed) for number, index in enumerate(order[:_SMALL_TEST])]
-    return {"train": list(train.values()), "validation": [], "test": test}
+    return [Placed(number, goals[index], seed) for number, index in enumerate(order[:_SMALL_TEST])]
 
 
 def _permuted(shelves: Shelves, kind: str, seed: int) -> tuple[list[Goal], list[int]]:
@@ -210,19 +219,19 @@ def _permuted(shelves: Shelves, kind: str, seed: int) -> tuple[list[Goal], list[
 def _by_product(shelves: Shelves, choice: Choice) -> Splits:
     """No product of a test goal is that of a training goal, under whatever asin: who has the title has the side.
 
-    The side of a product depends on its title and the dataset seed alone, not on the others of the catalogue.
+    The side of a product depends on its title alone, not on the others of the catalogue, nor on the dataset seed: what
+    one seed trains on, no other examines.
     """
     splits: dict[str, list[Placed]] = {split: [] for split in SPLITS}
     listed = enumerate(_listed(shelves, choice.goals or "both", choice.seed))
     for asin, own in itertools.groupby(listed, key=lambda item: item[1][0].asin):
         placed = list({goal: Placed(number, goal, choice.seed) for number, (goal, _) in own}.values())
-        splits[_side(shelves[asin].title, choice.seed)] += _spread(placed, asin, choice.seed)
+        splits[_side(shelves[asin].title)] += _spread(placed, asin, choice.seed)
     return splits
 
 
-def _side(title: str, seed: int) -> str:
-    words = " ".join(title.casefold().split())
-    drawn = random.Random(derive_seed("webshop", seed, "by-product", words)).random()
+def _side(title: str) -> str:
+    drawn = random.Random(derive_seed("webshop", _SIDES, "by-product", known_title(title))).random()
     return next(split for split, end in _UP_TO.items() if drawn < end)
 
 

@@ -18,8 +18,9 @@ from typing import Final
 from rapidfuzz.fuzz import token_set_ratio
 from rapidfuzz.utils import default_process
 
-from trailnotes.envs.webshop.goals import Goal
+from trailnotes.envs.webshop.goals import Goal, price_of
 from trailnotes.envs.webshop.products import Product
+from trailnotes.envs.webshop.shop import Shelves, State
 
 MATCH: Final = 85  # of 100; more is a match
 NO_NOUNS: Final = 0.2  # similarity of titles where the wanted one has no noun
@@ -50,6 +51,13 @@ class Reward:
     same_query: bool
     same_categories: bool  # two segments or more in common
     title_score: float  # share of the wanted title's nouns that the bought one has
+
+
+def judge_purchase(shelves: Shelves, goal: Goal, state: State, seed: int) -> Reward:
+    """The reward of the product and the options of `state`, at the price that `seed` gives it."""
+    bought = shelves[state.asin]
+    values = [value for _, value in state.options]
+    return judge(goal, shelves[goal.asin], bought, values, price_of(bought, seed))
 
 
 def judge(goal: Goal, wanted: Product, bought: Product, options: Iterable[str], price: float) -> Reward:

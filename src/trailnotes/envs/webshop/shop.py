@@ -15,21 +15,22 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Final, Literal, NamedTuple, Protocol, cast, get_args
+from typing import Final, Literal, NamedTuple, Protocol, cast
 
-from trailnotes.envs.webshop.products import Product
+from trailnotes.envs.webshop.products import Facet, Product
 from trailnotes.envs.webshop.texts import Brackets, clean
 from trailnotes.seeds import derive_seed
 
 Compat = Literal["fixed", "original"]
 PageName = Literal["search", "results", "item", "description", "features", "reviews", "attributes", "done"]
-Facet = Literal["attribute", "category", "query"]
 Kind = Literal["text", "button", "product", "option"]
 
 NUM_FOUND: Final = 50  # products that a search finds at most
 MAX_ACTION: Final = 2_000  # characters; a longer action is none
+# An offer may hold two short texts, the name of an option and its value, and lower case may double each.
+MAX_SHORT: Final = MAX_ACTION // 4 - 20  # characters
 SEARCH, BACK, PREV, NEXT, BUY = "Search", "Back to Search", "< Prev", "Next >", "Buy Now"
 _SUB_PAGES: Final = ("description", "features", "reviews", "attributes")
 _WITHIN: Final = " \N{SINGLE RIGHT-POINTING ANGLE QUOTATION MARK} "  # between a category and one within it
@@ -68,7 +69,7 @@ class Rules:
     products_per_page: int = 10
     products_shown: int = 0  # the first so many of each page, the others are left out; 0 = all
     show_attributes: bool = False  # a page of what the reward judges hidden attributes by
-    max_title: int = 300  # characters of a title, an option or another short text
+    max_title: int = 300  # characters of a title, an option or another short text; `MAX_SHORT` at most
     max_text: int = 20_000  # characters of a description, or of all features, reviews or option values
 
     @property
@@ -87,28 +88,6 @@ class State:
     asin: str = ""  # of the product looked at, or bought
     options: tuple[tuple[str, str], ...] = ()  # chosen: (name, value) in the order of the first choice
     seen: tuple[str, ...] = ()  # asins looked at since the search page, the first one first
-
-    def to_json(self) -> dict[str, Any]:
-        """As JSON values; `from_json` takes them back."""
-        return json.loads(json.dumps(asdict(self)))  # type: ignore[no-any-return]
-
-    @classmethod
-    def from_json(cls, record: Any) -> State:
-        """The state of `to_json`.
-
-        Raises:
-            ValueError: it is none.
-        """
-        try:
-            page, query, number, asin, options, seen = (record[name] for name in cls.__slots__)
-            pairs = [(name, value) for name, value in options]
-        except (TypeError, KeyError, ValueError) as error:
-            raise ValueError(f"this is no state of the shop: {error!r}") from error
-        fine = page in get_args(PageName) and type(number) is int and number >= 1 and isinstance(seen, list)
-        texts = [query, asin, *(seen if fine else ()), *(text for pair in pairs for text in pair)]
-        if not fine or not all(isinstance(text, str) for text in texts):
-            raise ValueError("this is no state of the shop: a value is of the wrong kind")
-        return cls(page, query, number, asin, tuple(pairs), tuple(seen))
 
 
 class Part(NamedTuple):
@@ -207,8 +186,7 @@ class Shop:
         return Turn(State("results", readable, seen=state.seen))
 
     def _clicked(self, state: State, target: str) -> Turn:
-        wanted = " ".join(target.split())
-        matches = [part for part in self._clickable(state) if part.target == wanted]
+        matches = [part for part in self._clickable(state) if part.target == target]
         if not matches:
             return Turn(state, "nothing of that name to click")
         button = next((part for part in matches if part.kind != "option"), None)

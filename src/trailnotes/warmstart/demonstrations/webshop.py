@@ -8,12 +8,14 @@ shown: an episode with one on its pages is thrown away.
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Self, cast
 
 from trailnotes.envs import env_tasks, make_env
 from trailnotes.envs.tasks import kept_apart
+from trailnotes.envs.webshop.protocols import known_title
 from trailnotes.errors import ConfigError
 from trailnotes.types import Tip
 from trailnotes.warmstart.demonstrations.episodes import actions_of, conversations, follow, of_rehearsal, played
@@ -21,7 +23,7 @@ from trailnotes.warmstart.demonstrations.webshop_buyers import BUY, Buyer, Page,
 from trailnotes.warmstart.demonstrations.webshop_words import NEXT, Fault, english_words, spaced, terse_words
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from trailnotes.config.schema import Config
     from trailnotes.envs.webshop.env import WebShopEnv
@@ -79,6 +81,20 @@ class Visit:
         return observation
 
 
+def examined_asins(env: WebShopEnv, options: Mapping[str, object]) -> Iterator[str]:
+    """The products of examined goals, and those of the same title, which by-product takes for the same.
+
+    A split without goals, or one that may not be examined, has none.
+    """
+    shelves, titles = env.shop.shelves, set[str]()
+    for split in EXAMINED:
+        with suppress(ConfigError):
+            titles.update(
+                known_title(shelves[task.options["asin"]].title) for task in env_tasks("webshop", split, options)
+            )
+    return (product.asin.lower() for product in shelves if known_title(product.title) in titles)
+
+
 class WebShopDemonstrator:
     """Endless fresh demonstrations of the goals of the train split.
 
@@ -99,8 +115,7 @@ class WebShopDemonstrator:
         options = {**config.env.options, "max_steps": config.rollout.max_steps}
         self.visit = Visit(**{**options, "actions": config.rollout.show_actions})
         self.tasks = env_tasks("webshop", "train", options)
-        examined = (task for split in EXAMINED for task in env_tasks("webshop", split, options))
-        self.forbidden: frozenset[str] = frozenset(task.options["asin"].lower() for task in examined)
+        self.forbidden = frozenset(examined_asins(self.visit.env, options))  # asins
 
     @classmethod
     def apart(cls, config: Config, count_tokens: Callable[[str], int], seed: int) -> Self:

@@ -5,11 +5,11 @@ They know the instruction and the pages, and speak the shop's actions: nothing t
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from trailnotes.envs.webshop.goals import without_limit
 from trailnotes.warmstart.demonstrations.webshop_words import NEXT, Fault
 
 if TYPE_CHECKING:
@@ -26,8 +26,7 @@ READING: Final = ("description", "features")
 _READING: Final = {f"click[{page}]" for page in (*READING, "reviews", "attributes")}
 _PRICE: Final = re.compile(r"\$([\d.]+)")
 _WORD: Final = re.compile(r"[a-z0-9]+")
-_NAMED: Final = re.compile(r"(?:with|and) ([\w ]+): ([^,]+)")
-_LIMIT: Final = re.compile(r",? and price lower than ([\d.]+) dollars")
+_NAMED: Final = re.compile(r"\b(?:with|and) [\w ]+: ")
 # Words of an instruction that say nothing about a product.
 _FILLING: Final = frozenset(
     _WORD.findall(
@@ -43,14 +42,13 @@ class Wish:
     """What an instruction asks for."""
 
     text: str  # without the limit
-    limit: float  # dollars; infinite where none is named
+    limit: float  # dollars; `NO_LIMIT` where none is named
 
     @classmethod
     def of(cls, instruction: str) -> Wish:
         """Read an instruction."""
-        text = instruction.lower()
-        limit = _LIMIT.search(text)
-        return cls(_LIMIT.sub("", text), float(limit[1]) if limit else math.inf)
+        text, limit = without_limit(instruction)
+        return cls(text.lower(), limit)
 
     @property
     def words(self) -> list[str]:
@@ -67,8 +65,12 @@ class Wish:
 
     def lacks(self, options: Sequence[tuple[str, Sequence[str]]]) -> bool:
         """Whether a value that is asked for by the name of its option is not among those offered."""
-        offered = {(name, value) for name, values in options for value in values}
-        return not {(name, value) for name, value in _NAMED.findall(self.text)} <= offered
+        left = self.text
+        for name, values in options:
+            said = [value if value.startswith(f"{name}: ") else f"{name}: {value}" for value in values]
+            for each in sorted(said, key=len, reverse=True):
+                left = re.sub(rf"\b{re.escape(each)}(?=, and |$)", "", left)
+        return _NAMED.search(left) is not None
 
     def fit(self, title: str) -> float:
         """The share of the words asked for that a title has."""
@@ -99,12 +101,15 @@ class Page:
     def of(cls, parts: Sequence[Part]) -> Page:
         """Read what is shown, and nothing else that a part may hold."""
         listings, options, title, price = [], dict[str, tuple[str, ...]](), "", 0.0
+        sells = any(
+            part.target == BUY[len("click[") : -1] for part in parts
+        )  # other texts begin with "Price: " as well
         for i, part in enumerate(parts):
             if part.kind == "product":
                 listings.append(Listing(part.target, parts[i + 1].text, dollars(parts[i + 2].text)))
             elif part.option:
                 options[part.option[0]] = (*options.get(part.option[0], ()), part.target)
-            elif part.kind == "text" and part.text.startswith("Price: "):
+            elif sells and part.kind == "text" and part.text.startswith("Price: "):
                 title, price = parts[i - 1].text, dollars(part.text)
         more = any(part.target == NEXT[len("click[") : -1] for part in parts)
         return cls(tuple(listings), title, tuple(options.items()), price, more)

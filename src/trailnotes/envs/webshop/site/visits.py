@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from trailnotes.envs.webshop.goals import NO_LIMIT, Goal, price_of
-from trailnotes.envs.webshop.reward import Reward, judge
+from trailnotes.envs.webshop.reward import Reward, judge_purchase
 from trailnotes.envs.webshop.shop import Shop, State
 from trailnotes.envs.webshop.site.pages import Page, page_of
 from trailnotes.envs.webshop.texts import clean
@@ -114,9 +114,7 @@ class Floor:
 
     def reward(self, visit: Visit) -> Reward:
         """What the purchase is worth, as the environment judges it."""
-        wanted, bought = self.shop.shelves[visit.goal.asin], self.shop.shelves[visit.state.asin]
-        chosen = [value for _, value in visit.state.options]
-        return judge(visit.goal, wanted, bought, chosen, price_of(bought, visit.task.seed))
+        return judge_purchase(self.shop.shelves, visit.goal, visit.state, visit.task.seed)
 
     def score(self, visit: Visit) -> Score | None:
         """The reward in words; None before the purchase."""
