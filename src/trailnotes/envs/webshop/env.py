@@ -61,7 +61,7 @@ def webshop_tasks(
     Raises:
         ConfigError: an unknown name, no catalogue, a split without goals, or one that leaks.
     """
-    refuse_leaking(split, protocol, allow_leak)
+    refuse_leaking(split, protocol, _truth("allow_leak", allow_leak))
     return tasks_in(_splits(opened(catalogue), Choice(protocol, goals, dataset_seed, train_set)), split, protocol)
 
 
@@ -119,15 +119,17 @@ class WebShopEnv:
             compat=cast("Compat", _one_of("compat", compat, COMPATS)),
             products_per_page=_whole("products_per_page", products_per_page),
             products_shown=SHOWN_BY_REMEMBERER if view == "rememberer" else 0,
-            show_attributes=show_attributes,
+            show_attributes=_truth("show_attributes", show_attributes),
             max_title=_whole("max_title", max_title),
             max_text=_whole("max_text", max_text),
         )
         self._view = VIEWS[_one_of("view", view, VIEWS)]
-        self._repeats = compat == "original" if repeat_instruction is None else repeat_instruction
+        self._repeats = (
+            compat == "original" if repeat_instruction is None else _truth("repeat_instruction", repeat_instruction)
+        )
         self._max_steps = _whole("max_steps", max_steps)
         self._pays_score = _one_of("reward", reward, REWARDS) == "score"
-        self._offers = actions
+        self._offers = _truth("actions", actions)
         self._shop: Shop | None = None
         self._goal: Goal | None = None
         self._seed = 0
@@ -241,6 +243,12 @@ class WebShopEnv:
 def _one_of(key: str, value: str, known: Collection[str]) -> str:
     if value not in known:
         raise ConfigError(f"env.options.{key} = {value!r} is unknown: use {' or '.join(map(repr, known))}")
+    return value
+
+
+def _truth(key: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigError(f"env.options.{key} = {value!r} must be true or false")
     return value
 
 

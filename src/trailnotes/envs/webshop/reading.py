@@ -57,6 +57,8 @@ def read_entries(path: Path, start: int = 0) -> Iterator[Entry]:
                 yield from _Text(path, file, start or 1 + _indent(file)).entries(opening, first=not start)
             else:
                 yield from _lines(file, start)
+    except gzip.BadGzipFile as error:
+        raise ConfigError(f"{path} is not gzipped, or damaged: get it again, or name it without .gz") from error
     except (OSError, EOFError, zlib.error) as error:
         raise ConfigError(f"{path} is cut off or damaged ({error}): get it again") from error
 
