@@ -151,13 +151,13 @@ def _shop_config(path: Path | None, settings: Sequence[str], catalogue: str | No
 def _recorder(path: Path, env: WebShopEnv, config: Config) -> PlayRecorder:
     from trailnotes.warmstart.demonstrations.played import PlayRecorder
 
-    recorder = PlayRecorder(path, env, config, _counting(config))
+    recorder = PlayRecorder(path, env, config, counting(config))
     if recorder.half:
         print(f"the last line of {path} was cut: it is now in {recorder.half}")
     return recorder
 
 
-def _counting(config: Config) -> Callable[[str], int]:
+def counting(config: Config) -> Callable[[str], int]:
     """Tokens of the config's model, or words where there is none, or it is still to be made."""
     from trailnotes.config.model_schema import is_unmade
     from trailnotes.runs.players import RANDOM

@@ -165,6 +165,9 @@ def test_a_page_offers_what_can_be_clicked_in_order(shop: str, task: Task) -> No
 # ---------------------------------------------------------------------------------------------- wrong options
 
 
+TRUTHS = ("actions", "repeat_instruction", "show_attributes")
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -174,12 +177,29 @@ def test_a_page_offers_what_can_be_clicked_in_order(shop: str, task: Task) -> No
         ({"max_steps": 0}, "env.options.max_steps = 0 must be a whole number, 1 or more"),
         ({"products_per_page": True}, "env.options.products_per_page = True must be"),
         ({"prices": 1}, "env.options.prices: webshop has no such option"),
+        *(({key: "no"}, f"env.options.{key} = 'no' must be true or false") for key in TRUTHS),
     ],
 )
 def test_a_wrong_option_is_refused_with_the_fix(options: dict[str, object], said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         make_env("webshop", **options)
     assert said in str(caught.value)
+
+
+def test_a_rollout_that_is_refused_does_not_say_that_it_was_stopped(
+    shop: str, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    words = ["--model.path", "random", "--env.name", "webshop", "--env.options.catalogue", shop]
+    config = load_config(None, [*words, "--env.options.compat", "orginal", "--rollout.num_tasks", "1"])
+    with pytest.raises(ConfigError, match=r"env\.options\.compat = 'orginal' is unknown"):
+        rollout(config)
+    assert "stopped" not in caplog.text + capsys.readouterr().err
+
+
+def test_a_word_does_not_allow_a_leak(shop: str) -> None:
+    """It would be true, as every text is that is not empty."""
+    with pytest.raises(ConfigError, match=r"env\.options\.allow_leak = 'no' must be true or false"):
+        ws.webshop_tasks("test", catalogue=shop, protocol="verl-agent-small", allow_leak="no")  # type: ignore[arg-type]
 
 
 def test_a_task_of_another_catalogue_is_refused(shop: str, task: Task) -> None:
