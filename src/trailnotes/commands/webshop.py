@@ -180,7 +180,7 @@ COMMANDS = (
         "listed in the catalogue's report.jsonl. An import that was interrupted goes on when the same command is given "
         "again.",
         example="trailnotes webshop import shop --products items_shuffle.json --attributes items_ins_v2.json "
-        "--human items_human_ins.json",
+        "--human items_human_ins.json --order human_goals.json",
         run=_import,
         arguments=(
             argument("folder", type=Path, metavar="FOLDER", help="the catalogue, which is not there yet"),
@@ -207,7 +207,7 @@ COMMANDS = (
                 "--order",
                 type=Path,
                 metavar="FILE",
-                help="human_goals.json: the human goals in the order of the original's splits",
+                help="human_goals.json: the human goals in the order that the protocols original and rememberer split",
             ),
             argument("--limit", type=int, metavar="N", help="the first N entries only, as the original's num_products"),
             argument(
@@ -242,7 +242,7 @@ COMMANDS = (
         "parts are told after the purchase. With --record, each purchase is appended to a file that "
         "`warmstart.demonstrations` may name: what was done, played again in the environment with the settings given, "
         "so that each turn is what an agent would have been shown. Listens on this machine only, unless --host and "
-        "--public say otherwise. Ends with Ctrl-C.",
+        "--public say otherwise. Ctrl-C closes it.",
         example="trailnotes webshop serve --record runs/played.jsonl",
         run=_serve,
         arguments=(
