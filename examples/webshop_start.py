@@ -23,6 +23,7 @@ from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config
 from trailnotes.envs.tasks import panel, tasks_of
 from trailnotes.envs.workers.pool import EnvPool
+from trailnotes.errors import TrailnotesError
 from trailnotes.memory import open_memory
 from trailnotes.memory.tips import clean_tip
 from trailnotes.policies.base import Policy
@@ -180,4 +181,7 @@ def main(path: str, settings: str = str(SETTINGS), num: str = "32") -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:4] or ["runs/webshop-start"])
+    try:
+        main(*sys.argv[1:4] or ["runs/webshop-start"])
+    except TrailnotesError as fault:
+        sys.exit(f"webshop_start.py: {fault}")

@@ -106,6 +106,20 @@ def test_a_model_that_is_not_here_is_estimated_and_not_downloaded(
     assert [file.name for file in files(elsewhere)] == ["config.toml"]
 
 
+def test_a_start_that_nobody_has_made_is_no_download(
+    elsewhere: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("socket.socket.connect", lambda *_: pytest.fail("it went to the network"))
+    Path("config.toml").write_text(to_toml(tiny_config(Path("runs/start"))))
+    for words in (["train", "config.toml", "--run-dir", "run"], ["eval", "runs/start", "--config", "config.toml"]):
+        for dry in (["--dry-run"], []) if words[0] == "train" else ([],):
+            assert main([*words, *dry]) == 2
+            said = capsys.readouterr().err
+            assert "model.path = 'runs/start': there is no such directory" in said
+            assert "made first: trailnotes warmstart CONFIG --out runs/start" in said
+    assert [file.name for file in files(elsewhere)] == ["config.toml"]
+
+
 def test_a_model_that_is_not_here_is_checked_all_the_same(
     elsewhere: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,6 +35,27 @@ def test_import_and_show(source: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert json.loads(capsys.readouterr().out)["title"] == "Red Mug"
     assert main(["webshop", "show", shop, "--search", "nothing"]) == 0
     assert "no product has any of these words" in capsys.readouterr().out
+    assert main(["webshop", "show", shop, "--asin", "b000000002"]) == 0
+    assert json.loads(capsys.readouterr().out)["asin"] == "B000000002"
+
+
+def test_an_import_says_where_the_report_and_the_goals_are(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A report is named only if something is listed in it, and a shop without goals is told to be one."""
+    source.write_text(json.dumps([RECORD]))
+    human = tmp_path / "human.json"
+    goal = {"instruction": "a cup", "instruction_attributes": ["blue"], "instruction_options": []}
+    human.write_text(json.dumps({"B000000001": [goal], "B000000009": [goal]}))
+    assert main(["webshop", "import", str(tmp_path / "bare"), "--products", str(source)]) == 0
+    said = capsys.readouterr().out
+    assert "no instructions, so no goals: import with --attributes (synthetic ones) or --human" in said
+    words = ["webshop", "import", str(tmp_path / "shop"), "--products", str(source), "--human", str(human)]
+    assert main(words) == 0
+    said = capsys.readouterr().out
+    assert "1 x instruction of no product" in said
+    assert "entry by entry" not in said
+    assert "no goals" not in said
 
 
 @pytest.mark.parametrize(
@@ -42,6 +63,9 @@ def test_import_and_show(source: Path, tmp_path: Path, capsys: pytest.CaptureFix
     [
         (["show", "nowhere"], "nowhere is no webshop catalogue"),
         (["show", "SHOP", "--asin", "B000000009"], "has no product B000000009"),
+        (["show", "SHOP", "--search", "cup", "--limit", "0"], "--limit 0 shows no product"),
+        (["show", "SHOP", "--search", " "], "--search is empty"),
+        (["show", "SHOP", "--search", "cup", "--asin", "B000000001"], "--asin and --search ask for two things"),
         (["import", "SHOP", "--products", "SOURCE"], "is there already"),
         (["import", "other", "--products", "SOURCE", "--limit", "0"], "--limit 0 leaves no product"),
         (["import", "other", "--products", "gone.json"], "gone.json cannot be read"),

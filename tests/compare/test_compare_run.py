@@ -212,6 +212,19 @@ def test_without_a_model_there_is_nothing_to_compare(tmp_path: Path) -> None:
         compare_run(path, out=tmp_path / "out")
 
 
+@pytest.mark.parametrize("dry", [["--dry-run"], []])
+def test_a_start_that_nobody_has_made_is_refused_before_any_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], dry: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("trailnotes.compare.processes.Process", None)
+    write_plan(Path("plan.toml"), base=tiny_config(Path("runs/start")))
+    assert main(["compare", "run", "plan.toml", "--out", "out", *dry]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "model.path = 'runs/start': there is no such directory" in said.err
+
+
 def runs_of_the_repository(name: str) -> list[PlannedRun]:
     path = ROOT / "configs/compare" / f"{name}.toml"
     return runs_of(load_plan(path), path, Path("out"))

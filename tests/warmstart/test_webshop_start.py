@@ -21,6 +21,14 @@ CONFIGS = ROOT / "configs" / "webshop"
 EXAMPLE = runpy.run_path(str(ROOT / "examples" / "webshop_start.py"))
 
 
+def test_without_the_model_it_ends_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRAILNOTES_CACHE", str(tmp_path))
+    monkeypatch.setattr("sys.argv", ["webshop_start.py", "runs/start"])
+    with pytest.raises(SystemExit, match=r"^webshop_start\.py: model\.path = 'runs/start': there is no such directory"):
+        runpy.run_path(str(ROOT / "examples" / "webshop_start.py"), run_name="__main__")
+
+
 def agent(messages: Sequence[Message]) -> str:
     """Does what the tip with the full score tells, else dances; writes down what it did."""
     done = [message.content for message in messages if message.role == "assistant"]

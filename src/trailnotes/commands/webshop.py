@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from trailnotes.commands.arguments import OTHER_CONFIG
 from trailnotes.commands.command import Command, argument
-from trailnotes.errors import ConfigError
+from trailnotes.errors import ConfigError, Interrupted
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -43,21 +43,25 @@ def _import(args: Namespace) -> None:
         catalogue = import_catalogue(args.folder, sources, limit=args.limit, nouns=args.nouns, progress=tell)
     with closing(catalogue):
         _describe(catalogue)
-        if any(catalogue.meta["left_out"].values()):
-            print(f"what was left out, entry by entry: {catalogue.folder / REPORT}")
+        if (report := catalogue.folder / REPORT).stat().st_size:
+            print(f"what was left out, entry by entry: {report}")
+        if args.attributes is None and args.human is None and not any(each.instructions for each in catalogue):
+            print("no instructions, so no goals: import with --attributes (synthetic ones) or --human to play")
 
 
 def _show(args: Namespace) -> None:
     from trailnotes.envs.webshop.synthetic import open_catalogue
 
+    _refuse_unclear(args)
     with closing(open_catalogue(args.catalogue)) as catalogue:
         if args.verify:
             catalogue.verify()
             print("every file is as it was written")
         if args.asin is not None:
-            if args.asin not in catalogue:
+            asin = next((each for each in (args.asin, args.asin.upper()) if each in catalogue), None)
+            if asin is None:
                 raise ConfigError(f"{args.catalogue} has no product {args.asin}: --search WORDS finds some")
-            _print([catalogue[args.asin]], in_full=True)
+            _print([catalogue[asin]], in_full=True)
         elif args.search is not None:
             found = catalogue.search(args.search, args.limit)
             _print([catalogue[asin] for asin in found], in_full=False)
@@ -65,6 +69,15 @@ def _show(args: Namespace) -> None:
                 print("no product has any of these words")
         else:
             _describe(catalogue)
+
+
+def _refuse_unclear(args: Namespace) -> None:
+    if args.asin is not None and args.search is not None:
+        raise ConfigError("--asin and --search ask for two things: give one of them")
+    if args.search is not None and not args.search.strip():
+        raise ConfigError("--search is empty: name the words to look for, or leave it out")
+    if args.limit < 1:
+        raise ConfigError(f"--limit {args.limit} shows no product: give 1 or more, or leave it out")
 
 
 def _print(products: list[Product], *, in_full: bool) -> None:
@@ -110,7 +123,12 @@ def _serve(args: Namespace) -> None:
         recording = closing(_recorder(args.record, env, config)) if args.record else nullcontext()
         with recording as recorder:
             app = make_app(Floor(env.shop, tasks), settings, recorder)
-            serve(app, door, ready=lambda: print(f"ready: {address}", flush=True))
+            try:
+                serve(app, door, ready=lambda: print(f"ready: {address}", flush=True))
+            except Interrupted:  # SIGTERM or SIGHUP, which whoever sent it wants to read from the exit code
+                raise
+            except KeyboardInterrupt:
+                print("the shop is closed")
 
 
 def _shop_config(path: Path | None, settings: Sequence[str], catalogue: str | None) -> Config:
@@ -133,15 +151,18 @@ def _shop_config(path: Path | None, settings: Sequence[str], catalogue: str | No
 def _recorder(path: Path, env: WebShopEnv, config: Config) -> PlayRecorder:
     from trailnotes.warmstart.demonstrations.played import PlayRecorder
 
-    recorder = PlayRecorder(path, env, config, _counting(config))
+    recorder = PlayRecorder(path, env, config, counting(config))
     if recorder.half:
         print(f"the last line of {path} was cut: it is now in {recorder.half}")
     return recorder
 
 
-def _counting(config: Config) -> Callable[[str], int]:
-    """Tokens of the config's model, or words where it is still to be made."""
-    if not config.model.path:
+def counting(config: Config) -> Callable[[str], int]:
+    """Tokens of the config's model, or words where there is none, or it is still to be made."""
+    from trailnotes.config.model_schema import is_unmade
+    from trailnotes.runs.players import RANDOM
+
+    if config.model.path in ("", RANDOM) or is_unmade(config.model.path):
         return lambda text: len(text.split())
     from trailnotes.policies.chat import ChatFormat
     from trailnotes.policies.hf.policy import load_tokenizer
@@ -159,7 +180,7 @@ COMMANDS = (
         "listed in the catalogue's report.jsonl. An import that was interrupted goes on when the same command is given "
         "again.",
         example="trailnotes webshop import shop --products items_shuffle.json --attributes items_ins_v2.json "
-        "--human items_human_ins.json",
+        "--human items_human_ins.json --order human_goals.json",
         run=_import,
         arguments=(
             argument("folder", type=Path, metavar="FOLDER", help="the catalogue, which is not there yet"),
@@ -186,7 +207,7 @@ COMMANDS = (
                 "--order",
                 type=Path,
                 metavar="FILE",
-                help="human_goals.json: the human goals in the order of the original's splits",
+                help="human_goals.json: the human goals in the order that the protocols original and rememberer split",
             ),
             argument("--limit", type=int, metavar="N", help="the first N entries only, as the original's num_products"),
             argument(
@@ -221,7 +242,7 @@ COMMANDS = (
         "parts are told after the purchase. With --record, each purchase is appended to a file that "
         "`warmstart.demonstrations` may name: what was done, played again in the environment with the settings given, "
         "so that each turn is what an agent would have been shown. Listens on this machine only, unless --host and "
-        "--public say otherwise. Ends with Ctrl-C.",
+        "--public say otherwise. Ctrl-C closes it.",
         example="trailnotes webshop serve --record runs/played.jsonl",
         run=_serve,
         arguments=(

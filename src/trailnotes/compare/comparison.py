@@ -40,6 +40,7 @@ from trailnotes.compare.running import (
 )
 from trailnotes.compare.summary import Question, Summary, summarise
 from trailnotes.config.methods import method_of
+from trailnotes.config.model_schema import refuse_unmade
 from trailnotes.errors import MissingExtraError, RunError
 from trailnotes.reporting.story import Played, Record, before_and_after
 from trailnotes.runs.directory import RunLock
@@ -111,6 +112,8 @@ def _refuse_missing(stages: Sequence[Stage]) -> None:
     """What any of the runs needs must be there before the first begins; a comparison that is finished needs nothing."""
     for stage in stages:
         refuse_missing(stage.settings[1])
+        if stage.starts:
+            refuse_unmade(stage.run.config.model.path)
 
 
 def _conclude(plan: Plan, runs: Sequence[PlannedRun], missing: dict[str, str], out: Path) -> Summary:

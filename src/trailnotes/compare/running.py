@@ -34,6 +34,11 @@ class Stage:
         return panel_result(self.run, self.panel) if self.panel else self.run.name
 
     @property
+    def starts(self) -> bool:
+        """Whether it loads the model that the settings name, not one that an earlier stage leaves."""
+        return self.name != EXAMINING and not self.panel and not self.run.follows
+
+    @property
     def settings(self) -> tuple[Path, Config]:
         """The file that its settings are written to before it starts, and what they are."""
         if self.panel:

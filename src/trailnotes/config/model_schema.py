@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import model_validator
@@ -11,6 +12,7 @@ from trailnotes.config.section import Section, key
 from trailnotes.errors import ConfigError
 
 OPENAI = "openai:"  # before a model's name, as `model.path`: the model of that name at the endpoint
+MADE = "runs/"  # a `model.path` that begins so is made here, and no name on the hub
 OURS = (  # arguments of transformers' `apply_chat_template` that are no option of a template
     "add_generation_prompt", "continue_final_message", "conversation", "max_length", "messages", "padding",
     "return_assistant_tokens_mask", "return_dict", "return_tensors", "tokenize", "tokenizer_kwargs", "truncation",
@@ -67,6 +69,20 @@ def refuse_nameless(path: str) -> None:
     """Refuse a `model.path` that names an endpoint's model and forgets which. Raises `ConfigError`."""
     if path.startswith(OPENAI) and not path.removeprefix(OPENAI).strip():
         raise ConfigError(f"{path!r} names no model: write openai:NAME, as the server calls it")
+
+
+def is_unmade(path: str) -> bool:
+    """Whether a `model.path` can only be a directory, and is none, or none yet."""
+    is_local = path.startswith((".", "/", "~", MADE)) or path.count("/") > 1
+    return is_local and not path.startswith(OPENAI) and not Path(path).expanduser().exists()
+
+
+def refuse_unmade(path: str) -> None:
+    """Refuse a `model.path` of which `is_unmade` holds. Raises `ConfigError`."""
+    if is_unmade(path):
+        is_start = path.startswith(MADE)
+        fix = f"; a start model is made first: trailnotes warmstart CONFIG --out {path}" if is_start else ""
+        raise ConfigError(f"model.path = {path!r}: there is no such directory{fix}")
 
 
 class EndpointConfig(Section):

@@ -122,7 +122,9 @@ class Journal:
             self._show()
             try:
                 yield
-            except BaseException:
+            except BaseException as stop:
+                if isinstance(stop, ConfigError) and not self.episodes:
+                    raise  # nothing had begun
                 kept = f"{len(self.episodes)} of {self._total} episodes are kept in {self.path}, and the same command "
                 self._say(f"stopped: {kept}plays the rest" if self.path else "stopped: without --out nothing is kept")
                 raise

@@ -165,6 +165,9 @@ def test_a_page_offers_what_can_be_clicked_in_order(shop: str, task: Task) -> No
 # ---------------------------------------------------------------------------------------------- wrong options
 
 
+TRUTHS = ("actions", "repeat_instruction", "show_attributes")
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -177,6 +180,7 @@ def test_a_page_offers_what_can_be_clicked_in_order(shop: str, task: Task) -> No
         ({"view": ["text"]}, "env.options.view = ['text'] must be a text"),
         ({"catalogue": 5}, "env.options.catalogue = 5 must be a text"),
         ({"prices": 1}, "env.options.prices: webshop has no such option"),
+        *(({key: "no"}, f"env.options.{key} = 'no' must be true or false") for key in TRUTHS),
     ],
 )
 def test_a_wrong_option_is_refused_with_the_fix(options: dict[str, object], said: str) -> None:
@@ -206,6 +210,16 @@ def test_a_choice_of_the_wrong_kind_is_refused(options: dict[str, object], said:
 def test_the_permission_to_leak_is_true_or_false(shop: str) -> None:
     with pytest.raises(ConfigError, match="allow_leak = 'no' must be true or false"):
         env_tasks("webshop", "test", {"catalogue": shop, "protocol": "verl-agent-small", "allow_leak": "no"})
+
+
+def test_a_rollout_that_is_refused_does_not_say_that_it_was_stopped(
+    shop: str, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    words = ["--model.path", "random", "--env.name", "webshop", "--env.options.catalogue", shop]
+    config = load_config(None, [*words, "--env.options.compat", "orginal", "--rollout.num_tasks", "1"])
+    with pytest.raises(ConfigError, match=r"env\.options\.compat = 'orginal' is unknown"):
+        rollout(config)
+    assert "stopped" not in caplog.text + capsys.readouterr().err
 
 
 def test_a_task_of_another_catalogue_is_refused(shop: str, task: Task) -> None:

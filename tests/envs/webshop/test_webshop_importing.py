@@ -9,6 +9,7 @@ import json
 import os
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,47 @@ def test_four_files_become_one_catalogue(files: Sources, tmp_path: Path) -> None
     assert hidden(tmp_path) == []
 
 
+@pytest.mark.parametrize(
+    ("option", "given", "wanted"),
+    [
+        ("human", "attributes", "items_human_ins.json"),
+        ("attributes", "human", "items_ins_v2.json"),
+        ("attributes", "products", "items_ins_v2.json"),
+        ("human", "products", "items_human_ins.json"),
+        ("attributes", "order", "items_ins_v2.json"),
+    ],
+)
+def test_a_source_of_another_kind_is_refused(
+    files: Sources, tmp_path: Path, option: str, given: str, wanted: str
+) -> None:
+    """An object of items_ins would make a human instruction, too, if nobody looked."""
+    swapped = replace(files, **{option: getattr(files, given)})
+    with pytest.raises(ConfigError, match=rf"no entry of .*/{given}\.json is one of {wanted}: .* --{option}"):
+        import_catalogue(tmp_path / "shop", swapped)
+    assert not (tmp_path / "shop").exists()
+
+
+def test_what_is_left_out_is_told_in_words(tmp_path: Path) -> None:
+    path = tmp_path / "products.json"
+    path.write_text(json.dumps([record(1, asin="nan"), record(2, asin="nan"), 3]))
+    with pytest.raises(ConfigError, match=r"holds no product: 2 x bad asin, 1 x not an object$"):
+        import_catalogue(tmp_path / "shop", Sources(path))
+    plain = tmp_path / "plain.json.gz"
+    plain.write_text("[]")
+    with pytest.raises(ConfigError, match=r"plain\.json\.gz is not gzipped, or damaged: get it again, or name it"):
+        import_catalogue(tmp_path / "shop", Sources(plain))
+
+
+def test_the_report_has_a_detail_only_where_there_is_one(tmp_path: Path) -> None:
+    path = tmp_path / "products.json"
+    path.write_text(json.dumps([record(1), record(1), record(2, asin="nan")]))
+    catalogue = import_catalogue(tmp_path / "shop", Sources(path))
+    assert [(line["reason"], line["detail"]) for line in reported(catalogue)] == [
+        ("asin twice", ""),
+        ("bad asin", "'nan'"),
+    ]
+
+
 def test_lists_lines_and_gzip_are_the_same_catalogue(files: Sources, tmp_path: Path) -> None:
     lines = tmp_path / "products.jsonl.gz"
     with gzip.open(lines, "wt") as file:
@@ -148,9 +190,9 @@ def test_bad_entries_beside_the_products_are_named(files: Sources, tmp_path: Pat
     assert files.attributes
     assert files.human
     files.attributes.write_text(json.dumps(ATTRIBUTES | {"B000000004": [1]}))
-    files.human.write_text(json.dumps({"B000000003": [7]}))
+    files.human.write_text(json.dumps(HUMAN | {"B000000003": [7]}))
     catalogue = import_catalogue(tmp_path / "shop", files)
-    assert catalogue.meta["left_out"] == {"bad attributes": 1, "bad instruction": 1}
+    assert catalogue.meta["left_out"] == {"bad attributes": 1, "bad instruction": 1, "instruction of no product": 1}
     assert catalogue["B000000004"].attributes == ()
 
 

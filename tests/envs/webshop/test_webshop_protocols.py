@@ -193,7 +193,9 @@ kinds = st.sampled_from(["both", "human", "synthetic"])
 @given(st.lists(titles, min_size=1, max_size=30), st.integers(0, 5), kinds)
 def test_by_product_has_no_product_on_two_sides(listed: list[str], seed: int, kind: str) -> None:
     """Neither by asin nor by title, however the catalogue looks."""
-    shelves = Shelves(tuple(product(f"B0{n:08}", title=title) for n, title in enumerate(listed)))
+    shelves = Shelves(
+        tuple(product(f"B0{n:08}", title=title, instructions=told(str(n))) for n, title in enumerate(listed))
+    )
     splits = splits_of(shelves, Choice("by-product", kind, seed))
     for name in ("asin", "title"):
         sides = [
@@ -204,6 +206,24 @@ def test_by_product_has_no_product_on_two_sides(listed: list[str], seed: int, ki
     assert max(Counter(p.goal.asin for placed in splits.values() for p in placed).values()) <= 4
     everywhere = {asin for placed in splits.values() for asin in (p.goal.asin for p in placed)}
     assert everywhere == {each.asin for each in shelves}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_by_product_trains_on_no_instruction_that_it_examines(seed: int) -> None:
+    """Products of many titles share one; above the highest limit of price, nothing tells their instructions apart."""
+    told_alike = [product(f"B0{n:08}", title=f"pen {n}", prices=(2000.0,), instructions=told("a")) for n in range(30)]
+    own = [product(f"B1{n:08}", title=f"pot {n}", prices=(2000.0,), instructions=told(str(n))) for n in range(30)]
+    splits = splits_of(Shelves((*told_alike, *own)), Choice("by-product", "human", seed))
+    said = {split: {placed.goal.instruction for placed in splits[split]} for split in SPLITS}
+    assert "find me a" in said["test"]
+    assert not said["train"] & (said["test"] | said["validation"])
+    examined = {placed.goal.asin for split in ("test", "validation") for placed in splits[split]}
+    assert {placed.goal.asin for placed in splits["train"]} == {each.asin for each in own} - examined
+
+
+def told(what: str) -> tuple[Instruction, ...]:
+    """An instruction of each kind."""
+    return Instruction("human", f"find me {what}", ("soft",)), Instruction("synthetic", f"Find {what}", ("soft",))
 
 
 def test_by_product_gives_each_split_its_share_and_leaves_a_product_its_side() -> None:

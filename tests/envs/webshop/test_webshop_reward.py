@@ -28,6 +28,13 @@ def test_the_right_purchase_earns_all() -> None:
     assert (reward.type_factor, reward.same_query, reward.same_categories, reward.title_score) == (1.0, True, True, 1.0)
 
 
+def test_a_wanted_pair_is_compared_as_python_writes_it() -> None:
+    """There a no-break space is the letters xa0; of the value chosen it is dropped: "size x xa0large" and "xlarge"."""
+    for value, num_options in (("x large", 1), ("x\xa0large", 0)):
+        wanted = replace(GOAL, options=(("size", value),))
+        assert judge(wanted, MUG, MUG, [value], 12.5).num_options == num_options
+
+
 def test_each_part_that_is_missed_costs_its_share_of_four() -> None:
     assert judge(GOAL, MUG, MUG, ["blue"], 12.5).total == 0.75
     assert judge(GOAL, MUG, MUG, [], 12.5).total == 0.5

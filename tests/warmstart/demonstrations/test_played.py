@@ -93,6 +93,29 @@ def test_the_file_grows_by_whole_lines_and_keeps_what_it_held(env: WebShopEnv, t
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    "held",
+    [b"garbage", b"garbage\n", b'"messages"\n', b"{}\n", b'{"messages": [{"role"\n', b"\xff\xfe\n", b"[" * 100_000],
+)
+def test_a_file_of_something_else_stays_as_it_is(env: WebShopEnv, tmp_path: Path, held: bytes) -> None:
+    path = tmp_path / "notes.jsonl"
+    path.write_bytes(held)
+    for _ in range(2):  # the second time, too: nothing holds the lock
+        with pytest.raises(RunError, match=r"first line of .* is no demonstration"):
+            PlayRecorder(path, env, config(), words)
+    assert path.read_bytes() == held
+    assert [*tmp_path.iterdir()] == [path]
+
+
+def test_a_file_whose_only_line_was_cut_is_begun_anew(env: WebShopEnv, tmp_path: Path) -> None:
+    for number, held in enumerate((b"{", b'{"messages": [{"role": "us')):
+        (tmp_path / str(number)).write_bytes(held)
+        recorder = PlayRecorder(tmp_path / str(number), env, config(), words)
+        recorder.close()
+        assert recorder.half
+        assert recorder.half.read_bytes() == held
+
+
 def test_one_process_at_a_time_records(env: WebShopEnv, tmp_path: Path) -> None:
     first = PlayRecorder(tmp_path / "played.jsonl", env, config(), words)
     with pytest.raises(RunError, match="another process records to"):

@@ -130,15 +130,17 @@ class WebShopEnv:
             compat=cast("Compat", _one_of("compat", compat, COMPATS)),
             products_per_page=_whole("products_per_page", products_per_page),
             products_shown=SHOWN_BY_REMEMBERER if view == "rememberer" else 0,
-            show_attributes=show_attributes,
+            show_attributes=_of(bool, "show_attributes", show_attributes),
             max_title=_whole("max_title", max_title, MAX_SHORT),
             max_text=_whole("max_text", max_text),
         )
         self._view = VIEWS[_one_of("view", view, VIEWS)]
-        self._repeats = compat == "original" if repeat_instruction is None else repeat_instruction
+        self._repeats = (
+            compat == "original" if repeat_instruction is None else _of(bool, "repeat_instruction", repeat_instruction)
+        )
         self._max_steps = _whole("max_steps", max_steps)
         self._pays_score = _one_of("reward", reward, REWARDS) == "score"
-        self._offers = actions
+        self._offers = _of(bool, "actions", actions)
         self._shop: Shop | None = None
         self._goal: Goal | None = None
         self._seed = 0

@@ -11,7 +11,7 @@ import json
 import os
 import re
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
@@ -103,7 +103,8 @@ def import_catalogue(
             if not state.is_read:
                 _Import(aside, sources, state, tagger).run(limit, tell)
             if not state.products:
-                raise ConfigError(f"{sources.products} holds no product: {state.left_out or 'it is empty'}")
+                faults = ", ".join(f"{count:,} x {reason}" for reason, count in sorted(state.left_out.items()))
+                raise ConfigError(f"{sources.products} holds no product: {faults or 'it is empty'}")
             seal(aside, _facts(state), lambda done: tell("index", done, state.product_bytes))
             aside.replace(folder)
             (folder / STATE).unlink()  # no sooner: without it, what is aside would be read all over again
@@ -163,6 +164,7 @@ class _Import:
                     self._attributes[entry.key] = json.dumps(entry.value).encode()
                 elif report:
                     report("bad attributes", entry.key, "no object of an asin")
+            _refuse_useless(self._sources.attributes, self._attributes, "attributes", "items_ins_v2.json")
         if self._sources.human:
             places = _places(self._sources.order)
             self._humans = defaultdict(list)
@@ -174,7 +176,8 @@ class _Import:
                     self._is_ordered |= order is not None
                 except ProductError as fault:
                     if report:
-                        report(fault.reason, asin, str(fault))
+                        report(fault.reason, asin, fault.detail)
+            _refuse_useless(self._sources.human, self._humans, "human", "items_human_ins.json")
 
     def _take(self, entry: Entry) -> None:
         """Add the product of an entry, or report why it is none."""
@@ -184,7 +187,7 @@ class _Import:
         try:
             product = self._product(record, asin or "")
         except ProductError as fault:
-            self._leave_out(fault.reason, asin, str(fault))
+            self._leave_out(fault.reason, asin, fault.detail)
             return
         self._asins.add(product.asin)
         self._products.write(encode_product(product))
@@ -259,11 +262,16 @@ def _asins(path: Path) -> Iterator[str]:
             yield line[: line.index(b",")].partition(b":")[2].strip(b'"').decode()
 
 
+def _refuse_useless(path: Path, found: Mapping[str, Any], option: str, wanted: str) -> None:
+    if not found:
+        raise ConfigError(f"no entry of {path} is one of {wanted}: give another file to --{option}, or leave it out")
+
+
 def _human_entries(path: Path) -> Iterator[tuple[str, Any]]:
     """(asin, instruction) for each of items_human_ins, or of the joined list that has a line for each."""
     for entry in read_entries(path):
         if entry.key is not None:
-            for listed in entry.value if isinstance(entry.value, list) else [entry.value]:
+            for listed in entry.value if isinstance(entry.value, list) else [None]:  # an object is of items_ins
                 yield entry.key, listed
         else:
             asin = entry.value.get("asin") if isinstance(entry.value, dict) else None

@@ -219,6 +219,8 @@ def _permuted(shelves: Shelves, kind: str, seed: int) -> tuple[list[Goal], list[
 def _by_product(shelves: Shelves, choice: Choice) -> Splits:
     """No product of a test goal is that of a training goal, under whatever asin: who has the title has the side.
 
+    Nor is an instruction that is examined trained on, where different products have the same one.
+
     The side of a product depends on its title alone, not on the others of the catalogue, nor on the dataset seed: what
     one seed trains on, no other examines.
     """
@@ -227,6 +229,8 @@ def _by_product(shelves: Shelves, choice: Choice) -> Splits:
     for asin, own in itertools.groupby(listed, key=lambda item: item[1][0].asin):
         placed = list({goal: Placed(number, goal, choice.seed) for number, (goal, _) in own}.values())
         splits[_side(shelves[asin].title)] += _spread(placed, asin, choice.seed)
+    examined = {each.goal.instruction for split in ("validation", "test") for each in splits[split]}
+    splits["train"] = [each for each in splits["train"] if each.goal.instruction not in examined]
     return splits
 
 

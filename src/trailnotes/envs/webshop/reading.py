@@ -70,6 +70,8 @@ def read_entries(path: Path, start: int = 0) -> Iterator[Entry]:
                 found = _lines(file, start)
             for key, value, end in found:
                 yield Entry(key, value, end, packed.tell())
+    except gzip.BadGzipFile as error:
+        raise ConfigError(f"{path} is not gzipped, or damaged: get it again, or name it without .gz") from error
     except (OSError, EOFError, zlib.error) as error:
         raise ConfigError(f"{path} is cut off or damaged ({error}): get it again") from error
 

@@ -113,11 +113,14 @@ def _num_options(chosen: Sequence[str], wanted: Iterable[tuple[str, str]]) -> in
 
 
 def _wanted_text(option: tuple[str, str]) -> str:
-    """What is compared: of a human goal the value, of a synthetic one the pair, in which only a whole is a colour."""
+    """What is compared: of a human goal the value, of a synthetic one the pair, in which only a whole is a colour.
+
+    The pair as Python writes it, which is what thefuzz compares: a no-break space in a value becomes the letters xa0.
+    """
     name, value = option
     if not name:
         return color_of(value)
-    return next((color for color in COLORS if color in option), f"{name} {value}")
+    return next((color for color in COLORS if color in option), str(option))
 
 
 def _title_score(wanted: Sequence[str], bought: Sequence[str]) -> float:

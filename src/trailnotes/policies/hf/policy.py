@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from trailnotes.config.model_schema import ModelConfig
+from trailnotes.config.model_schema import ModelConfig, refuse_unmade
 from trailnotes.errors import ConfigError, MissingExtraError, PolicyError, how_to_install
 from trailnotes.types import Completion, Message, Sampling, TokenIds
 
@@ -317,7 +317,8 @@ def _resolve(path: str, *, download: bool = True) -> tuple[str, bool]:
         if not any((local / name).is_file() for name in ("config.json", "adapter_config.json")):
             raise ConfigError(f"model.path = {path!r} holds no model: there is no config.json in it")
         return str(local), True
-    if local.exists() or path.startswith((".", "/", "~")) or path.count("/") > 1:
+    refuse_unmade(path)
+    if local.exists():
         raise ConfigError(f"model.path = {path!r}: there is no such directory")
     logging.getLogger("huggingface_hub").handlers.clear()  # it prints its warnings, and hands them on to be printed
     return path, not download or only_in_cache(path)

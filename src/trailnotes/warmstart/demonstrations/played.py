@@ -7,6 +7,7 @@ there is not recorded.
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from trailnotes.types import Task
 
 KIND = "played"
+BEGINNING = b'{"messages": ['  # of each line that is recorded
 
 
 class PlayRecorder:
@@ -36,7 +38,7 @@ class PlayRecorder:
         count_tokens: for the cuts.
 
     Raises:
-        RunError: the file cannot be written, or another process records to it.
+        RunError: the file cannot be written or holds something else, or another process records to it.
     """
 
     def __init__(self, path: Path, env: Env, config: Config, count_tokens: CountTokens) -> None:
@@ -52,6 +54,11 @@ class PlayRecorder:
         except BlockingIOError as error:
             self.close()
             raise RunError(f"another process records to {path}: stop it, or choose another file") from error
+        try:
+            refuse_other(path)
+        except RunError:
+            self.close()
+            raise
         self.half = set_aside(path)  # the file that now holds the half of a line, if there was one
 
     def line(self, task: Task, actions: Sequence[str]) -> Mapping[str, Any]:
@@ -75,6 +82,25 @@ class PlayRecorder:
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
+
+
+def refuse_other(path: Path) -> None:
+    """Refuse to append to a file whose first line is no demonstration, nor the beginning of one that a crash has cut.
+
+    Raises:
+        RunError: it is such a file.
+    """
+    with path.open("rb") as file:
+        line = file.readline()
+    if not line:
+        return
+    try:
+        record = json.loads(line)
+        is_ours = isinstance(record, dict) and "messages" in record
+    except (ValueError, RecursionError):
+        is_ours = BEGINNING.startswith(line[: len(BEGINNING)]) and not line.endswith(b"\n")
+    if not is_ours:
+        raise RunError(f"the first line of {path} is no demonstration: choose another file to record to")
 
 
 def played(env: Env, task: Task, actions: Sequence[str], config: Config, count_tokens: CountTokens) -> Demonstration:
