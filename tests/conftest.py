@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from proxy import Proxy, proxying
 from served import serving
@@ -15,6 +16,10 @@ from small import save_start_model
 
 # A shell starts what runs in the background with SIGINT ignored, and the tests send it to themselves.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Beside other work a machine may be slow at anything.
+settings.register_profile("slow machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("slow machine")
 
 
 @pytest.fixture(scope="session")

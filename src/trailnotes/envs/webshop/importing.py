@@ -87,7 +87,7 @@ def import_catalogue(
         progress: told of each stage how far it is.
 
     Raises:
-        ConfigError: `folder` is taken, or a source is missing, cut off or no JSON.
+        ConfigError: `folder` is taken, or a source is missing, cut off, no JSON, or of another kind.
         MissingExtraError: `nouns` is "spacy", which is not installed.
         RunError: the disk is full, or another process imports into `folder`; what was done is kept.
     """
