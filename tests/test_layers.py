@@ -126,8 +126,8 @@ HOUSE = {
         nouns products synthetic_words texts
     """,
     "envs/webshop/site": """
-        __init__ app server
-        drawing guard sessions visits
+        __init__ app
+        drawing sessions visits
         pages pictures
     """,
     "envs/workers": """

@@ -11,8 +11,11 @@ from trailnotes.web.serving import address_of, is_loopback, listening
 
 @pytest.mark.parametrize(
     ("host", "name"),
-    [("127.0.0.1:8000", "127.0.0.1"), ("LocalHost:1", "localhost"), ("[::1]:80", "[::1]"), ("", ""), ("a]b:c", "a]b")],
-)
+    [
+        ("127.0.0.1:8000", "127.0.0.1"), ("localhost", "localhost"), ("LocalHost:1", "localhost"), ("[::1]", "[::1]"),
+        ("[::1]:80", "[::1]"), ("evil.example:8000", "evil.example"), ("", ""), (":80", ""), ("a]b:c", "a]b"),
+    ],
+)  # fmt: skip
 def test_the_name_of_a_host(host: str, name: str) -> None:
     assert name_of(host) == name
 
@@ -20,11 +23,20 @@ def test_the_name_of_a_host(host: str, name: str) -> None:
 @pytest.mark.parametrize(
     ("origin", "site", "elsewhere"),
     [
-        ("http://127.0.0.1:8000", "same-origin", False), ("http://127.0.0.1:8001", None, True),  # another server here
-        ("http://localhost:8000", None, True), ("http://evil.example", "cross-site", True), ("null", None, True),
-        ("", None, True), (None, None, False), (None, "none", False), (None, "same-site", True),
+        ("http://127.0.0.1:8000", "same-origin", False),
+        ("https://127.0.0.1:8000", None, False),
+        ("http://127.0.0.1:8001", None, True),  # another server of this machine
+        ("http://localhost:8000", None, True),
+        ("http://evil.example", "cross-site", True),
+        ("null", None, True),  # a sandboxed frame, a file
+        ("", None, True),
+        (None, None, False),  # no browser
+        (None, "none", False),  # typed by hand
+        (None, "same-origin", False),
+        (None, "same-site", True),
+        (None, "cross-site", True),
     ],
-)  # fmt: skip
+)
 def test_where_a_form_comes_from(origin: str | None, site: str | None, elsewhere: bool) -> None:
     assert from_elsewhere("127.0.0.1:8000", origin, site) is elsewhere
 
@@ -32,14 +44,10 @@ def test_where_a_form_comes_from(origin: str | None, site: str | None, elsewhere
 @pytest.mark.parametrize(
     ("host", "loopback"),
     [
-        ("localhost", True),
-        ("127.9.9.9", True),
-        ("[::1]", True),
-        ("0.0.0.0", False),
-        ("10.0.0.1", False),
-        ("x.org", False),
+        ("localhost", True), ("LOCALHOST", True), ("127.0.0.1", True), ("127.9.9.9", True), ("::1", True),
+        ("[::1]", True), ("0.0.0.0", False), ("::", False), ("10.0.0.1", False), ("x.org", False), ("", False),
     ],
-)
+)  # fmt: skip
 def test_which_addresses_are_of_this_machine(host: str, loopback: bool) -> None:
     assert is_loopback(host) is loopback
 
@@ -49,5 +57,8 @@ def test_listening() -> None:
         assert address_of(door).startswith("http://127.0.0.1:")
         with pytest.raises(ConfigError, match="name another --port"):
             listening("127.0.0.1", door.getsockname()[1])
+    for port in (-1, 65_536):
+        with pytest.raises(ConfigError, match=f"--port {port} is none"):
+            listening("127.0.0.1", port)
     with pytest.raises(ConfigError, match=r"--host 0\.0\.0\.0 is open to others"):
         listening("0.0.0.0", 0, refusal="is open to others")

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
 LOOPBACK = "127.0.0.1"
 PORT = 7466
+OPEN = (
+    "would open the shop to other machines, without passwords or encryption: add --public if that is meant, or leave "
+    "--host out"
+)
 
 
 def _import(args: Namespace) -> None:
@@ -101,10 +105,10 @@ def _describe(catalogue: Catalogue) -> None:
 def _serve(args: Namespace) -> None:
     from trailnotes.envs.tasks import tasks_of
     from trailnotes.envs.webshop.env import WebShopEnv
-    from trailnotes.envs.webshop.site import guard
     from trailnotes.envs.webshop.site.app import Settings, make_app
-    from trailnotes.envs.webshop.site.server import address_of, host_of, listening, serve
     from trailnotes.envs.webshop.site.visits import MOST_STEPS, Floor
+    from trailnotes.web import guard
+    from trailnotes.web.serving import address_of, host_of, listening, serve
 
     if args.record and args.split != "train":
         raise ConfigError(
@@ -116,7 +120,8 @@ def _serve(args: Namespace) -> None:
     if args.goal is not None and not 0 <= args.goal < len(tasks):
         raise ConfigError(f"--goal {args.goal}: split {args.split!r} has goals 0 to {len(tasks) - 1}")
     options = {**config.env.options, "max_steps": MOST_STEPS}  # a person takes the time that they need
-    with closing(WebShopEnv(**options)) as env, listening(args.host, args.port, public=args.public) as door:
+    refusal = "" if args.public else OPEN
+    with closing(WebShopEnv(**options)) as env, listening(args.host, args.port, refusal=refusal) as door:
         address, port = address_of(door), door.getsockname()[1]
         names = None if args.public else guard.LOOPBACK | {host_of(door)}
         settings = Settings(cookie=f"trailnotes-shop-{port}", names=names, only=args.goal)

@@ -45,7 +45,7 @@ def make_app(window: Window, token: str) -> ASGIApp:
         routes=[Route("/{path:path}", Site(window, token).answer, methods=["GET", "HEAD", "POST"])],
         exception_handlers={HTTPException: _failed, Exception: _failed},
     )
-    return Guard(app, LOOPBACK, lambda _request, status, text: _page(refusal(status, text), status), SCRIPTS)
+    return Guard(app, LOOPBACK, lambda status, text: _page(refusal(status, text), status), SCRIPTS)
 
 
 class Site:

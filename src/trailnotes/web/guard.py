@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+from starlette.datastructures import Headers
+
 if TYPE_CHECKING:
-    from starlette.requests import Request
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
@@ -61,7 +62,7 @@ class Guard:
     Args:
         app: the site.
         names: hosts that it answers to; None for any.
-        refuse: makes the answer ``(request, status, text) -> ASGI app`` of a refusal.
+        refuse: makes the answer of a refusal from its status and a text.
         policy: content security policy.
     """
 
@@ -69,7 +70,7 @@ class Guard:
         self,
         app: ASGIApp,
         names: frozenset[str] | None,
-        refuse: Callable[[Request, int, str], ASGIApp],
+        refuse: Callable[[int, str], ASGIApp],
         policy: str = POLICY,
     ) -> None:
         self.app, self.names, self.refuse = app, names, refuse
@@ -90,14 +91,10 @@ class Guard:
         await answer(scope, receive, sending)
 
     def _refusal(self, scope: Scope) -> ASGIApp | None:
-        from starlette.requests import Request
-
-        request = Request(scope)
-        host = request.headers.get("host", "")
+        headers = Headers(scope=scope)
+        host = headers.get("host", "")
         if self.names is not None and name_of(host) not in self.names:
-            return self.refuse(request, 421, OTHER_NAME)
-        if scope["method"] == "POST" and from_elsewhere(
-            host, request.headers.get("origin"), request.headers.get("sec-fetch-site")
-        ):
-            return self.refuse(request, 403, ELSEWHERE)
+            return self.refuse(421, OTHER_NAME)
+        if scope["method"] == "POST" and from_elsewhere(host, headers.get("origin"), headers.get("sec-fetch-site")):
+            return self.refuse(403, ELSEWHERE)
         return None

@@ -7,6 +7,8 @@ import os
 import socket
 from typing import TYPE_CHECKING
 
+import uvicorn
+
 from trailnotes.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -36,26 +38,32 @@ def listening(host: str, port: int, *, refusal: str = "") -> socket.socket:
         refusal: what is said where the address is open to other machines; "" lets it be.
 
     Raises:
-        ConfigError: the address is open to others and that is refused, or it cannot be had.
+        ConfigError: the address is open to others and that is refused, the port is none, or they cannot be had.
     """
     if refusal and not is_loopback(host):
         raise ConfigError(f"--host {host} {refusal}")
+    if not 0 <= port <= 65_535:
+        raise ConfigError(f"--port {port} is none: name one up to 65535, or 0, which takes a free one")
     host = host.strip("[]")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=CONNECTIONS)
-    except (OSError, OverflowError) as error:
-        number = (error.errno or 0) if isinstance(error, OSError) else 0
-        reason = os.strerror(number) if number > 0 else str(error)
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
         raise ConfigError(
             f"nothing can listen at {host}:{port} ({reason}): name another --port (0 takes a free one) or --host"
         ) from error
 
 
+def host_of(door: socket.socket) -> str:
+    """Where it listens, as addresses and Host headers write it: IPv6 in brackets."""
+    host = str(door.getsockname()[0])
+    return f"[{host}]" if ":" in host else host
+
+
 def address_of(door: socket.socket) -> str:
     """What a person types into a browser."""
-    host, port = door.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"http://{host_of(door)}:{door.getsockname()[1]}"
 
 
 def serve(app: ASGIApp, door: socket.socket, ready: Callable[[], None] = lambda: None) -> None:
@@ -66,19 +74,10 @@ def serve(app: ASGIApp, door: socket.socket, ready: Callable[[], None] = lambda:
         door: a socket that listens.
         ready: called once, when the first visitor may come.
     """
-    import uvicorn
-
-    class Server(uvicorn.Server):
-        """Says when it listens."""
-
-        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            await super().startup(sockets)
-            ready()
-
     config = uvicorn.Config(
         app,
         access_log=False,
-        log_level="warning",
+        log_level="error",  # below it, a line for each request that is none
         lifespan="off",
         proxy_headers=False,
         ws="none",
@@ -86,4 +85,16 @@ def serve(app: ASGIApp, door: socket.socket, ready: Callable[[], None] = lambda:
         timeout_graceful_shutdown=5,
         server_header=False,
     )
-    Server(config).run(sockets=[door])
+    _Server(config, ready).run(sockets=[door])
+
+
+class _Server(uvicorn.Server):
+    """Says when it listens."""
+
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._ready()

@@ -24,9 +24,9 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from trailnotes.envs.webshop.site.drawing import ICON, STYLE, VERSION, draw
-from trailnotes.envs.webshop.site.guard import Guard
 from trailnotes.envs.webshop.site.sessions import Sessions
 from trailnotes.errors import TrailnotesError
+from trailnotes.web.guard import Guard
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
