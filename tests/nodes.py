@@ -30,10 +30,12 @@ class TwoNodes:
     """A cluster of Ray's own test tool; its second node is born again where a test has killed it."""
 
     def __init__(self, **head: Any) -> None:
+        from ray._common.utils import get_default_ray_temp_dir
         from ray.cluster_utils import Cluster
 
         self._cluster: Any = None
         self._folder = tempfile.mkdtemp(prefix="ray-")  # short, for it has sockets, and these have short names
+        Path(get_default_ray_temp_dir()).mkdir(exist_ok=True)  # it notes its address there
         try:
             self._cluster = Cluster(initialize_head=True, head_node_args=SMALL | {"temp_dir": self._folder} | head)
             self._other: Any = None

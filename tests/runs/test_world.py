@@ -33,7 +33,7 @@ def test_two_processes_train_what_one_trains(
     train(tiny_config(start_model, **settings), tmp_path / "one")
     train(tiny_config(start_model, learner=TWO, **settings), tmp_path / "two")
     assert said(tmp_path / "two") == said(tmp_path / "one")
-    assert 0 < distance(tmp_path / "one", tmp_path / "two") < 1e-5
+    assert distance(tmp_path / "one", tmp_path / "two") < 1e-5
     for one, two in zip(metrics(tmp_path / "one"), metrics(tmp_path / "two"), strict=True):
         assert two["update/tokens_trained"] == one["update/tokens_trained"]
         assert two["update/loss"] == pytest.approx(one["update/loss"], abs=1e-5)
