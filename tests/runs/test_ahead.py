@@ -128,7 +128,7 @@ def test_a_policy_with_weights_of_its_own_plays_like_one_that_shares_them(
     monkeypatch.setattr("trailnotes.runs.schedule._side_by_side", one_by_one)
     train(ahead, tmp_path / "own")
     found = differences(tmp_path / "shared", tmp_path / "own")
-    assert found == SAME | {"metrics": True, "tips": True}, "but for how stale it is, and readers, counted in turn alone"
+    assert found == SAME | {"metrics": True, "tips": True}, "but for staleness, and readers, counted in turn alone"
 
 
 def test_a_run_that_was_ahead_resumes(start_model: Path, tmp_path: Path) -> None:
