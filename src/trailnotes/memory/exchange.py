@@ -81,8 +81,9 @@ def list_tips(store: TipStore, namespace: str | None = None, *, limit: int = 0, 
         raise MemoryStoreError(f"a limit of {limit} tips means nothing: give a number, or 0 for all")
     if namespace is not None:
         check_namespace(store, namespace)
-    tips, readers = store.tips(namespace)[::-1], store.readers()
+    tips = store.tips(namespace)[::-1]
     if by != "recency":
+        readers = store.readers()
         rank = {"score": lambda tip: tip.score, "shown": lambda tip: readers[tip.id].shown,
                 "worth": lambda tip: readers[tip.id].worth}[by]  # fmt: skip
         tips.sort(key=rank, reverse=True)  # which leaves equals as they are
