@@ -224,7 +224,8 @@ class Verbosity:
 
 
 KEPT = (  # a row of each role, and each of its terms
-    "--algorithm.anchor_tips 1 --algorithm.anchor_reading 1 --rehearsal.imitate 0.1 --algorithm.author_credit 1"
+    "--algorithm.anchor_tips 1 --algorithm.anchor_reading 1 --rehearsal.imitate 0.1 --algorithm.author_credit 1 "
+    "--memory.distilled 0.5"
 )
 
 

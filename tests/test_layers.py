@@ -92,7 +92,7 @@ HOUSE = {
     """,
     "credit": """
         __init__ novelty
-        authors distillation steps tokens
+        authors distillation leads steps tokens
         episodes
     """,
     "envs": """
@@ -152,8 +152,9 @@ HOUSE = {
         __init__ owner
         base controls exchange
         tips
+        room
         store
-        indexed
+        indexed retired
         index
         scope words
         retrieval schema worth

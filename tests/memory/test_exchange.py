@@ -193,8 +193,8 @@ def test_imported_tips_are_marked_and_wait(memory: TipMemory, tmp_path: Path) ->
 
 def test_import_enabled_at_capacity(memory: TipMemory, tmp_path: Path) -> None:
     path = lines(tmp_path / "in.jsonl", record(text="one"), record(text="two"))
-    assert p.import_tips(memory.store, path, enable=True, capacity=3) == (2, 0)
-    assert [tip.text for tip in memory.store.tips("cellar")] == ["tip 2", "one", "two"]
+    assert p.import_tips(memory.store, path, enable=True, settings=MemoryConfig(capacity=3)) == (2, 0)
+    assert [tip.text for tip in p.list_tips(memory.store, "cellar")] == ["two", "one", "tip 2"]
 
 
 @pytest.mark.parametrize("name", ["memory.db", ""])

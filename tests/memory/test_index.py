@@ -233,14 +233,29 @@ def test_without_the_library_every_search_is_exact(path: Path, monkeypatch: pyte
 def test_an_index_full_of_what_is_gone_is_built_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index, "SAMPLE_PER_LIST", 1)
     filled(path)
-    with opened(path, capacity=300) as memory:
+    with opened(path) as memory:
         memory.search("task", "key 0", 1)
         first = memory.store._index
-        for number in range(300, 500, 20):
-            memory.add(tips(number, number + 20))
-            assert found(memory, f"key {number}", 1) == [f"tip {number}"]
+        for number in range(1, 200, 40):
+            exchange.enable_tips(memory.store, range(number, number + 40), enabled=False)
+            assert found(memory, "key 250", 1) == ["tip 250"]
         assert memory.store._index is not first
-        assert len(memory.store._index or ()) < 450
+        assert len(memory.store._index or ()) < 150
+
+
+def test_what_is_retired_is_forgotten_without_building_it_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index, "FORGOTTEN", 1000)
+    monkeypatch.setattr(index, "FEWEST", 8)
+    filled(path)
+    monkeypatch.setattr(TipIndex, "empty", None)
+    with opened(path, capacity=300) as memory, opened(path, capacity=300) as other:
+        for number in range(300, 900, 60):
+            memory.add(tips(number, number + 60))
+            kept = {f"tip {each}" for each in range(number - 240, number + 60)}
+            assert set(found(other, "key 7", 900)) == set(found(memory, "key 7", 900)) == kept
+            assert all(300 <= len(reader.store._index or ()) <= 310 for reader in (memory, other))
+        memory.add(tips(7, 8))
+        assert all("tip 7" in found(reader, "key 7", 300) for reader in (memory, other)), "it was written again"
 
 
 def test_a_million_tips_of_one_key_are_one_list(path: Path) -> None:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from trailnotes.config.schema import Config
+    from trailnotes.memory.worth import Lead
     from trailnotes.types import StrPath, Task, Tip, Trajectory
 
 logger = logging.getLogger(__name__)
@@ -95,6 +96,11 @@ class MemoryService:
     def report(self, episodes: Sequence[Trajectory], once: str) -> Answer:
         """`TipMemory.report`, of what was shown."""
         shown(self._whole(), self._config.algorithm.show_tips).report(episodes, once=once)
+        return self._answer(None)
+
+    def measure(self, readings: Sequence[Lead], once: str) -> Answer:
+        """`TipMemory.measure`, of what was shown."""
+        shown(self._whole(), self._config.algorithm.show_tips).measure(readings, once=once)
         return self._answer(None)
 
     def snapshot(self, path: str) -> Answer:
@@ -204,6 +210,10 @@ class ServedMemory(Closes):
         if self._at is not None:
             self._ask("pin")
             self._at = self.version
+
+    def measure(self, readings: Sequence[Lead], *, once: str = "") -> None:
+        """See `MeasuringMemory.measure`."""
+        self._ask("measure", list(readings), once or _request())
 
     def snapshot(self, path: StrPath) -> None:
         """See `Memory.snapshot`."""

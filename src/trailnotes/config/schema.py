@@ -103,7 +103,23 @@ class MemoryConfig(Section):
     """The store of tips."""
 
     embedder: str = key("hashing", "hashing (no dependency), minilm (extra embed), or a sentence-transformers name")
-    capacity: int = key(1000, "tips per namespace; the oldest goes first", PAPER, ge=1)
+    capacity: int = key(
+        1000, "enabled tips of a task, or beyond the task (scope) of a family, an environment, or all; those of splits "
+        "are counted apart", PAPER, ge=1
+    )  # fmt: skip
+    retire: Literal["oldest", "least_used", "least_worth", "merge"] = key(
+        "oldest",
+        "who goes beyond capacity: the oldest (paper), those with the fewest readers or the least worth, or "
+        "one of two that say nearly the same, and then the oldest",
+    )
+    merge_similarity: float = key(
+        0.9, "retire = merge: cosine of keys, and of words, from which on two tips become one", gt=0, le=1
+    )
+    distilled: float = key(
+        0.0, "EMPO2: retire a tip once the policy does without it what its readers did at least so often, as a share "
+        "of how often with it; 0 = never", ge=0, le=1
+    )  # fmt: skip
+    distilled_readers: int = key(4, "readers who did well that it takes to tell, and that the mean is over", ge=1)
     scope: Literal["task", "family", "env", "all"] = key(
         "task", "whose tips are searched: the task's own (paper), or those of its family, its environment, or all"
     )
@@ -346,6 +362,12 @@ class Config(Section):
             raise ConfigError(
                 f"{self.algorithm.name} lets no member read tips, and memory.order = {min(by_readers)} goes by "
                 "readers: leave it out, and name it where tips are read (trailnotes adapt, [panels.NAME])"
+            )
+        reads_off_policy = self.algorithm.name == "empo2" and self.algorithm.p_memory and self.algorithm.q_off_policy
+        if self.memory.distilled and not reads_off_policy:
+            raise ConfigError(
+                "memory.distilled is measured where empo2 trains without the tips that it acted on: set it to 0, or "
+                "algorithm.name = empo2 with p_memory and q_off_policy above 0"
             )
         if self.model.path == "random":
             raise ConfigError('model.path = "random" is not a model and learns nothing: name a model')

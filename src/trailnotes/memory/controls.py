@@ -15,6 +15,7 @@ from trailnotes.memory.schema import encodable
 from trailnotes.memory.scope import Met, Place, place_of
 from trailnotes.memory.store import TipStore
 from trailnotes.memory.tips import TipMemory
+from trailnotes.memory.worth import Lead
 from trailnotes.seeds import derive_seed
 from trailnotes.types import Tip, Trajectory
 
@@ -51,6 +52,9 @@ class Control(TipMemory):
 
     def report(self, episodes: Sequence[Trajectory], *, once: str = "") -> None:
         """Count nobody: what became of readers is no word on tips that stood in for others."""
+
+    def measure(self, readings: Sequence[Lead], *, once: str = "") -> None:
+        """Measure nothing, for the same reason."""
 
     def _instead(self, namespace: str, own: Sequence[Tip]) -> list[Tip]:
         if self.show == "empty":

@@ -32,6 +32,8 @@ NAMED_LINES = 10  # malformed lines, or namespaces, that an error spells out
 REEMBED_BATCH = 256
 SQLITE = b"SQLite format 3\0"  # how every memory file begins
 
+DEFAULT = MemoryConfig()
+
 By = Literal["recency", "score", "shown", "worth"]
 
 
@@ -69,10 +71,12 @@ def file_of(path: StrPath) -> Path:
     return path / FILE_NAME if path.is_dir() else path
 
 
-def list_tips(store: TipStore, namespace: str | None = None, *, limit: int = 0, by: By = "recency") -> list[Tip]:
+def list_tips(
+    store: TipStore, namespace: str | None = None, *, limit: int = 0, by: By = "recency", retired: bool = False
+) -> list[Tip]:
     """Tips, the newest first, or the best `by` score, by the number of their readers, or by what these gained.
 
-    `limit` 0 gives all.
+    Those that are not retired, or with `retired` those that are; `limit` 0 gives all.
 
     Raises:
         MemoryStoreError: there is no such namespace, or the limit is below 0.
@@ -81,7 +85,8 @@ def list_tips(store: TipStore, namespace: str | None = None, *, limit: int = 0, 
         raise MemoryStoreError(f"a limit of {limit} tips means nothing: give a number, or 0 for all")
     if namespace is not None:
         check_namespace(store, namespace)
-    tips = store.tips(namespace)[::-1]
+    gone = store.retirements()
+    tips = [tip for tip in store.tips(namespace)[::-1] if (tip.id in gone) == retired]
     if by != "recency":
         readers = store.readers()
         rank = {"score": lambda tip: tip.score, "shown": lambda tip: readers[tip.id].shown,
@@ -126,7 +131,7 @@ def search_tips(
         raise MemoryStoreError(f"a search for {top_k} tips finds nothing: ask for 1 or more")
     if scope == "task" or store.met(namespace) is None:
         check_namespace(store, namespace)
-    memory = _memory_of(store, threshold=threshold, scope=scope)
+    memory = _memory_of(store, settings=MemoryConfig(threshold=threshold, scope=scope))
     return [Found(tip, similarity) for tip, similarity in memory.nearest(namespace, query, top_k)]
 
 
@@ -138,7 +143,7 @@ def add_tip(
     key: str | None = None,
     score: float | None = None,
     enabled: bool = True,
-    capacity: int = 1000,
+    settings: MemoryConfig = DEFAULT,
 ) -> Tip:
     """Store a tip that its owner wrote, and return it as it is stored.
 
@@ -149,7 +154,7 @@ def add_tip(
         key: what it is found by; by default its own text.
         score: its worth; by default that of the best tip of the namespace, or 1 where it is the first.
         enabled: whether it is shown.
-        capacity: enabled tips that a namespace may hold.
+        settings: those of the run, which say what makes room for it.
 
     Raises:
         MemoryStoreError: a text without any letter or digit, a score that is no number, or a text that is known under
@@ -164,7 +169,7 @@ def add_tip(
         model="by hand", created=utc_now(), enabled=enabled,
     )  # fmt: skip
     before = store.sequence
-    if not take_in(_memory_of(store, capacity=capacity), [tip]).added:
+    if not take_in(_memory_of(store, settings=settings), [tip]).added:
         raise MemoryStoreError(f"{namespace} has this tip already: `trailnotes memory list` shows its id")
     return store.tips(after=before)[-1]
 
@@ -202,27 +207,36 @@ def edit_tip(store: TipStore, tip_id: int, text: str | None = None, *, score: fl
 
 
 def enable_tips(store: TipStore, ids: Iterable[int], *, enabled: bool = True) -> int:
-    """Let tips be retrieved, or not; returns how many changed."""
+    """Let tips be retrieved, or not; returns how many changed.
+
+    One that was retired comes back, as the newest; or it stays away for good, whoever writes it again.
+    """
     changed = 0
     with store.transaction():
         for tip_id in ids:
-            tip = show_tip(store, tip_id)
-            if tip.enabled != enabled:
-                store.update(replace(tip, enabled=enabled))
+            if switch_tip(store, show_tip(store, tip_id), enabled=enabled):
                 store.record(Change(tip_id, {"enabled": enabled}))
                 changed += 1
     return changed
 
 
+def switch_tip(store: TipStore, tip: Tip, *, enabled: bool) -> bool:
+    """Do what `enable_tips` does to one tip, within a transaction; returns whether it changed."""
+    assert tip.id is not None, "stored tips have an id"
+    retired = tip.id in store.retirements(tip.id)
+    if tip.enabled == enabled and not retired:
+        return False
+    store.update(replace(tip, enabled=enabled), refresh=retired and enabled, settled=True)
+    return True
+
+
 def export_tips(store: TipStore, path: StrPath, namespace: str | None = None) -> int:
-    """Write tips as JSONL, the oldest first, atomically; vectors stay behind. Returns how many.
+    """Write tips as JSONL, the oldest first, atomically; vectors and retired tips stay behind. Returns how many.
 
     Raises:
         MemoryStoreError: there is no such namespace, or the file cannot be written.
     """
-    if namespace is not None:
-        check_namespace(store, namespace)
-    tips = store.tips(namespace)
+    tips = list_tips(store, namespace)[::-1]
     write_tips(path, tips)
     return len(tips)
 
@@ -240,7 +254,12 @@ def write_tips(path: StrPath, tips: Sequence[Tip]) -> None:
 
 
 def import_tips(
-    store: TipStore, path: StrPath, *, enable: bool = False, capacity: int = 1000, embedder: Embedder | None = None
+    store: TipStore,
+    path: StrPath,
+    *,
+    enable: bool = False,
+    settings: MemoryConfig = DEFAULT,
+    embedder: Embedder | None = None,
 ) -> Imported:
     """Add the tips that `read_tips` finds, marked as imported, in one transaction.
 
@@ -248,14 +267,14 @@ def import_tips(
         store: where to.
         path: as for `read_tips`; `id`, `imported` and `enabled` of its tips are ours to set.
         enable: let them be retrieved at once; otherwise they wait for `enable_tips`.
-        capacity: enabled tips that a namespace may hold.
+        settings: those of the run, which say what makes room for them.
         embedder: of the store; None makes it.
 
     Raises:
         MemoryStoreError: the file cannot be read, or has malformed lines, which are named; nothing is added then.
     """
     tips = [replace(tip, enabled=enable) for tip in read_tips(path)]
-    return take_in(_memory_of(store, embedder, capacity=capacity), tips)
+    return take_in(_memory_of(store, embedder, settings), tips)
 
 
 def take_in(memory: TipMemory, tips: Sequence[Tip]) -> Imported:
@@ -317,9 +336,9 @@ def _finite(score: float) -> float:
     return score
 
 
-def _memory_of(store: TipStore, embedder: Embedder | None = None, **settings: Any) -> TipMemory:
+def _memory_of(store: TipStore, embedder: Embedder | None = None, settings: MemoryConfig = DEFAULT) -> TipMemory:
     """The tips of a store with the embedder that it was made with."""
-    config = MemoryConfig(embedder=store.identity.name, **settings)
+    config = settings.model_copy(update={"embedder": store.identity.name})
     return TipMemory(store, embedder or make_embedder(config.embedder), config)
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from trailnotes.errors import MemoryStoreError
-from trailnotes.memory.exchange import take_in, write_tips
+from trailnotes.memory.exchange import switch_tip, take_in, write_tips
 from trailnotes.memory.schema import opened_snapshot, read_identity, read_last_change, read_lineage, read_sequence
 from trailnotes.memory.store import Change, TipStore, added
 from trailnotes.memory.tips import TipMemory
@@ -102,13 +102,16 @@ def _again(memory: TipMemory, change: Change, late: Tip | None) -> None:
             store.record(change)
         return
     if tip is not None:
-        store.update(replace(tip, **fields))
+        if fields.keys() == {"enabled"}:
+            switch_tip(store, tip, **fields)
+        else:
+            store.update(replace(tip, **fields))
         store.record(change)
         return
     tip = Tip(id=change.tip_id, **fields) if change.adds else late
     if tip is not None:  # else it was deleted afterwards
         store.insert(tip, memory.vectors([tip])[0], change.tip_id)
-        store.evict(tip.namespace, memory.config.capacity)
+        memory.make_room([tip.namespace])
         store.record(added(tip))
 
 

@@ -38,6 +38,11 @@ class Place(NamedTuple):
 EVERYWHERE = Place("TRUE", ())
 
 
+def place_named(namespace: str | Place) -> Place:
+    """The tips of one task as a place; a place is one already."""
+    return namespace if isinstance(namespace, Place) else Place("namespace = ?", (namespace,))
+
+
 class Met(NamedTuple):
     """What the memory knows of a task."""
 
@@ -98,6 +103,14 @@ class TaskTable(OpenFile):
             if not self._connection.execute(f"{READABLE} AND own.namespace = ?", values).fetchone():
                 return None
         return place_of(task, scope, open_split)
+
+    def pool(self, namespace: str, scope: Scope) -> Place:
+        """The tips that share one capacity with those of a task: of `scope`, about games of its split that it may read.
+
+        So what was written about games held back takes no place from what training reads.
+        """
+        task = self.met(namespace) if scope != "task" else None
+        return (task and self.place(namespace, scope, task.split)) or place_named(namespace)
 
 
 def place_of(task: Met, scope: Scope, open_split: str) -> Place:
