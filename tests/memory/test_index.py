@@ -318,6 +318,28 @@ def _received(end: multiprocessing.connection.Connection) -> int:
         return count
 
 
+@pytest.mark.parametrize("dim", [7, 8])
+def test_what_is_put_after_something_was_forgotten_lies_where_it_belongs(dim: int, tmp_path: Path) -> None:
+    vectors = np.random.default_rng(0).standard_normal((400, dim)).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    stamp = Stamp("any", dim, "", "")
+    never, made = (TipIndex.empty(stamp, vectors, 400) for _ in range(2))
+    never.put(range(200, 400), vectors[200:])
+    made.put(range(300), vectors[:300])
+    made.save(tmp_path / "index")
+    read = TipIndex.read(tmp_path / "index", stamp)
+    assert read is not None
+    read.forget(range(150))
+    read.put(range(300, 400), vectors[300:])
+    read.forget(range(150, 200))
+    read.save(tmp_path / "index")
+    for query in vectors[:20]:
+        found = [set(each.search(query, 200, everywhere=True)) for each in (never, read)]
+        assert found[0] == found[1] == {*range(200, 400)}
+        near = [{*each.search(query, 10, everywhere=True)} for each in (never, read)]
+        assert len(near[0] & near[1]) >= 8, "but for those that are equally near"
+
+
 def test_vectors_of_an_odd_dimension_fit(tmp_path: Path) -> None:
     vectors = np.random.default_rng(0).standard_normal((200, 7)).astype(np.float32)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)

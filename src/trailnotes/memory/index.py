@@ -139,7 +139,9 @@ class TipIndex:
 
     def _take_out(self) -> None:
         if self._gone:
-            self._lists.remove_ids(_faiss().IDSelectorBatch(np.array(sorted(self._gone), np.int64)))
+            faiss = _faiss()
+            self._lists.remove_ids(faiss.IDSelectorBatch(np.array(sorted(self._gone), np.int64)))
+            _blank_ends(faiss, self._lists)
             self._gone.clear()
 
     def search(self, vector: Floats, count: int, *, everywhere: bool = False) -> list[int]:
@@ -165,6 +167,22 @@ class TipIndex:
             if found >= FOUND * sum(map(len, whole)):
                 return
         self._lists.nprobe = self._lists.nlist
+
+
+def _blank_ends(faiss: Any, lists: Any) -> None:
+    """Blank the free places of each list's last block.
+
+    faiss 1.15 leaves there what it has removed, and what is added later is laid over it, bit by bit.
+    """
+    inverted = faiss.downcast_InvertedLists(lists.invlists)
+    packer = inverted.packer
+    blank = np.zeros(packer.code_size, np.uint8)
+    for number in range(inverted.nlist):
+        whole, used = divmod(inverted.list_size(number), packer.nvec)
+        if used:
+            codes = faiss.rev_swig_ptr(inverted.get_codes(number), (whole + 1) * packer.block_size)
+            for place in range(used, packer.nvec):
+                packer.pack_1(blank, place, codes[None, whole * packer.block_size :])
 
 
 def sample_size(planned: int) -> int:
