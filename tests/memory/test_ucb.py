@@ -264,8 +264,12 @@ def test_an_adaptation_counts_each_reader_once_however_often_it_is_started(
 
 def test_training_counts_and_a_resumed_run_is_the_same(start_model: Path, tmp_path: Path) -> None:
     def config(iterations: int) -> Config:
+        memory = {"order": ["ucb"], "capacity": 3, "retire": "least_worth", "distilled": 0.1, "distilled_readers": 1}
         return tiny_config(
-            start_model, memory={"order": ["ucb"]}, algorithm={"p_memory": 0.5}, train={"iterations": iterations}
+            start_model,
+            memory=memory,
+            algorithm={"p_memory": 0.5, "q_off_policy": 1.0},
+            train={"iterations": iterations},
         )
 
     train_in_process(config(3), tmp_path / "whole")
@@ -277,4 +281,7 @@ def test_training_counts_and_a_resumed_run_is_the_same(start_model: Path, tmp_pa
     counted = readings(tmp_path / "whole" / "memory.db")
     assert sum(shown for _, shown, _ in counted) > 0
     assert all(0 <= earned <= shown for _, shown, earned in counted)
-    assert math.isfinite(metrics(tmp_path / "whole")[-1]["update/loss"])
+    last = metrics(tmp_path / "whole")[-1]
+    assert math.isfinite(last["update/loss"])
+    assert last["memory/retired"] > 0
+    assert sum(line["tips/measured"] for line in metrics(tmp_path / "whole")) > 0

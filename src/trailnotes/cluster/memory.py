@@ -90,8 +90,8 @@ class MemoryService:
         return self._answer(self._whole().add(tips, once=once))
 
     def meet(self, tasks: Sequence[Task]) -> Answer:
-        """`TipMemory.meet`."""
-        return self._answer(self._whole().meet(tasks))
+        """`TipMemory.meet`, of what is shown."""
+        return self._answer(shown(self._whole(), self._config.algorithm.show_tips).meet(tasks))
 
     def report(self, episodes: Sequence[Trajectory], once: str) -> Answer:
         """`TipMemory.report`, of what was shown."""
@@ -198,7 +198,8 @@ class ServedMemory(Closes):
 
     def meet(self, tasks: Sequence[Task]) -> bool:
         """See `ScopedMemory.meet`."""
-        new: bool = self._config.memory.scope != "task" and self._ask("meet", list(tasks))
+        hears = self._config.memory.scope != "task" or self._config.algorithm.show_tips == "other"
+        new: bool = hears and self._ask("meet", list(tasks))
         if new and self._at is not None:
             self._ask("pin")
             self._at = self.version

@@ -11,6 +11,7 @@ from trailnotes.memory.scope import Place
 
 DISTILLED: Final = "distilled"  # beside the rules of `memory.retire`
 FIRST: Final = {"oldest": "age", "least_used": "shown, age", "least_worth": f"{WORTH}, age"}  # who goes first
+MARK: Final = ("retired", "retired_at", "retired_on", "retired_by", "merged_into")  # columns of a `Retirement`
 UNMARKED: Final = "retired = '', retired_at = 0, retired_on = '', retired_by = '', merged_into = 0"
 
 
@@ -42,7 +43,7 @@ class RetiredTips(OpenFile):
     def retirements(self, tip_id: int | None = None) -> dict[int, Retirement]:
         """All that are retired, or one if it is: by id."""
         where, values = ("id = ?", (tip_id,)) if tip_id is not None else ("retired_at > 0", ())
-        sql = f"SELECT id, retired, retired_at, retired_on, retired_by, merged_into FROM tips WHERE {where}"  # noqa: S608
+        sql = f"SELECT id, {', '.join(MARK)} FROM tips WHERE {where}"  # noqa: S608 (constants)
         return {tip: Retirement(*mark) for tip, *mark in self._rows(f"{sql} AND retired <> '' ORDER BY id", values)}
 
     def merged_into(self, tip_id: int) -> list[int]:
