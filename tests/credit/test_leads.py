@@ -29,16 +29,10 @@ def played(shown: Sequence[Sequence[int]], score: float = 1.0, mode: Mode = "off
 
 
 def leads(*episodes: Trajectory, without: float = -1.25, rows: str = "auto") -> list[Lead]:
-    """Where the policy says `without` of the first token of each turn without tips, and the same as with of the second."""
+    """Where the policy says `without` of each turn's first token without tips, and the same as with of the second."""
     groups = [TrajectoryGroup(TASK, episodes)]
     samples = [row for row in build_samples(groups, [[1.0] * len(episodes)], rows=rows) if row.off_policy]
-    said = [
-        tuple(
-            (without if token == 20 else ACTED) * trained
-            for token, trained in zip(r.token_ids, r.loss_mask, strict=True)
-        )
-        for r in samples
-    ]
+    said = [tuple({20: without, 21: ACTED}.get(token, 0.0) for token in row.token_ids) for row in samples]
     return leads_of(groups, samples, said)
 
 
