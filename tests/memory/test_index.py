@@ -18,7 +18,7 @@ from index_workers import EXACT, NEAREST, Directions
 from trailnotes.memory import TipMemory, exchange, index, indexed, open_memory
 from trailnotes.memory.index import Stamp, TipIndex
 from trailnotes.memory.owner import go_back
-from trailnotes.types import Tip
+from trailnotes.types import Task, Tip
 
 pytest.importorskip("faiss", reason="the index needs the extra index")
 
@@ -47,8 +47,8 @@ def filled(path: Path, count: int = 300) -> None:
         memory.search("task", "key 0", 1)
 
 
-def found(memory: TipMemory, query: str, top_k: int = 10) -> list[str]:
-    return [tip.text for tip in memory.search("task", query, top_k)]
+def found(memory: TipMemory, query: str, top_k: int = 10, task: str = "task") -> list[str]:
+    return [tip.text for tip in memory.search(task, query, top_k)]
 
 
 def test_it_finds_what_an_exact_search_does(path: Path) -> None:
@@ -316,6 +316,30 @@ def _received(end: multiprocessing.connection.Connection) -> int:
             count += 1
     except EOFError:
         return count
+
+
+@pytest.mark.parametrize("scope", ["family", "env", "all"])
+def test_beyond_the_task_the_index_finds_what_may_be_read(path: Path, scope: str) -> None:
+    tasks = [
+        Task(f"{split} {family} {number}", "house", 0, split, {}, family)
+        for split in ("train", "test", "validation") for family in ("maze", "vault") for number in range(10)
+    ]  # fmt: skip
+    rng = random.Random(0)
+    with opened(path, scope=scope) as memory, opened(path, scope=scope, index="exact") as exact:
+        memory.meet(tasks)
+        memory.add([Tip(rng.choice(tasks).id, f"tip {n}", f"key {n}", 0.0) for n in range(400)])
+        for reader in ("train maze 3", "test maze 3"):
+            readable = found(exact, "key 7", 400, task=reader)
+            assert found(memory, "key 7", 400, task=reader) == readable
+            assert memory.store._index is not None
+            assert exact.store._index is None
+            assert not any(tip.namespace.startswith("validation") for tip in memory.search(reader, "key 7", 400))
+            hits = sum(found(memory, f"key {text.split()[1]}", 1, task=reader) == [text] for text in readable)
+            assert hits >= 0.9 * len(readable)
+        memory.meet([Task("train maze 3", "house", 0, "validation", {}, "maze")])
+        memory.add([Tip("train maze 3", "of a game held back", "key 7", 0.0)])
+        for reader in (memory, exact):
+            assert "of a game held back" not in found(reader, "key 7", 400, task="train maze 4")
 
 
 @pytest.mark.parametrize("dim", [7, 8])

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from trailnotes.errors import ConfigError
 from trailnotes.memory.schema import encodable
-from trailnotes.memory.scope import Met, Place, place_of
+from trailnotes.memory.scope import Met, Place
 from trailnotes.memory.store import TipStore
 from trailnotes.memory.tips import TipMemory
 from trailnotes.memory.worth import Lead
@@ -102,7 +102,7 @@ def other_place(store: TipStore, namespace: str, open_split: str) -> str | Place
         return None
     if families := [family for family in store.families(place) if family != (own.env, own.family)]:
         drawn = min(families, key=lambda family: derive_seed("other tips", own.env, own.family, *family))
-        return place_of(Met(*drawn, own.split), "family", open_split)
+        return store.place_of(Met(*drawn, own.split), "family", open_split)
     others = [name for name in store.namespaces(place) if name != namespace]
     return min(others, key=lambda name: derive_seed("other tips", namespace, name), default=None)
 

@@ -40,12 +40,21 @@ class IndexedFile(OpenFile):
     def __init__(self, path: StrPath | None, identity: Identity | None = None) -> None:
         super().__init__(path, identity)
         self._index: TipIndex | None = None
+        self._sizes: dict[Place, int] = {}
+        self._sizes_of = (-1, -1)  # the state of the file that these are of
 
     def size(self, place: str | Place) -> int:
         """Number of enabled tips of a namespace or place, told without counting them."""
         place = place_named(place)
         sql = f"SELECT COALESCE(SUM(enabled), 0) FROM sizes WHERE {place.condition}"  # noqa: S608 (constants)
-        return int(self._rows(sql, place.values)[0][0])
+        with self._lock:
+            state = (self._rows("PRAGMA data_version")[0][0], self._connection.total_changes)
+            if state != self._sizes_of:  # somebody has written, another or this one
+                self._sizes_of = state
+                self._sizes.clear()
+            if place not in self._sizes:
+                self._sizes[place] = int(self._rows(sql, place.values)[0][0])
+            return self._sizes[place]
 
     def nearest(self, place: Place, vector: Floats, count: int, select: str) -> list[Any]:
         """Rows of about the `count` enabled tips of a place whose vectors are nearest to `vector` (dim,).
@@ -76,6 +85,8 @@ class IndexedFile(OpenFile):
 
     def _undone(self) -> None:
         """What is undone gives its numbers to what comes next: an index that has seen it is of no use."""
+        super()._undone()
+        self._sizes.clear()
         if self._index is not None and self._index.stamp.written > schema.read_sequence(self._connection):
             self._index = None
 
