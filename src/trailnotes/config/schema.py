@@ -166,6 +166,11 @@ class MemoryConfig(Section):
         return ("similarity", *self.order)
 
     @property
+    def goes_by_readers(self) -> bool:
+        """Whether what readers earned or gained decides who is shown or kept."""
+        return not {"ucb", "worth"}.isdisjoint(self.ranking) or self.retire in {"least_used", "least_worth"}
+
+    @property
     def asked_words(self) -> int:
         """Words that a tip is asked to stay under: 100 (paper), or as many as can be written and shown in full."""
         return max(1, min(MAX_ASKED_WORDS, int(min(self.max_tip_tokens, self.max_write_tokens) / TOKENS_PER_WORD)))

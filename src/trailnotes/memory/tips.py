@@ -159,12 +159,14 @@ class TipMemory(Kept):
     def measure(self, readings: Sequence[Lead], *, once: str = "") -> None:
         """See `MeasuringMemory.measure`; with `config.distilled` those that change nothing any more are retired."""
         config = self.config
+        if not readings:
+            return
         with self.store.transaction():
-            if not readings or (once and not self.store.once(f"lead/{once}")):
+            if once and not self.store.once(f"lead/{once}"):
                 return
             self.store.measure(readings, config.distilled_readers)
             for tip_id in dict.fromkeys(reading.tip for reading in readings) if config.distilled else ():
-                (found,) = self.store.readers(tip_id).values() or (None,)
+                found = self.store.readers(tip_id).get(tip_id)
                 if found and found.measured >= config.distilled_readers and found.anyway >= config.distilled:
                     by = f"{found.anyway:.2f} as often without it, by {found.measured} readers who did well"
                     self.store.retire([tip_id], DISTILLED, by, on=self._clock())
