@@ -68,6 +68,10 @@ HOUSE = {
         arguments
         command
     """,
+    "commands/memory": """
+        __init__
+        sharing
+    """,
     "compare": """
         __init__ estimate
         comparison
@@ -150,7 +154,8 @@ HOUSE = {
     """,
     "memory": """
         __init__ owner
-        base controls exchange
+        base controls exchange merging
+        tipfile
         tips
         store
         indexed

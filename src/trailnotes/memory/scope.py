@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+import sqlite3
+from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
 from trailnotes.memory.schema import OpenFile, encodable, named_errors
@@ -36,6 +37,8 @@ class Place(NamedTuple):
 
 
 EVERYWHERE = Place("TRUE", ())
+Row = tuple[str, ...]  # of the table: namespace, split, env, family, game
+KEEP = "INSERT OR REPLACE INTO tasks (namespace, split, env, family, game) VALUES (?, ?, ?, ?, ?)"
 
 
 class Met(NamedTuple):
@@ -61,9 +64,13 @@ class TaskTable(OpenFile):
         if rows <= known:
             return False
         with self.transaction():
-            sql = "INSERT OR REPLACE INTO tasks (namespace, split, env, family, game) VALUES (?, ?, ?, ?, ?)"
-            self._connection.executemany(sql, sorted(rows - known))
+            self._connection.executemany(KEEP, sorted(rows - known))
         return True
+
+    def take_tasks(self, rows: Iterable[Row]) -> None:
+        """Keep what other memories have met; where they contradict each other, the last by order counts."""
+        with self.transaction():
+            self._connection.executemany(KEEP, sorted(set(rows)))
 
     def met(self, namespace: str) -> Met | None:
         """Where a task belongs; None if it was never met, or under two splits."""
@@ -104,6 +111,13 @@ def place_of(task: Met, scope: Scope, open_split: str) -> Place:
     """The tips in `scope` that a game where `task` belongs may read."""
     values = {"family": (task.env, task.family), "env": (task.env,), "all": ()}[scope]
     return Place(f"namespace IN ({READABLE} {WITHIN[scope]})", (*_who_reads(task, open_split), *values))
+
+
+def read_tasks(source: sqlite3.Connection) -> list[Row]:
+    """The tasks that a memory file has met; none where an earlier version wrote it."""
+    if not source.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'tasks'").fetchone():
+        return []
+    return source.execute("SELECT namespace, split, env, family, game FROM tasks").fetchall()
 
 
 def _who_reads(task: Met, open_split: str) -> tuple[str, ...]:

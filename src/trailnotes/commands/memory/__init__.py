@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trailnotes.commands.command import Command, argument
+from trailnotes.commands.memory import sharing
+from trailnotes.commands.memory.sharing import printable
 from trailnotes.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -55,7 +57,7 @@ def _show(args: Namespace) -> None:
         tip, written = show_tip(store, args.id), store.sequence
         (readers,) = store.readers(args.id).values()
     for name, value in asdict(tip).items():
-        print(f"{name:<10} {value}")
+        print(printable(f"{name:<10} {value}"))
     if readers.shown:
         mean = readers.earned / readers.shown
         print(f"{'readers':<10} {readers.shown} episodes, which earned {mean:.2g} of 1 on average")
@@ -164,7 +166,7 @@ def _enable(args: Namespace) -> None:
 
 def _line(tip: Tip, measured: str = "") -> str:
     marks = "".join([" imported" * tip.imported, " off" * (not tip.enabled), f" x{tip.support}" * (tip.support > 1)])
-    return f"{tip.id or 0:>6}  {measured}{tip.score:g}/{tip.max_score:g}  {tip.namespace}{marks}  {tip.text}"
+    return printable(f"{tip.id or 0:>6}  {measured}{tip.score:g}/{tip.max_score:g}  {tip.namespace}{marks}  {tip.text}")
 
 
 COMMANDS = (
@@ -232,7 +234,8 @@ COMMANDS = (
     Command(
         name="memory export",
         summary="write tips to a JSONL file",
-        about="Write tips to a file that people and other programs can read, one JSON object a line.",
+        about="Write tips to a file that people and other programs can read, one JSON object a line behind a header: "
+        "docs/tip-format.md names the fields.",
         example="trailnotes memory export runs/smoke tips.jsonl",
         run=_export,
         arguments=(
@@ -320,4 +323,5 @@ COMMANDS = (
             argument("--off", action="store_true", help="switch off instead of on"),
         ),
     ),
+    *sharing.COMMANDS,
 )
