@@ -153,7 +153,7 @@ HOUSE = {
         samples
     """,
     "memory": """
-        __init__ owner
+        __init__ mcp owner
         base controls exchange merging
         tipfile
         tips
@@ -163,6 +163,10 @@ HOUSE = {
         scope words
         retrieval schema worth
         migrations
+    """,
+    "memory/mcp": """
+        __init__ server
+        tools
     """,
     "policies": """
         __init__ base openai scripted vllm

@@ -43,8 +43,8 @@ class Found(NamedTuple):
     similarity: float  # cosine, -1..1
 
 
-def open_store(path: StrPath) -> TipStore:
-    """The existing memory file `path`, or the one of the run directory `path`.
+def open_store(path: StrPath, identity: Identity | None = None) -> TipStore:
+    """The memory file `path`, or the one of the run directory `path`; with `identity` it is made if it is missing.
 
     Raises:
         MemoryStoreError: there is none, it is damaged, or it is part of a checkpoint, which opening would change.
@@ -54,7 +54,7 @@ def open_store(path: StrPath) -> TipStore:
         raise MemoryStoreError(
             f"{file.parent} is a checkpoint, which stays as it is: name the run directory, or a copy"
         )
-    return TipStore(file)
+    return TipStore(file, identity)
 
 
 def list_tips(store: TipStore, namespace: str | None = None, *, limit: int = 0, by: By = "recency") -> list[Tip]:
@@ -85,9 +85,20 @@ def check_namespace(store: TipStore, namespace: str) -> None:
         return
     if not names:
         raise MemoryStoreError(f"{store.path} holds no tip yet")
-    near = difflib.get_close_matches(namespace, names, NAMED, 0.0)
+    near = near_names(names, namespace)
     more = f" and {len(names) - len(near)} more (`trailnotes memory stats`)" if len(names) > len(near) else ""
     raise MemoryStoreError(f"{store.path} has no tip of {namespace!r}: it has tips of {', '.join(near)}{more}")
+
+
+def near_names(names: Iterable[str], wanted: str) -> list[str]:
+    """The few of `names` that are most like `wanted`."""
+    return difflib.get_close_matches(wanted, list(names), NAMED, 0.0)
+
+
+def best_score(store: TipStore, namespace: str) -> tuple[float, float]:
+    """Score and highest possible score of the best tip of a namespace: 1 of 1 where there is none."""
+    best = max(store.tips(namespace), key=lambda tip: tip.score, default=None)
+    return (best.score, best.max_score) if best else (1.0, 1.0)
 
 
 def show_tip(store: TipStore, tip_id: int) -> Tip:
@@ -145,8 +156,7 @@ def add_tip(
     """
     if not clean_tip(text):
         raise MemoryStoreError("a tip needs a letter or digit: write what the agent should know")
-    best = max(store.tips(namespace), key=lambda tip: tip.score, default=None)
-    likely, most = (best.score, best.max_score) if best else (1.0, 1.0)
+    likely, most = best_score(store, namespace)
     tip = Tip(
         namespace, text, text if key is None else key, likely if score is None else _finite(score), most,
         model="by hand", created=utc_now(), enabled=enabled,

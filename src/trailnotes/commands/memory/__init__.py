@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from trailnotes.commands.command import Command, argument
 from trailnotes.commands.memory import sharing
-from trailnotes.commands.memory.sharing import printable
+from trailnotes.commands.memory.sharing import capacity_of, printable
 from trailnotes.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -111,18 +111,9 @@ def _import(args: Namespace) -> None:
     from trailnotes.memory.exchange import import_tips
 
     with _store(args) as store:
-        result = import_tips(store, args.file, enable=args.enable, capacity=_capacity(args.place))
+        result = import_tips(store, args.file, enable=args.enable, capacity=capacity_of(args.place))
     state = "enabled" if args.enable else "off until `trailnotes memory enable`"
     print(f"{result.added} tips imported ({state}), {result.known} were known")
-
-
-def _capacity(place: Path) -> int:
-    """`memory.capacity` of the run that the memory belongs to; the default where it belongs to none."""
-    from trailnotes.config.schema import MemoryConfig
-    from trailnotes.runs.directory import run_config
-
-    run = place if place.is_dir() else place.parent
-    return run_config(run).memory.capacity if (run / "config.toml").is_file() else MemoryConfig().capacity
 
 
 def _add(args: Namespace) -> None:
@@ -132,7 +123,7 @@ def _add(args: Namespace) -> None:
         first = args.namespace not in store.namespaces()
         tip = add_tip(
             store, args.namespace, args.text,
-            key=args.key, score=args.score, enabled=not args.off, capacity=_capacity(args.place),
+            key=args.key, score=args.score, enabled=not args.off, capacity=capacity_of(args.place),
         )  # fmt: skip
     print(_line(tip))
     if first:
