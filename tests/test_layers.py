@@ -31,7 +31,7 @@ HOUSE = {
         rollout learner credit reporting
         prompts envs policies memory
         search
-        storage web
+        endpoint storage web
         config
         types errors seeds moved
     """,
@@ -99,6 +99,9 @@ HOUSE = {
         authors distillation steps tokens
         episodes
     """,
+    "endpoint": """
+        __init__ faults keys
+    """,
     "envs": """
         scienceworld waymarks webshop workers
         tasks textworld
@@ -162,7 +165,7 @@ HOUSE = {
         index
         scope words
         retrieval schema worth
-        migrations
+        migrations remote
     """,
     "memory/mcp": """
         __init__ server
@@ -186,7 +189,7 @@ HOUSE = {
         __init__
         policy
         endpoint
-        answers faults
+        answers
     """,
     "policies/vllm": """
         __init__ serving

@@ -102,7 +102,10 @@ class RolloutConfig(Section):
 class MemoryConfig(Section):
     """The store of tips."""
 
-    embedder: str = key("hashing", "hashing (no dependency), minilm (extra embed), or a sentence-transformers name")
+    embedder: str = key(
+        "hashing", "hashing (no dependency), minilm (extra embed), a sentence-transformers name, or openai:NAME, the "
+        "model NAME of the [endpoint]; openai:NAME@URL is that of another server"
+    )  # fmt: skip
     capacity: int = key(1000, "tips per namespace; the oldest goes first", PAPER, ge=1)
     scope: Literal["task", "family", "env", "all"] = key(
         "task", "whose tips are searched: the task's own (paper), or those of its family, its environment, or all"
