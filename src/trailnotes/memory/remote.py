@@ -193,4 +193,5 @@ def _read(text: str, count: int) -> Floats:
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
     if not np.all(np.isfinite(norms) & (norms > 0)):
         raise Trouble("a vector that is zero, or not finite")
-    return (vectors / norms).astype(np.float32)
+    unit: Floats = (vectors / norms).astype(np.float32)
+    return unit
