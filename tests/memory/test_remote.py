@@ -81,6 +81,11 @@ def test_what_is_too_long_is_cut_and_depends_on_nothing_beside_it(shelf: Shelf) 
     (alone,) = embedder.embed([text])
     np.testing.assert_array_equal(together[1], alone)
     np.testing.assert_allclose(alone, HashingEmbedder(64).embed([text[: len(text) // 4]])[0], atol=1e-6)
+    for status, message in [(500, "input (992 tokens) is too large to process. increase the physical batch size"),
+                            (413, "no"), (400, "the input length exceeds the context length")]:  # fmt: skip
+        shelf.faults, before = [error(status, message)], len(shelf.asked)
+        np.testing.assert_array_equal(embedder.embed(["a hall", "a yard"]), embedder.embed(["a hall", "a yard"]))
+        assert [len(texts) for texts in shelf.texts[before:]] == [2, 1, 1, 2]
     shelf.longest = 3
     with pytest.raises(ConfigError, match="takes no text of 35 characters"):
         embedder.embed([text])

@@ -30,6 +30,7 @@ OWN_KEY: Final = "TRAILNOTES_EMBEDDER_KEY"  # of an address that memory.embedder
 BASE_URL: Final = "OPENAI_BASE_URL"  # as the official client calls it
 BATCH_TEXTS: Final = 64
 BATCH_CHARS: Final = 100_000
+TOO_LARGE: Final = "too large to process"  # llama.cpp, of a text beyond its physical batch, with status 500
 SHORTEST: Final = 64  # characters: a model that takes no more finds nothing
 
 
@@ -104,11 +105,11 @@ class EndpointEmbedder:
         except APITimeoutError:
             raise Trouble(f"no answer within {self._endpoint.timeout:g} s") from None
         except APIStatusError as error:
+            if error.status_code == 413 or is_overflow(error.body) or TOO_LARGE in said(error.body):
+                return None
             if passes(error.status_code, error.body):
                 reason = f"{error.status_code}: {said(error.body)}"
                 raise Trouble(reason, wait=retry_after(error.response.headers)) from None
-            if error.status_code == 413 or is_overflow(error.body):
-                return None
             raise ConfigError(without(self._key, self._refusal(error))) from None
         except APIConnectionError as error:
             raise Trouble(f"no connection ({error.__cause__ or error})") from None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from trailnotes.commands.command import Command, argument
 from trailnotes.commands.memory import sharing
-from trailnotes.commands.memory.sharing import capacity_of, printable
+from trailnotes.commands.memory.sharing import printable, settings_of
 from trailnotes.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def _import(args: Namespace) -> None:
     from trailnotes.memory.exchange import import_tips
 
     with _store(args) as store:
-        result = import_tips(store, args.file, enable=args.enable, capacity=capacity_of(args.place))
+        result = import_tips(store, args.file, enable=args.enable, capacity=settings_of(args.place).capacity)
     state = "enabled" if args.enable else "off until `trailnotes memory enable`"
     print(f"{result.added} tips imported ({state}), {result.known} were known")
 
@@ -123,7 +123,7 @@ def _add(args: Namespace) -> None:
         first = args.namespace not in store.namespaces()
         tip = add_tip(
             store, args.namespace, args.text,
-            key=args.key, score=args.score, enabled=not args.off, capacity=capacity_of(args.place),
+            key=args.key, score=args.score, enabled=not args.off, capacity=settings_of(args.place).capacity,
         )  # fmt: skip
     print(_line(tip))
     if first:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp
 
+    from trailnotes.config.schema import MemoryConfig
     from trailnotes.types import Tip
 
 TOKEN = "TRAILNOTES_MCP_TOKEN"  # noqa: S105 (the variable that holds one)
@@ -29,13 +30,13 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
-def capacity_of(place: Path) -> int:
-    """`memory.capacity` of the run that the memory belongs to; the default where it belongs to none."""
+def settings_of(place: Path) -> MemoryConfig:
+    """Those of the run that the memory belongs to; the default where it belongs to none."""
     from trailnotes.config.schema import MemoryConfig
     from trailnotes.runs.directory import run_config
 
     run = place if place.is_dir() else place.parent
-    return run_config(run).memory.capacity if (run / "config.toml").is_file() else MemoryConfig().capacity
+    return run_config(run).memory if (run / "config.toml").is_file() else MemoryConfig()
 
 
 def _merge(args: Namespace) -> None:
@@ -97,8 +98,9 @@ def _serve(args: Namespace) -> None:
 
     new = MemoryConfig().embedder
     with open_store(args.place, Identity(new, make_embedder(new).dim) if args.write else None) as store:
-        config = MemoryConfig(embedder=store.identity.name, threshold=-1, capacity=capacity_of(args.place))
-        rules = Rules(args.write, args.namespace, not args.off, config.capacity, args.rate)
+        capacity = settings_of(args.place).capacity
+        config = MemoryConfig(embedder=store.identity.name, threshold=-1, capacity=capacity)
+        rules = Rules(args.write, args.namespace, not args.off, capacity, args.rate)
         toolbox = Toolbox(TipMemory(store, make_embedder(config.embedder), config), rules)
         if args.port is None:
             serve_stdio(toolbox)

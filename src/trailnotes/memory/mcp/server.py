@@ -5,7 +5,6 @@ Source: Model Context Protocol 2026-07-28 and the versions before it that the pa
 
 from __future__ import annotations
 
-import hmac
 import inspect
 import json
 import logging
@@ -15,17 +14,16 @@ import anyio
 import mcp_types as types
 from mcp.server import Server
 from mcp.server.stdio import stdio_server
-from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 
 from trailnotes import __version__
 from trailnotes.errors import TrailnotesError
 from trailnotes.memory.mcp.tools import INSTRUCTIONS, Call, Toolbox
-from trailnotes.web.guard import LOOPBACK, Guard
+from trailnotes.web.guard import LOOPBACK, Bearer, Guard
 
 if TYPE_CHECKING:
     from mcp.server import ServerRequestContext
-    from starlette.types import ASGIApp, Receive, Scope, Send
+    from starlette.types import ASGIApp
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +31,6 @@ PATH: Final = "/mcp"
 LONGEST_BODY: Final = 256 * 1024  # bytes of a request: the longest state, escaped, and some more
 MOST_SESSIONS: Final = 64
 IDLE_S: Final = 1800.0  # after which a session is forgotten
-NO_TOKEN: Final = "Say the token that the command has printed, in the header Authorization: Bearer TOKEN."  # noqa: S105
 
 
 def make_server(toolbox: Toolbox) -> Server[dict[str, Any]]:
@@ -85,24 +82,7 @@ def make_app(toolbox: Toolbox, token: str) -> ASGIApp:
         streamable_http_path=PATH, json_response=True, max_request_body_size=LONGEST_BODY,
         max_sessions=MOST_SESSIONS, session_idle_timeout=IDLE_S,
     )  # fmt: skip
-    return Guard(Door(app, token), LOOPBACK, _refusal)
-
-
-class Door:
-    """Wraps a site that is for those who know a token."""
-
-    def __init__(self, app: ASGIApp, token: str) -> None:
-        self.app = app
-        self._wanted = f"Bearer {token}".encode()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request; what is no request goes through."""
-        answer = self.app
-        if scope["type"] == "http":
-            given = Headers(scope=scope).get("authorization", "").encode()
-            if not hmac.compare_digest(given, self._wanted):
-                answer = _refusal(401, NO_TOKEN)
-        await answer(scope, receive, send)
+    return Guard(Bearer(app, token, _refusal), LOOPBACK, _refusal)
 
 
 def _refusal(status: int, text: str) -> ASGIApp:
