@@ -17,7 +17,7 @@ import pytest
 
 from trailnotes.commands import main
 from trailnotes.config.schema import MemoryConfig
-from trailnotes.errors import MissingExtraError
+from trailnotes.errors import MemoryStoreError, MissingExtraError
 from trailnotes.memory import open_memory
 from trailnotes.memory.exchange import open_store
 from trailnotes.types import Tip
@@ -169,17 +169,23 @@ def test_a_token_is_made_and_printed_where_none_is_given(
 # --- in this process
 
 
-def test_a_fault_of_ours_is_not_told(place: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+@pytest.mark.parametrize("fault", [ZeroDivisionError("at /srv/x.db"), MemoryStoreError("/srv/x.db: the disk is full")])
+def test_a_fault_of_ours_is_told_to_the_owner_alone(
+    place: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fault: Exception
+) -> None:
+    def fail(*_: object) -> None:
+        raise fault
+
     async def talk(toolbox: Toolbox) -> tuple[bool, str]:
         async with mcp.Client(make_server(toolbox)) as client:
             return await said(client, "search_tips", task="maze/1", query="q")
 
     with open_memory(place / "memory.db", MemoryConfig()) as memory:
-        monkeypatch.setattr(memory, "nearest", lambda *_: 1 / 0)
+        monkeypatch.setattr(memory, "nearest", fail)
         done, text = asyncio.run(talk(Toolbox(memory, Rules())))
     assert not done
     assert text == "the memory failed; its owner's terminal says how"
-    assert "ZeroDivisionError" in caplog.text
+    assert "/srv/x.db" in caplog.text
 
 
 # --- the command

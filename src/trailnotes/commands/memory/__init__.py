@@ -97,7 +97,7 @@ def _stats(args: Namespace) -> None:
         for name, value in store.stats().items():
             print(f"{name:<12} {value:.0f}")
         for namespace, count in store.namespaces().items():
-            print(f"  {count:>6} {namespace}")
+            print(printable(f"  {count:>6} {namespace}"))
 
 
 def _export(args: Namespace) -> None:

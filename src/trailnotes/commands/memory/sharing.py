@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -98,9 +99,9 @@ def _serve(args: Namespace) -> None:
 
     new = MemoryConfig().embedder
     with open_store(args.place, Identity(new, make_embedder(new).dim) if args.write else None) as store:
-        capacity = settings_of(args.place).capacity
-        config = MemoryConfig(embedder=store.identity.name, threshold=-1, capacity=capacity)
-        rules = Rules(args.write, args.namespace, not args.off, capacity, args.rate)
+        rules = Rules(args.write, args.namespace, not args.off, settings_of(args.place).capacity, args.rate)
+        # A task that is full takes no more by the rules; the memory itself would let the oldest go.
+        config = MemoryConfig(embedder=store.identity.name, threshold=-1, capacity=sys.maxsize)
         toolbox = Toolbox(TipMemory(store, make_embedder(config.embedder), config), rules)
         if args.port is None:
             serve_stdio(toolbox)

@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse
 
 from trailnotes import __version__
 from trailnotes.errors import TrailnotesError
-from trailnotes.memory.mcp.tools import INSTRUCTIONS, Call, Toolbox
+from trailnotes.memory.mcp.tools import INSTRUCTIONS, Call, Refused, Toolbox
 from trailnotes.web.guard import LOOPBACK, Bearer, Guard
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ PATH: Final = "/mcp"
 LONGEST_BODY: Final = 256 * 1024  # bytes of a request: the longest state, escaped, and some more
 MOST_SESSIONS: Final = 64
 IDLE_S: Final = 1800.0  # after which a session is forgotten
+FAILED: Final = "the memory failed; its owner's terminal says how"
 
 
 def make_server(toolbox: Toolbox) -> Server[dict[str, Any]]:
@@ -48,11 +49,14 @@ def make_server(toolbox: Toolbox) -> Server[dict[str, Any]]:
         client = who.client_info.name if who else ""
         try:
             answer = await anyio.to_thread.run_sync(toolbox.call, params.name, params.arguments or {}, client)
-        except TrailnotesError as error:
+        except Refused as error:
             return _said(str(error), is_error=True)
+        except TrailnotesError as error:  # which may name files
+            logger.error("%s: %s", params.name, error)  # noqa: TRY400 (it is for the owner, not for us)
+            return _said(FAILED, is_error=True)
         except Exception:  # the boundary: the client is told no more than that, and the terminal the rest
-            logger.exception("%s failed", params.name[:64])
-            return _said("the memory failed; its owner's terminal says how", is_error=True)
+            logger.exception("%s failed", params.name)
+            return _said(FAILED, is_error=True)
         return types.CallToolResult(content=_said(json.dumps(answer)).content, structured_content=answer)
 
     return Server(

@@ -6,6 +6,7 @@ call is an error in words that help the model to make a better one.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -144,6 +145,7 @@ class Toolbox:
     def __init__(self, memory: TipMemory, rules: Rules) -> None:
         self.memory, self.rules = memory, rules
         self._rate = Rate(rules.per_minute)
+        self._lock = threading.Lock()  # of what is counted before it is done
 
     @property
     def offered(self) -> list[type[Call]]:
@@ -162,7 +164,8 @@ class Toolbox:
             Refused: there is no such tool, an argument is wrong, or the rules are against it.
             MemoryStoreError: the memory cannot be read or written.
         """
-        self._rate.take()
+        with self._lock:
+            self._rate.take()
         tool = next((tool for tool in TOOLS if tool.name == name), None)
         if tool is None:
             raise Refused(
@@ -178,7 +181,8 @@ class Toolbox:
             case ReadTip() as asked:
                 return self._read_tip(asked)
             case AddTip() as asked:
-                return self._add_tip(asked, client)
+                with self._lock:
+                    return self._add_tip(asked, client)
         raise AssertionError(name)
 
     def _list_tasks(self, asked: ListTasks) -> dict[str, Any]:
