@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from trailnotes.config.schema import MemoryConfig
 from trailnotes.errors import MemoryStoreError
@@ -184,3 +187,24 @@ def test_reader_and_schema_refuse_the_same(tmp_path: Path, line: Any) -> None:
     assert not LINE.is_valid(line)
     with pytest.raises(MemoryStoreError, match="line 1: "):
         read_tips(written(tmp_path / "in.jsonl", line))
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_a_damaged_file_is_read_as_tips_or_refused(tmp_path: Path, data: st.DataObject) -> None:
+    """Nothing else comes of it, whichever bytes are other, gone or new."""
+    path = tmp_path / "in.jsonl"
+    write_tips(path, TIPS)
+    damaged = bytearray(path.read_bytes())
+    for _ in range(data.draw(st.integers(1, 3))):
+        start = data.draw(st.integers(0, len(damaged)))
+        end = data.draw(st.integers(start, min(len(damaged), start + 40)))
+        damaged[start:end] = data.draw(
+            st.binary(max_size=8) | st.sampled_from([b"\n", b'"', b"{", b"}", b",", b"1e999"])
+        )
+    path.write_bytes(damaged)
+    try:
+        tips = read_tips(path)
+    except MemoryStoreError:
+        return
+    assert all(isinstance(tip, Tip) and math.isfinite(tip.score) for tip in tips)

@@ -14,7 +14,7 @@ from trailnotes.memory.retrieval import HashingEmbedder
 Answer = Callable[[dict[str, Any]], tuple[int, Any]]
 
 
-class Shelf(ThreadingHTTPServer):
+class EmbeddingServer(ThreadingHTTPServer):
     """What was asked, and what is to be answered next."""
 
     daemon_threads = True
@@ -56,7 +56,7 @@ class Shelf(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    server: Shelf
+    server: EmbeddingServer
 
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -74,13 +74,13 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def shelving() -> Iterator[Shelf]:
+def embedding_server() -> Iterator[EmbeddingServer]:
     """A server, until the end of the block."""
-    with Shelf() as shelf:
-        thread = threading.Thread(target=shelf.serve_forever, kwargs={"poll_interval": 0.01})
+    with EmbeddingServer() as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:
-            yield shelf
+            yield server
         finally:
-            shelf.shutdown()
+            server.shutdown()
             thread.join()
