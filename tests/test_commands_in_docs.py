@@ -46,6 +46,7 @@ NOT_CHECKED = {
 NOT_RUN = {
     "demo": "two trainings: tests/commands/test_demo.py plays a small one",
     "view": "serves until it is interrupted: tests/view/test_view_browser.py",
+    "memory serve": "serves until its client is gone: tests/memory/mcp/test_mcp_server.py",
     "engine serve": "serves until it is interrupted: tests/policies/vllm/test_wire.py",
     "webshop serve": "serves until it is interrupted: tests/commands/test_webshop_serve.py",
     "webshop import": "reads the original's files, which are not ours",

@@ -31,7 +31,7 @@ HOUSE = {
         rollout learner credit reporting
         prompts envs policies memory
         search
-        storage web
+        endpoint storage web
         config
         types errors seeds moved
     """,
@@ -68,6 +68,10 @@ HOUSE = {
         arguments
         command
     """,
+    "commands/memory": """
+        __init__
+        sharing
+    """,
     "compare": """
         __init__ estimate
         comparison
@@ -94,6 +98,9 @@ HOUSE = {
         __init__ novelty
         authors distillation leads steps tokens
         episodes
+    """,
+    "endpoint": """
+        __init__ faults keys
     """,
     "envs": """
         scienceworld waymarks webshop workers
@@ -149,8 +156,9 @@ HOUSE = {
         samples
     """,
     "memory": """
-        __init__ owner
-        base controls exchange
+        __init__ mcp owner
+        base controls exchange merging
+        tipfile
         tips
         room
         store
@@ -158,7 +166,11 @@ HOUSE = {
         index
         scope words
         retrieval schema worth
-        migrations
+        migrations remote
+    """,
+    "memory/mcp": """
+        __init__ server
+        tools
     """,
     "policies": """
         __init__ base openai scripted vllm
@@ -178,7 +190,7 @@ HOUSE = {
         __init__
         policy
         endpoint
-        answers faults
+        answers
     """,
     "policies/vllm": """
         __init__ serving

@@ -36,6 +36,7 @@ PACKAGES = {
     "vllm": ("vllm",),
     "ray": ("ray",),
     "web": ("starlette", "uvicorn", "jinja2"),
+    "mcp": ("mcp",),
 }
 """Extra -> the modules that it brings."""
 

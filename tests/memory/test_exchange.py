@@ -162,7 +162,9 @@ def test_export_is_readable_and_ordered(memory: TipMemory, tmp_path: Path) -> No
     assert p.export_tips(memory.store, path) == 4
     exported = path.read_text(encoding="utf-8")
     assert "caf\u00e9" in exported
-    records = [json.loads(line) for line in exported.splitlines()]
+    header, *records = [json.loads(line) for line in exported.splitlines()]
+    assert (header["format"], header["version"], header["tips"]) == ("trailnotes-tips", 1, 4)
+    assert header["memory"] == memory.store.lineage
     assert [r["text"] for r in records] == ["tip 1", "tip 2", "mind the lamp", "tip 0"]
     assert records[3] == asdict(p.show_tip(memory.store, 1))
     assert p.export_tips(memory.store, path, "attic") == 1

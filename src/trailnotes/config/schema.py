@@ -102,7 +102,10 @@ class RolloutConfig(Section):
 class MemoryConfig(Section):
     """The store of tips."""
 
-    embedder: str = key("hashing", "hashing (no dependency), minilm (extra embed), or a sentence-transformers name")
+    embedder: str = key(
+        "hashing", "hashing (no dependency), minilm (extra embed), a sentence-transformers name, or openai:NAME, the "
+        "model NAME of the [endpoint]; openai:NAME@URL is that of another server"
+    )  # fmt: skip
     capacity: int = key(
         1000, "enabled tips of a task, or beyond the task (scope) of a family, an environment, or all; those of splits "
         "are counted apart", PAPER, ge=1

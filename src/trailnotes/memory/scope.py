@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sqlite3
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
 from trailnotes.memory.schema import Identity, OpenFile, encodable, named_errors
@@ -27,6 +28,8 @@ class Place(NamedTuple):
 
 
 EVERYWHERE = Place("TRUE", ())
+Row = tuple[str, ...]  # of the table: namespace, split, env, family, game
+KEEP = "INSERT OR REPLACE INTO tasks (namespace, split, env, family, game) VALUES (?, ?, ?, ?, ?)"
 
 
 def place_named(namespace: str | Place) -> Place:
@@ -63,10 +66,18 @@ class TaskTable(OpenFile):
         if rows <= known:
             return False
         with self.transaction():
-            sql = "INSERT OR REPLACE INTO tasks (namespace, split, env, family, game) VALUES (?, ?, ?, ?, ?)"
-            self._connection.executemany(sql, sorted(rows - known))
-            self._connection.execute("INSERT INTO meta VALUES ('met', 1) ON CONFLICT DO UPDATE SET value = value + 1")
+            self._keep(rows - known)
         return True
+
+    def take_tasks(self, rows: Iterable[Row]) -> None:
+        """Keep what other memories have met; where they contradict each other, the last by order counts."""
+        with self.transaction():
+            self._keep(set(rows))
+
+    def _keep(self, rows: Collection[Row]) -> None:
+        """Within a transaction; whoever has worked out who reads what does so again."""
+        self._connection.executemany(KEEP, sorted(rows))
+        self._connection.execute("INSERT INTO meta VALUES ('met', 1) ON CONFLICT DO UPDATE SET value = value + 1")
 
     def met(self, namespace: str) -> Met | None:
         """Where a task belongs; None if it was never met, or under two splits."""
@@ -137,6 +148,13 @@ class TaskTable(OpenFile):
                 rows = self._connection.execute("SELECT namespace, split, env, family, game FROM tasks").fetchall()
                 self._readers[split, open_split] = _readable(rows, {split, open_split})
             return self._readers[split, open_split]
+
+
+def read_tasks(source: sqlite3.Connection) -> list[Row]:
+    """The tasks that a memory file has met; none where an earlier version wrote it."""
+    if not source.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'tasks'").fetchone():
+        return []
+    return source.execute("SELECT namespace, split, env, family, game FROM tasks").fetchall()
 
 
 def _readable(rows: Sequence[tuple[str, ...]], splits: set[str]) -> dict[str, Met]:

@@ -286,19 +286,20 @@ def _ranked(page: Page, rows: Ints, computed: Mapping[str, Numbers], order: Sequ
 
 def open_memory(
     path: StrPath | None,
-    config: MemoryConfig,
+    config: MemoryConfig | None = None,
     *,
     clock: Callable[[], str] | None = None,
     embedder: Embedder | None = None,
 ) -> TipMemory:
     """The memory in the file `path`, made if it is missing; None keeps it in this process only.
 
-    Without an `embedder` it is that of `config.embedder`, on the CPU.
+    Without a `config` every setting is the default. Without an `embedder` it is that of `config.embedder`, on the CPU.
 
     Raises:
         MemoryStoreError: the file is damaged, of a newer version, or belongs to another embedder.
         MissingExtraError: the embedder needs a package that is not installed.
     """
+    config = config or MemoryConfig()
     embedder = embedder or make_embedder(config.embedder)
     store = TipStore(path, Identity(embedder.name, embedder.dim))
     try:

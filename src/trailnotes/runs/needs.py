@@ -54,7 +54,8 @@ def _wanted(config: Config, model: str | None) -> dict[str, str]:
     if config.run.tensorboard:
         wanted["tensorboard"] = "run.tensorboard"
     if config.memory.embedder != "hashing" and _embeds(config):
-        wanted["embed"] = f"memory.embedder = {config.memory.embedder!r}"
+        extra = "openai" if config.memory.embedder.startswith(OPENAI) else "embed"
+        wanted[extra] = f"memory.embedder = {config.memory.embedder!r}"
     return wanted
 
 

@@ -66,19 +66,22 @@ def address_of(door: socket.socket) -> str:
     return f"http://{host_of(door)}:{door.getsockname()[1]}"
 
 
-def serve(app: ASGIApp, door: socket.socket, ready: Callable[[], None] = lambda: None) -> None:
+def serve(
+    app: ASGIApp, door: socket.socket, ready: Callable[[], None] = lambda: None, *, lifespan: bool = False
+) -> None:
     """Answer until this process is interrupted; requests under way are finished first.
 
     Args:
         app: the application.
         door: a socket that listens.
         ready: called once, when the first visitor may come.
+        lifespan: whether the application wants to be told when it begins and ends.
     """
     config = uvicorn.Config(
         app,
         access_log=False,
         log_level="error",  # below it, a line for each request that is none
-        lifespan="off",
+        lifespan="on" if lifespan else "off",
         proxy_headers=False,
         ws="none",
         limit_concurrency=CONNECTIONS,

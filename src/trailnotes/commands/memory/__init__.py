@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trailnotes.commands.command import Command, argument
+from trailnotes.commands.memory import sharing
+from trailnotes.commands.memory.sharing import printable, settings_of
 from trailnotes.errors import ConfigError
 
 if TYPE_CHECKING:
     from argparse import Namespace
 
-    from trailnotes.config.schema import MemoryConfig
     from trailnotes.memory.retired import Retirement
     from trailnotes.memory.store import TipStore
     from trailnotes.types import Tip
@@ -60,7 +61,7 @@ def _show(args: Namespace) -> None:
         (readers,) = store.readers(args.id).values()
         mark, joined = store.retirements(args.id).get(args.id), store.merged_into(args.id)
     for name, value in asdict(tip).items():
-        print(f"{name:<10} {value}")
+        print(printable(f"{name:<10} {value}"))
     if readers.shown:
         mean = readers.earned / readers.shown
         print(f"{'readers':<10} {readers.shown} episodes, which earned {mean:.2g} of 1 on average")
@@ -112,7 +113,7 @@ def _stats(args: Namespace) -> None:
         for name, value in store.stats().items():
             print(f"{name:<12} {value:.0f}")
         for namespace, count in store.namespaces().items():
-            print(f"  {count:>6} {namespace}")
+            print(printable(f"  {count:>6} {namespace}"))
 
 
 def _export(args: Namespace) -> None:
@@ -126,18 +127,9 @@ def _import(args: Namespace) -> None:
     from trailnotes.memory.exchange import import_tips
 
     with _store(args) as store:
-        result = import_tips(store, args.file, enable=args.enable, settings=_settings(args.place))
+        result = import_tips(store, args.file, enable=args.enable, settings=settings_of(args.place))
     state = "enabled" if args.enable else "off until `trailnotes memory enable`"
     print(f"{result.added} tips imported ({state}), {result.known} were known")
-
-
-def _settings(place: Path) -> MemoryConfig:
-    """Those of the run that the memory belongs to; the default where it belongs to none."""
-    from trailnotes.config.schema import MemoryConfig
-    from trailnotes.runs.directory import run_config
-
-    run = place if place.is_dir() else place.parent
-    return run_config(run).memory if (run / "config.toml").is_file() else MemoryConfig()
 
 
 def _add(args: Namespace) -> None:
@@ -147,7 +139,7 @@ def _add(args: Namespace) -> None:
         first = args.namespace not in store.namespaces()
         tip = add_tip(
             store, args.namespace, args.text,
-            key=args.key, score=args.score, enabled=not args.off, settings=_settings(args.place),
+            key=args.key, score=args.score, enabled=not args.off, settings=settings_of(args.place),
         )  # fmt: skip
     print(_line(tip))
     if first:
@@ -181,7 +173,7 @@ def _enable(args: Namespace) -> None:
 
 def _line(tip: Tip, measured: str = "") -> str:
     marks = "".join([" imported" * tip.imported, " off" * (not tip.enabled), f" x{tip.support}" * (tip.support > 1)])
-    return f"{tip.id or 0:>6}  {measured}{tip.score:g}/{tip.max_score:g}  {tip.namespace}{marks}  {tip.text}"
+    return printable(f"{tip.id or 0:>6}  {measured}{tip.score:g}/{tip.max_score:g}  {tip.namespace}{marks}  {tip.text}")
 
 
 COMMANDS = (
@@ -255,7 +247,8 @@ COMMANDS = (
     Command(
         name="memory export",
         summary="write tips to a JSONL file",
-        about="Write tips to a file that people and other programs can read, one JSON object a line.",
+        about="Write tips to a file that people and other programs can read, one JSON object a line behind a header: "
+        "docs/tip-format.md names the fields.",
         example="trailnotes memory export runs/smoke tips.jsonl",
         run=_export,
         arguments=(
@@ -344,4 +337,5 @@ COMMANDS = (
             argument("--off", action="store_true", help="switch off instead of on"),
         ),
     ),
+    *sharing.COMMANDS,
 )
