@@ -56,6 +56,7 @@ class RunDir:
         self.trajectories_path = path / TRAJECTORIES
         self.memory_path = path / "memory.db"
         self.checkpoints = path / "checkpoints"
+        self._tracked = config.run.tracked
         self._trackers: Trackers | None = None  # once no line is set aside any more
 
     @classmethod
@@ -132,9 +133,10 @@ class RunDir:
             self._lock.release()
 
     def _tell_trackers(self) -> None:
-        if self._trackers is None:
-            self._trackers = Trackers(self.config.run.tracked, self.path)
-        self._trackers.tell()
+        if self._tracked and self._trackers is None:
+            self._trackers = Trackers(self._tracked, self.path)
+        if self._trackers is not None:
+            self._trackers.tell()
 
     def _settle_config(self, allow_change: Sequence[str]) -> dict[str, Any]:
         """Write config.toml, or refuse a changed one. Returns what changed since the run began, name -> [old, new]."""
