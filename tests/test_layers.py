@@ -27,7 +27,7 @@ HOUSE = {
         warmstart compare
         algorithms
         runs
-        cluster
+        cluster tracking
         rollout learner credit reporting
         prompts envs policies memory
         search
@@ -243,6 +243,12 @@ HOUSE = {
         __init__ checkpoint demonstrations
         records
         files
+    """,
+    "tracking": """
+        __init__ process
+        main
+        mlflow showing tensorboard trackio wandb
+        base presentable
     """,
     "view": """
         __init__ app export

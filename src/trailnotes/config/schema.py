@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, Self
 
-from pydantic import model_validator
+from pydantic import field_validator, model_validator
 
 from trailnotes.config.methods import METHODS, Method, method_of, names
 from trailnotes.config.methods_schema import (
@@ -36,6 +36,7 @@ from trailnotes.config.train_schema import EvalConfig, TrainConfig
 from trailnotes.config.warmstart_schema import WarmstartConfig
 from trailnotes.errors import ConfigError
 
+TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
 MAX_ASKED_WORDS = 100  # of a tip, by the paper's request
 TOKENS_PER_WORD = 1.5  # English prose takes 1.2 to 1.4 in a vocabulary of a hundred thousand; names take more
 
@@ -47,7 +48,27 @@ class RunConfig(Section):
     seed: int = key(0, "seed of every source of randomness", ge=0)
     deterministic: bool = key(True, "gather all live episodes before each batch: bit-reproducible on one machine")
     threads: int = key(1, "torch threads; 0 leaves torch's default (many threads slow a tiny model down)", ge=0)
-    tensorboard: bool = key(False, "also write TensorBoard event files")
+    tensorboard: bool = key(False, 'also write TensorBoard event files: short for "tensorboard" in run.trackers')
+    trackers: tuple[str, ...] = key(
+        (), "services that show the run as well: tensorboard, wandb, mlflow, trackio, or module:Class of your own"
+    )
+
+    @field_validator("trackers")
+    @classmethod
+    def refuse_unknown(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        """Refuse what is neither known nor named as a class of the user's own, and what stands there twice."""
+        for name in names:
+            if name not in TRACKERS and ":" not in name:
+                raise ValueError(f"{name!r} is no tracker: choose of {', '.join(TRACKERS)}, or name module:Class")
+        if len({*names}) < len(names):
+            raise ValueError("a tracker stands there twice: name each once")
+        return names
+
+    @property
+    def tracked(self) -> tuple[str, ...]:
+        """All trackers of the run."""
+        also = ("tensorboard",) if self.tensorboard and "tensorboard" not in self.trackers else ()
+        return (*also, *self.trackers)
 
 
 class EnvConfig(Section):

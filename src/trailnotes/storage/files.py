@@ -83,7 +83,7 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
     Raises:
         RunError: a damaged line, by number.
     """
-    for number, line in enumerate(_whole_lines(path), 1):
+    for number, line in enumerate(read_on(path), 1):
         try:
             record = json.loads(line)
         except ValueError:
@@ -91,6 +91,23 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
         if not isinstance(record, dict):
             raise RunError(f"{path}: line {number} is damaged: delete it, or restore the file")
         yield record
+
+
+def read_on(path: Path, offset: int = 0) -> Iterator[bytes]:
+    """The whole lines from `offset` on, in bytes, of a file that may grow; none if there is no such file."""
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        file.seek(offset)
+        for line in file:
+            if line.endswith(b"\n"):
+                yield line
+
+
+def iteration_of(line: bytes) -> int | None:
+    """Which iteration a line of a run says that it is of, without parsing it."""
+    found = _ITERATION.match(line)
+    return int(found[1]) if found else None
 
 
 def set_aside(path: Path, iterations: int | None = None) -> Path | None:
@@ -150,21 +167,12 @@ def _finite(value: Any) -> Any:
             return value
 
 
-def _whole_lines(path: Path) -> Iterator[bytes]:
-    if not path.exists():
-        return
-    with path.open("rb") as file:
-        for line in file:
-            if line.endswith(b"\n"):
-                yield line
-
-
 def _cut(path: Path, iterations: int | None) -> int:
     """Byte offset of the first line to move, or the end of the whole lines."""
     offset = 0
-    for line in _whole_lines(path):
-        found = _ITERATION.match(line)
-        if iterations is not None and found and int(found[1]) >= iterations:
+    for line in read_on(path):
+        iteration = iteration_of(line)
+        if iterations is not None and iteration is not None and iteration >= iterations:
             break
         offset += len(line)
     return offset
