@@ -97,10 +97,14 @@ HOUSE = {
     """,
     "envs": """
         scienceworld waymarks webshop workers
-        tasks textworld
+        gymnasium tasks textworld
         __init__
         check
-        base
+        base foreign
+    """,
+    "envs/gymnasium": """
+        __init__ env
+        words
     """,
     "envs/scienceworld": """
         __init__ env

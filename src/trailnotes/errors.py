@@ -27,6 +27,7 @@ PACKAGES = {
     "textworld": ("textworld", "jericho"),
     "scienceworld": ("scienceworld", "py4j"),
     "webshop": ("rapidfuzz",),
+    "gymnasium": ("gymnasium",),
     "spacy": ("spacy",),
     "openai": ("openai",),
     "plot": ("matplotlib",),

@@ -24,6 +24,7 @@ from trailnotes.types import Task
 __all__ = ["ENTRY_POINTS", "ENVS", "EXTRAS", "Env", "check_env", "env_class", "env_identity", "env_tasks", "make_env"]
 
 ENVS: dict[str, str] = {
+    "gymnasium": "trailnotes.envs.gymnasium.env:GymnasiumEnv",
     "scienceworld": "trailnotes.envs.scienceworld.env:ScienceWorldEnv",
     "textworld": "trailnotes.envs.textworld.env:TextWorldEnv",
     "waymarks": "trailnotes.envs.waymarks.env:WaymarksEnv",
@@ -32,7 +33,13 @@ ENVS: dict[str, str] = {
 }
 ENTRY_POINTS = "trailnotes.envs"  # group under which a package offers environments of its own
 
-EXTRAS = {"scienceworld": "scienceworld", "textworld": "textworld", "waymarks": "textworld", "webshop": "webshop"}
+EXTRAS = {
+    "gymnasium": "gymnasium",
+    "scienceworld": "scienceworld",
+    "textworld": "textworld",
+    "waymarks": "textworld",
+    "webshop": "webshop",
+}
 
 
 def make_env(name: str, **options: Any) -> Env:
