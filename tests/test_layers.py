@@ -96,6 +96,7 @@ HOUSE = {
         episodes
     """,
     "envs": """
+        openenv
         scienceworld waymarks webshop workers
         gymnasium tasks textworld
         __init__
@@ -105,6 +106,10 @@ HOUSE = {
     "envs/gymnasium": """
         __init__ env
         words
+    """,
+    "envs/openenv": """
+        __init__ env server
+        connection reading sessions
     """,
     "envs/scienceworld": """
         __init__ env

@@ -25,6 +25,7 @@ __all__ = ["ENTRY_POINTS", "ENVS", "EXTRAS", "Env", "check_env", "env_class", "e
 
 ENVS: dict[str, str] = {
     "gymnasium": "trailnotes.envs.gymnasium.env:GymnasiumEnv",
+    "openenv": "trailnotes.envs.openenv.env:OpenEnvClient",
     "scienceworld": "trailnotes.envs.scienceworld.env:ScienceWorldEnv",
     "textworld": "trailnotes.envs.textworld.env:TextWorldEnv",
     "waymarks": "trailnotes.envs.waymarks.env:WaymarksEnv",
@@ -35,6 +36,7 @@ ENTRY_POINTS = "trailnotes.envs"  # group under which a package offers environme
 
 EXTRAS = {
     "gymnasium": "gymnasium",
+    "openenv": "openenv",
     "scienceworld": "scienceworld",
     "textworld": "textworld",
     "waymarks": "textworld",

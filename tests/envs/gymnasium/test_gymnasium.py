@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 gymnasium = pytest.importorskip("gymnasium", reason="the extra gymnasium is not installed")
 
+from trailnotes.commands import main  # noqa: E402
 from trailnotes.envs import check_env, env_identity, env_tasks, make_env  # noqa: E402
 from trailnotes.envs.gymnasium.env import GymnasiumEnv  # noqa: E402
 from trailnotes.envs.gymnasium.words import plain, toy_of, valued  # noqa: E402
@@ -211,6 +213,12 @@ def test_splits_share_no_seed_and_settings_are_other_games() -> None:
     with pytest.raises(ConfigError, match="num_train = 0: give a number of seeds from 1"):
         env_tasks("gymnasium", "train", {**LAKE, "num_train": 0})
     assert env_identity("gymnasium", LAKE)["game"] == "FrozenLake-v1?is_slippery=false"
+
+
+def test_the_config_plays_it(capsys: pytest.CaptureFixture[str]) -> None:
+    config = str(Path(__file__).parents[3] / "configs" / "gymnasium.toml")
+    assert main(["rollout", config, "--env.num_workers", "0"]) == 0
+    assert "[red:S]FFF" in capsys.readouterr().out
 
 
 def test_a_task_of_other_settings_is_refused() -> None:

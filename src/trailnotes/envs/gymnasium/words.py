@@ -75,8 +75,8 @@ def action_names(space: Any, unwrapped: Any, given: Sequence[str] | None, toy: T
         names = toy.actions
     elif callable(meanings := getattr(unwrapped, "get_action_meanings", None)):
         names = meanings()
-    elif hasattr(listed := getattr(unwrapped, "actions", None), "__members__"):
-        names = listed.__members__
+    elif members := getattr(getattr(unwrapped, "actions", None), "__members__", None):
+        names = members
     else:
         names = (str(start + index) for index in range(number))
     words = tuple(normal(str(name)) for name in names)
