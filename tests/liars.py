@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,7 +12,10 @@ from typing import Any
 
 from websockets.datastructures import Headers
 from websockets.exceptions import ConnectionClosed
+from websockets.frames import Frame
 from websockets.http11 import Request, Response
+from websockets.protocol import State
+from websockets.server import ServerProtocol
 from websockets.sync.server import ServerConnection, serve
 
 Script = Callable[[ServerConnection, dict[str, Any]], None]
@@ -78,4 +82,34 @@ def serving(script: Script = counting, pages: dict[str, Any] | None = None, port
             yield f"http://127.0.0.1:{server.socket.getsockname()[1]}"
         finally:
             server.shutdown()
+            thread.join()
+
+
+@contextmanager
+def deaf() -> Iterator[str]:
+    """A server that answers one reset and then reads no byte more."""
+    over = threading.Event()
+
+    def session(door: socket.socket) -> None:
+        connection, _ = door.accept()
+        protocol = ServerProtocol()
+        with connection:
+            while not over.is_set():
+                protocol.receive_data(connection.recv(1 << 16))
+                for event in protocol.events_received():
+                    if isinstance(event, Request):
+                        protocol.send_response(protocol.accept(event))
+                    else:
+                        protocol.send_text(observation("start").encode())
+                connection.sendall(b"".join(protocol.data_to_send()))
+                if protocol.state is State.OPEN and isinstance(event, Frame):
+                    over.wait(60)
+
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        thread = threading.Thread(target=session, args=[door], daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{door.getsockname()[1]}"
+        finally:
+            over.set()
             thread.join()

@@ -98,7 +98,7 @@ HOUSE = {
     "envs": """
         openenv
         scienceworld waymarks webshop workers
-        gymnasium tasks textworld
+        gymnasium tasks textworld verifiers
         __init__
         check
         base foreign
@@ -121,6 +121,10 @@ HOUSE = {
     "envs/textworld": """
         __init__ env
         interpreter
+    """,
+    "envs/verifiers": """
+        __init__ env
+        stage
     """,
     "envs/waymarks": """
         __init__ env

@@ -28,6 +28,7 @@ PACKAGES = {
     "scienceworld": ("scienceworld", "py4j"),
     "webshop": ("rapidfuzz",),
     "gymnasium": ("gymnasium",),
+    "verifiers": ("verifiers",),
     "openenv": ("websockets", "starlette", "uvicorn"),
     "spacy": ("spacy",),
     "openai": ("openai",),

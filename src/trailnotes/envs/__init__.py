@@ -28,6 +28,7 @@ ENVS: dict[str, str] = {
     "openenv": "trailnotes.envs.openenv.env:OpenEnvClient",
     "scienceworld": "trailnotes.envs.scienceworld.env:ScienceWorldEnv",
     "textworld": "trailnotes.envs.textworld.env:TextWorldEnv",
+    "verifiers": "trailnotes.envs.verifiers.env:VerifiersEnv",
     "waymarks": "trailnotes.envs.waymarks.env:WaymarksEnv",
     "waymarks-simulator": "trailnotes.envs.waymarks.env:WaymarksSimulator",
     "webshop": "trailnotes.envs.webshop.env:WebShopEnv",
@@ -39,6 +40,7 @@ EXTRAS = {
     "openenv": "openenv",
     "scienceworld": "scienceworld",
     "textworld": "textworld",
+    "verifiers": "verifiers",
     "waymarks": "textworld",
     "webshop": "webshop",
 }

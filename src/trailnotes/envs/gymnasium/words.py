@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
 
 from trailnotes.errors import ConfigError
@@ -92,6 +93,7 @@ def normal(action: str) -> str:
     return " ".join(action.lower().split())
 
 
+@lru_cache(maxsize=1024)  # a game has few drawings, and each is drawn often
 def plain(drawing: str) -> str:
     """A drawing without control characters; what is coloured in it says so: ``[red:S]``.
 
