@@ -103,11 +103,20 @@ HOUSE = {
         __init__ faults keys
     """,
     "envs": """
+        openenv
         scienceworld waymarks webshop workers
-        tasks textworld
+        gymnasium tasks textworld verifiers
         __init__
         check
-        base
+        base foreign
+    """,
+    "envs/gymnasium": """
+        __init__ env
+        words
+    """,
+    "envs/openenv": """
+        __init__ env server
+        connection reading sessions
     """,
     "envs/scienceworld": """
         __init__ env
@@ -119,6 +128,10 @@ HOUSE = {
     "envs/textworld": """
         __init__ env
         interpreter
+    """,
+    "envs/verifiers": """
+        __init__ env
+        stage
     """,
     "envs/waymarks": """
         __init__ env

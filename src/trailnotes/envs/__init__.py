@@ -24,15 +24,26 @@ from trailnotes.types import Task
 __all__ = ["ENTRY_POINTS", "ENVS", "EXTRAS", "Env", "check_env", "env_class", "env_identity", "env_tasks", "make_env"]
 
 ENVS: dict[str, str] = {
+    "gymnasium": "trailnotes.envs.gymnasium.env:GymnasiumEnv",
+    "openenv": "trailnotes.envs.openenv.env:OpenEnvClient",
     "scienceworld": "trailnotes.envs.scienceworld.env:ScienceWorldEnv",
     "textworld": "trailnotes.envs.textworld.env:TextWorldEnv",
+    "verifiers": "trailnotes.envs.verifiers.env:VerifiersEnv",
     "waymarks": "trailnotes.envs.waymarks.env:WaymarksEnv",
     "waymarks-simulator": "trailnotes.envs.waymarks.env:WaymarksSimulator",
     "webshop": "trailnotes.envs.webshop.env:WebShopEnv",
 }
 ENTRY_POINTS = "trailnotes.envs"  # group under which a package offers environments of its own
 
-EXTRAS = {"scienceworld": "scienceworld", "textworld": "textworld", "waymarks": "textworld", "webshop": "webshop"}
+EXTRAS = {
+    "gymnasium": "gymnasium",
+    "openenv": "openenv",
+    "scienceworld": "scienceworld",
+    "textworld": "textworld",
+    "verifiers": "verifiers",
+    "waymarks": "textworld",
+    "webshop": "webshop",
+}
 
 
 def make_env(name: str, **options: Any) -> Env:

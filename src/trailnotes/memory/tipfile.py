@@ -171,9 +171,11 @@ def _announced(header: dict[str, Any]) -> int | None:
 
 
 def _tips_of_database(path: Path) -> list[Tip]:
-    """All tips of a memory file, the oldest first; it is only read."""
+    """All tips of a memory file but those retired, the oldest first; it is only read."""
     with opened_snapshot(path) as source:
-        rows = source.execute(f"SELECT {', '.join(COLUMNS)} FROM tips ORDER BY age").fetchall()  # noqa: S608 (constants)
+        columns = {name for _, name, *_ in source.execute("PRAGMA table_info(tips)")}
+        kept = "WHERE retired = ''" if "retired" in columns else ""  # an earlier version retired none
+        rows = source.execute(f"SELECT {', '.join(COLUMNS)} FROM tips {kept} ORDER BY age").fetchall()  # noqa: S608 (constants)
     records = [dict(zip(COLUMNS, row, strict=True)) for row in rows]
     switches = [{name: bool(record[name]) for name in ("imported", "enabled")} for record in records]
     try:
