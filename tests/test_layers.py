@@ -97,7 +97,7 @@ HOUSE = {
     """,
     "envs": """
         scienceworld waymarks webshop workers
-        tasks textworld
+        java tasks textworld
         __init__
         check
         base
@@ -107,6 +107,9 @@ HOUSE = {
         actions briefing game
         client
         jvm tasks
+    """,
+    "envs/java": """
+        __init__ simulator
         gateway process
     """,
     "envs/textworld": """
