@@ -96,7 +96,7 @@ HOUSE = {
         episodes
     """,
     "envs": """
-        scienceworld waymarks webshop workers
+        scienceworld textworld_express waymarks webshop workers
         java tasks textworld
         __init__
         check
@@ -115,6 +115,10 @@ HOUSE = {
     "envs/textworld": """
         __init__ env
         interpreter
+    """,
+    "envs/textworld_express": """
+        __init__ env
+        client games
     """,
     "envs/waymarks": """
         __init__ env

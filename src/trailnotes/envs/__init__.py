@@ -26,13 +26,20 @@ __all__ = ["ENTRY_POINTS", "ENVS", "EXTRAS", "Env", "check_env", "env_class", "e
 ENVS: dict[str, str] = {
     "scienceworld": "trailnotes.envs.scienceworld.env:ScienceWorldEnv",
     "textworld": "trailnotes.envs.textworld.env:TextWorldEnv",
+    "textworld-express": "trailnotes.envs.textworld_express.env:TextWorldExpressEnv",
     "waymarks": "trailnotes.envs.waymarks.env:WaymarksEnv",
     "waymarks-simulator": "trailnotes.envs.waymarks.env:WaymarksSimulator",
     "webshop": "trailnotes.envs.webshop.env:WebShopEnv",
 }
 ENTRY_POINTS = "trailnotes.envs"  # group under which a package offers environments of its own
 
-EXTRAS = {"scienceworld": "scienceworld", "textworld": "textworld", "waymarks": "textworld", "webshop": "webshop"}
+EXTRAS = {
+    "scienceworld": "scienceworld",
+    "textworld": "textworld",
+    "textworld-express": "textworld-express",
+    "waymarks": "textworld",
+    "webshop": "webshop",
+}
 
 
 def make_env(name: str, **options: Any) -> Env:
