@@ -96,11 +96,16 @@ HOUSE = {
         episodes
     """,
     "envs": """
-        scienceworld textworld_express waymarks webshop workers
+        puzzles scienceworld textworld_express waymarks webshop workers
         java tasks textworld
         __init__
         check
         base
+    """,
+    "envs/puzzles": """
+        __init__ minesweeper sokoban
+        base fields pushes
+        rooms splits
     """,
     "envs/scienceworld": """
         __init__ env

@@ -24,7 +24,9 @@ from trailnotes.types import Task
 __all__ = ["ENTRY_POINTS", "ENVS", "EXTRAS", "Env", "check_env", "env_class", "env_identity", "env_tasks", "make_env"]
 
 ENVS: dict[str, str] = {
+    "minesweeper": "trailnotes.envs.puzzles.minesweeper:MinesweeperEnv",
     "scienceworld": "trailnotes.envs.scienceworld.env:ScienceWorldEnv",
+    "sokoban": "trailnotes.envs.puzzles.sokoban:SokobanEnv",
     "textworld": "trailnotes.envs.textworld.env:TextWorldEnv",
     "textworld-express": "trailnotes.envs.textworld_express.env:TextWorldExpressEnv",
     "waymarks": "trailnotes.envs.waymarks.env:WaymarksEnv",
