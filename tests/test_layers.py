@@ -260,8 +260,8 @@ HOUSE = {
     """,
     "warmstart/demonstrations": """
         __init__ played scienceworld_english waymarks_english
-        scienceworld waymarks webshop
-        scienceworld_scripts waymarks_words webshop_buyers
+        experts scienceworld waymarks webshop
+        recorded scienceworld_scripts waymarks_words webshop_buyers
         episodes webshop_words
     """,
 }
