@@ -64,6 +64,7 @@ class Program:
     jars: tuple[Path, ...]  # the class path, in its order; the process works in the folder of the last
     server: str  # full name of the class whose methods are called
     extra: str  # that brings a Java
+    options: tuple[str, ...] = ()  # of Java, besides `OPTIONS` and over them
 
 
 def find_java(java: str = "", extra: str = "scienceworld") -> str:
@@ -151,7 +152,7 @@ class Simulator:
         self._title = program.title
         executable = find_java(java, program.extra)
         path = os.pathsep.join(map(str, program.jars))
-        command = [executable, f"-Xmx{heap}", *OPTIONS, "-cp", path, "py4j.GatewayServer", "--die-on-broken-pipe"]
+        command = [executable, f"-Xmx{heap}", *OPTIONS, *program.options, "-cp", path, "py4j.GatewayServer", "--die-on-broken-pipe"]
         environment = {key: value for key, value in os.environ.items() if key not in _FOREIGN_OPTIONS}
         try:
             self._child = Child([*command, "--enable-auth", "0"], program.jars[-1].parent, environment)

@@ -14,6 +14,13 @@ EXTRA: Final = "textworld-express"
 TITLE: Final = "TextWorldExpress"
 SERVER: Final = "textworldexpress.runtime.PythonInterface"
 HEAP: Final = "64m"
+# Java's own: steps are so many and so short that the second compiler, which ScienceWorld is better without, pays here.
+COMPILING: Final = (
+    "-XX:Tier4InvocationThreshold=5000",
+    "-XX:Tier4MinInvocationThreshold=600",
+    "-XX:Tier4CompileThreshold=15000",
+    "-XX:Tier4BackEdgeThreshold=40000",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +42,7 @@ class Client:
     def __init__(self, java: str = "", timeout: float = 30.0) -> None:
         """Start the process (half a second). Raises as `Simulator` and `find_jars` do."""
         jars = find_jars(TITLE, "textworld_express", EXTRA, "textworld-express.jar")
-        self.simulator = Simulator(Program(TITLE, jars, SERVER, EXTRA), java, timeout, HEAP)
+        self.simulator = Simulator(Program(TITLE, jars, SERVER, EXTRA, COMPILING), java, timeout, HEAP)
         self._loaded = ("", "")
 
     @property
