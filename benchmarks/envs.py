@@ -4,8 +4,11 @@ TextWorldExpress: the package's client and ours, each with a Java of its own, pl
 actions in turn, first one and then the other first, step by step; what both see and offer must be equal. The actions
 are drawn at random from those that are offered, and drawing them is not timed.
 
-The headline of each row is a ratio, ours over the package's, of CPU seconds (of Python and Java) and of wall seconds.
-Sokoban and Minesweeper are ours alone: their rows have a speed and no ratio.
+ALFWorld: the same with TextWorld's engine, which the package loads for each episode, in games that we make; once with a
+new game in each episode, and once with each game four times, as a group of a training plays it.
+
+The headline of each row is a ratio, ours over the package's, of CPU seconds (of Python and Java) and of wall seconds,
+starts of episodes included. Sokoban and Minesweeper are ours alone: their rows have a speed and no ratio.
 
     python benchmarks/envs.py --json envs.json
 """
@@ -15,6 +18,7 @@ from __future__ import annotations
 import os
 import random
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from functools import partial
@@ -27,7 +31,9 @@ from trailnotes.envs import env_tasks, make_env
 from trailnotes.types import Task
 
 LEAST = 0.8  # of the package's steps a second of CPU time
-STEPS = 50  # of an episode at most
+STEPS = {"alfworld": 15}  # of an episode at most
+USUAL_STEPS = 50
+KINDS = ("start", "step")
 T = TypeVar("T")
 
 
@@ -59,7 +65,7 @@ class Ours:
     """An adapter of this project, as an episode meets it."""
 
     def __init__(self, name: str, **options: Any) -> None:
-        self.env = make_env(name, max_steps=STEPS + 1, **options)
+        self.env = make_env(name, max_steps=USUAL_STEPS + 1, **options)
 
     def start(self, task: Task) -> Seen:
         """As `Side.start`."""
@@ -85,7 +91,7 @@ class TextWorldExpress:
         os.environ["PATH"] = f"{Path(find_java()).parent}{os.pathsep}{os.environ.get('PATH', '')}"
         from textworld_express import TextWorldExpressEnv
 
-        self.env = TextWorldExpressEnv(envStepLimit=STEPS)
+        self.env = TextWorldExpressEnv(envStepLimit=USUAL_STEPS)
         self.game = ""
 
     def start(self, task: Task) -> Seen:
@@ -107,19 +113,66 @@ class TextWorldExpress:
         self.env.close()
 
 
+class Alfworld:
+    """TextWorld's engine under ALFWorld's names, as the package's own environment plays it, in games that we make."""
+
+    def __init__(self) -> None:
+        import textworld
+        from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
+        from textworld.envs import PddlEnv
+
+        infos = textworld.EnvInfos(admissible_commands=True, won=True)
+        self.env = AlfredDemangler(PddlEnv(infos), shuffle=False)
+
+    def start(self, task: Task) -> Seen:
+        """As `Side.start`: load and reset, which is what the package does for each episode."""
+        from alfworld.info import ALFRED_PDDL_PATH, ALFRED_TWL2_PATH
+
+        from trailnotes.envs.alfworld.rooms import made
+
+        game = made(task.options["plan"], task.options["type"], task.seed)
+        grammar = Path(ALFRED_TWL2_PATH).read_text(encoding="utf-8").replace("UNKNOWN GOAL", game.task)
+        domain = Path(ALFRED_PDDL_PATH).read_text(encoding="utf-8")
+        self.env.load({"pddl_domain": domain, "grammar": grammar, "pddl_problem": game.problem})
+        return self._seen(self.env.reset())
+
+    def step(self, action: str) -> Seen:
+        """As `Side.step`."""
+        state, _, _ = self.env.step(action)
+        return self._seen(state)
+
+    def close(self) -> None:
+        """As `Side.close`."""
+
+    @staticmethod
+    def _seen(state: Any) -> Seen:
+        text = state.feedback.removeprefix("-= Welcome to TextWorld, ALFRED! =-\n\n")
+        return Seen(text, frozenset(() if state["won"] else state["admissible_commands"]), state["won"])
+
+
 class Clock:
-    """What a side took, in wall seconds, and in CPU seconds of Python and of the processes that it started."""
+    """What a side took to start and to step: wall seconds, and CPU seconds of Python and what it started for the side."""
 
     def __init__(self, pids: set[int]) -> None:
-        self.pids, self.wall, self.cpu, self.steps = pids, 0.0, 0.0, 0
+        self.pids, self.wall, self.cpu, self.calls = pids, Counter[str](), Counter[str](), Counter[str]()
 
-    def time(self, call: Callable[[], T]) -> T:
-        """The answer to `call`."""
+    def time(self, kind: str, call: Callable[[], T]) -> T:
+        """The answer to `call`, a start or a step."""
         wall, cpu = time.perf_counter(), self._used()
         answer = call()
-        self.wall += time.perf_counter() - wall
-        self.cpu += self._used() - cpu
+        self.wall[kind] += time.perf_counter() - wall
+        self.cpu[kind] += self._used() - cpu
+        self.calls[kind] += 1
         return answer
+
+    def row(self, who: str) -> dict[str, float]:
+        """Milliseconds of a start and a step, and steps a second over both."""
+        means = {f"{who}_{kind}_cpu_ms": 1e3 * self.cpu[kind] / num for kind, num in self.calls.items()}
+        steps = self.calls["step"]
+        return means | {
+            f"{who}_per_cpu_second": steps / self.cpu.total(),
+            f"{who}_per_second": steps / self.wall.total(),
+        }
 
     def _used(self) -> float:
         return cpu_seconds() + sum(map(cpu_seconds, self.pids))
@@ -141,8 +194,8 @@ def opened(stack: ExitStack, make: Callable[[], Side], task: Task) -> tuple[Side
 
 def play(sides: list[tuple[Side, Clock]], task: Task, rng: random.Random, turn: int) -> None:
     """One episode on all sides, step by step, each first in turn; they must agree."""
-    seen = {clock.time(partial(side.start, task)) for side, clock in sides}
-    for number in range(STEPS):
+    seen = {clock.time("start", partial(side.start, task)) for side, clock in sides}
+    for number in range(STEPS.get(task.env, USUAL_STEPS)):
         if len(seen) > 1:
             raise AssertionError(f"step {number} of {task.id} differs: {seen}")
         (only,) = seen
@@ -150,9 +203,7 @@ def play(sides: list[tuple[Side, Clock]], task: Task, rng: random.Random, turn: 
             return
         action = rng.choice(sorted(only.offered))
         order = sides if (turn + number) % 2 else sides[::-1]
-        seen = {clock.time(partial(side.step, action)) for side, clock in order}
-        for _, clock in order:
-            clock.steps += 1
+        seen = {clock.time("step", partial(side.step, action)) for side, clock in order}
 
 
 def compare(name: str, makers: dict[str, Callable[[], Side]], tasks: list[Task], warmup: int) -> dict[str, Any]:
@@ -165,35 +216,43 @@ def compare(name: str, makers: dict[str, Callable[[], Side]], tasks: list[Task],
                 sides = {who: (side, Clock(clock.pids)) for who, (side, clock) in sides.items()}
             play(list(sides.values()), task, rng, turn)
     clocks = {who: clock for who, (_, clock) in sides.items()}
-    row: dict[str, Any] = {"env": name, "steps": clocks["ours"].steps}
+    row: dict[str, Any] = {"env": name, "steps": clocks["ours"].calls["step"]}
     for who, clock in clocks.items():
-        row[f"{who}_per_cpu_second"] = clock.steps / clock.cpu
-        row[f"{who}_per_second"] = clock.steps / clock.wall
+        row |= clock.row(who)
     if "package" in clocks:
-        row["cpu_ratio"] = clocks["package"].cpu / clocks["ours"].cpu
-        row["wall_ratio"] = clocks["package"].wall / clocks["ours"].wall
+        ours, theirs = clocks["ours"], clocks["package"]
+        row["cpu_ratio"] = theirs.cpu.total() / ours.cpu.total()
+        row["wall_ratio"] = theirs.wall.total() / ours.wall.total()
+        row |= {f"{kind}_ratio": theirs.cpu[kind] / ours.cpu[kind] for kind in KINDS}
     return row
 
 
-def run(quick: bool) -> dict[str, Any]:
-    """All rows."""
+def run(quick: bool, only: str) -> dict[str, Any]:
+    """The rows whose names begin with `only`."""
     num, warmup = (3, 4) if quick else (40, 80)
     games = env_tasks("textworld-express", "train", {"game": "all", "num_games": num})
     random.Random(0).shuffle(games)
     games.sort(key=lambda task: task.seed)  # all games in turn, as a training draws them
-    rows = [
-        compare(
-            "textworld-express",
-            {"package": TextWorldExpress, "ours": partial(Ours, "textworld-express")},
-            games,
-            warmup,
-        )
+    rooms = env_tasks("alfworld", "train", {"num_games": 1})[: 2 if quick else 6]
+    again = [task for task in rooms[:3] for _ in range(4)]
+    wanted: list[tuple[str, type[Side] | None, list[Task], int]] = [
+        ("textworld-express", TextWorldExpress, games, warmup),
+        ("alfworld", Alfworld, rooms, 1),
+        ("alfworld, each game four times", Alfworld, again, 1),
     ]
     for name in ("sokoban", "minesweeper"):
         for difficulty in ("easy", "expert"):
             tasks = env_tasks(name, "train", {"difficulty": difficulty, "num_games": 8 * num})
-            rows.append(compare(f"{name}, {difficulty}", {"ours": partial(Ours, name)}, tasks, warmup))
-    return {"rows": rows}
+            wanted.append((f"{name}, {difficulty}", None, tasks, warmup))
+    rows, skipped = [], []
+    for name, package, tasks, before in wanted:
+        makers: dict[str, Callable[[], Side]] = {"package": package} if package else {}
+        try:
+            if name.startswith(only):
+                rows.append(compare(name, {**makers, "ours": partial(Ours, tasks[0].env)}, tasks, before))
+        except ImportError as error:
+            skipped.append(f"{name}: {error}")
+    return {"rows": rows, "skipped": skipped}
 
 
 def report(result: dict[str, Any]) -> None:
@@ -220,10 +279,19 @@ def report(result: dict[str, Any]) -> None:
         ),
     )
     for row in result["rows"]:
+        if "start_ratio" in row:
+            parts = (f"{kind} {row[f'{who}_{kind}_cpu_ms']:.3g}" for who in ("package", "ours") for kind in KINDS)
+            told = " and ".join(f"{row[f'{kind}_ratio']:.2f} of a {kind}" for kind in KINDS)
+            console.print(f"{row['env']}: CPU ms of package and ours: {', '.join(parts)}; ratios {told}")
+    for line in result["skipped"]:
+        console.print(f"not measured: {line}")
+    for row in result["rows"]:
         if row.get("cpu_ratio", 1.0) < LEAST:
             console.print(f"{row['env']} takes more CPU time than it may: at least {LEAST} of the package's speed")
 
 
 if __name__ == "__main__":
-    arguments = make_parser(__doc__, "a few episodes: shows that it runs").parse_args()
-    finish(run(arguments.quick), report, arguments.json)
+    parser = make_parser(__doc__, "a few episodes: shows that it runs")
+    parser.add_argument("--only", default="", metavar="NAME", help="the environments whose names begin so")
+    arguments = parser.parse_args()
+    finish(run(arguments.quick, arguments.only), report, arguments.json)

@@ -96,11 +96,16 @@ HOUSE = {
         episodes
     """,
     "envs": """
-        puzzles scienceworld textworld_express waymarks webshop workers
+        alfworld puzzles scienceworld textworld_express waymarks webshop workers
         java tasks textworld
         __init__
         check
         base
+    """,
+    "envs/alfworld": """
+        __init__ env
+        engine games
+        rooms
     """,
     "envs/puzzles": """
         __init__ minesweeper sokoban

@@ -25,7 +25,7 @@ def module(folder: Path, patch: pytest.MonkeyPatch, name: str, source: str) -> N
 
 
 def test_built_in_names_are_those_promised() -> None:
-    names = "minesweeper scienceworld sokoban textworld textworld-express waymarks waymarks-simulator webshop"
+    names = "alfworld minesweeper scienceworld sokoban textworld textworld-express waymarks waymarks-simulator webshop"
     assert sorted(ENVS) == names.split()
 
 
@@ -61,7 +61,7 @@ def test_a_module_in_the_working_directory_counts(tmp_path: Path, monkeypatch: p
     ("name", "said"),
     [
         ("waymark", "env.name = 'waymark' is unknown; did you mean waymarks"),
-        ("xyzzy", "known: minesweeper, scienceworld, sokoban, textworld, textworld-express"),
+        ("xyzzy", "known: alfworld, minesweeper, scienceworld, sokoban, textworld, textworld-express"),
         ("no_such_module:Env", "there is no module 'no_such_module' on the Python path"),
         ("odd_envs.sub:Env", "there is no module 'odd_envs.sub'"),
         ("odd_envs:Pupet", "odd_envs has no 'Pupet'; did you mean Puppet?"),

@@ -24,6 +24,7 @@ from trailnotes.types import Task
 __all__ = ["ENTRY_POINTS", "ENVS", "EXTRAS", "Env", "check_env", "env_class", "env_identity", "env_tasks", "make_env"]
 
 ENVS: dict[str, str] = {
+    "alfworld": "trailnotes.envs.alfworld.env:AlfworldEnv",
     "minesweeper": "trailnotes.envs.puzzles.minesweeper:MinesweeperEnv",
     "scienceworld": "trailnotes.envs.scienceworld.env:ScienceWorldEnv",
     "sokoban": "trailnotes.envs.puzzles.sokoban:SokobanEnv",
@@ -36,6 +37,7 @@ ENVS: dict[str, str] = {
 ENTRY_POINTS = "trailnotes.envs"  # group under which a package offers environments of its own
 
 EXTRAS = {
+    "alfworld": "alfworld",
     "scienceworld": "scienceworld",
     "textworld": "textworld",
     "textworld-express": "textworld-express",

@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trailnotes.envs import check_env, env_identity, env_tasks, make_env
+from trailnotes.envs.base import as_offered
 from trailnotes.envs.textworld_express.client import Client, read
-from trailnotes.envs.textworld_express.env import TextWorldExpressEnv, meant
+from trailnotes.envs.textworld_express.env import TextWorldExpressEnv
 from trailnotes.envs.textworld_express.games import GAMES, textworld_express_tasks
 from trailnotes.errors import ConfigError, EnvError
 from trailnotes.types import Observation, Task
@@ -72,9 +73,9 @@ def test_a_wrong_option_is_refused_by_its_name(options: dict[str, Any], said: st
 @given(st.lists(words, min_size=1, max_size=6), st.data())
 def test_an_offered_action_is_understood_however_it_is_said(offered: list[str], data: st.DataObject) -> None:
     action = data.draw(st.sampled_from(offered))
-    assert meant(action, offered) == action
+    assert as_offered(action, offered) == action
     blanks = data.draw(st.sampled_from([" ", "  ", "\n", "\t "]))
-    assert meant(blanks.join(["", *action.upper().split(), ". "]), offered) == action
+    assert as_offered(blanks.join(["", *action.upper().split(), ". "]), offered) == action
 
 
 @pytest.mark.parametrize("answer", ["", "{}", "[]", "null", '{"observation": 3}', "Exception in Java"])

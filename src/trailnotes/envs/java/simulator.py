@@ -152,7 +152,16 @@ class Simulator:
         self._title = program.title
         executable = find_java(java, program.extra)
         path = os.pathsep.join(map(str, program.jars))
-        command = [executable, f"-Xmx{heap}", *OPTIONS, *program.options, "-cp", path, "py4j.GatewayServer", "--die-on-broken-pipe"]
+        command = [
+            executable,
+            f"-Xmx{heap}",
+            *OPTIONS,
+            *program.options,
+            "-cp",
+            path,
+            "py4j.GatewayServer",
+            "--die-on-broken-pipe",
+        ]
         environment = {key: value for key, value in os.environ.items() if key not in _FOREIGN_OPTIONS}
         try:
             self._child = Child([*command, "--enable-auth", "0"], program.jars[-1].parent, environment)

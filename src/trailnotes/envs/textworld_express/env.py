@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from trailnotes.envs.base import imperative
+from trailnotes.envs.base import as_offered
 from trailnotes.envs.java.simulator import find_jars, find_java
 from trailnotes.envs.textworld_express.client import EXTRA, TITLE, Client, State
 from trailnotes.envs.textworld_express.games import check_params, resolve_games, textworld_express_tasks
@@ -17,9 +17,7 @@ from trailnotes.errors import ConfigError, EnvError
 from trailnotes.types import Observation, Task
 
 MAX_STEPS = 50  # of the paper's agents
-MAX_ACTION = 500  # characters that are looked at: no action of the games is longer
 VIEWS = ("plain", "full")
-_ENDING = " \t.,;:!\"'`"  # what may stand behind an action that is meant
 
 
 class TextWorldExpressEnv:
@@ -93,7 +91,7 @@ class TextWorldExpressEnv:
         assert self._state
         left, self._steps_left = self._steps_left - 1, 0  # what raises below ends the episode
         before = self._state
-        self._state = self._client.step(meant(action, before.actions))
+        self._state = self._client.step(as_offered(action, before.actions))
         observation = self._observed(self._state, self._state.score - before.score, last=not left)
         self._steps_left = 0 if observation.done else left
         return observation
@@ -152,12 +150,3 @@ def _options(task: Task) -> tuple[str, Mapping[str, int], str]:
         return task.options["game"], task.options["params"], task.options["fold"]
     except KeyError as error:
         raise ConfigError(f"task {task.id} is none of TextWorldExpress: it has no option {error}") from error
-
-
-def meant(action: str, offered: Sequence[str]) -> str:
-    """What the simulator is told: it knows no action but in its own letters, with one blank between the words."""
-    if action in offered:
-        return action
-    words = " ".join(imperative(action[:MAX_ACTION].strip()).split()).strip(_ENDING)
-    said = words.casefold()
-    return next((other for other in offered if other.casefold() == said), words)

@@ -1,4 +1,4 @@
-"""Scripted episodes of the games that bring an expert: Sokoban, Minesweeper, TextWorldExpress.
+"""Scripted episodes of the games that bring an expert: ALFWorld, Sokoban, Minesweeper, TextWorldExpress.
 
 What a start model learns here is what actions look like, to do what a tip with a full score says, to do something else
 after one with a bad score, and to write down what it did; on the way, as much of the game as imitation teaches.
