@@ -151,7 +151,7 @@ class Alfworld:
 
 
 class Clock:
-    """What a side took to start and to step: wall seconds, and CPU seconds of Python and what it started for the side."""
+    """What starts and steps of a side took: wall seconds, and CPU seconds of Python and of what it started for it."""
 
     def __init__(self, pids: set[int]) -> None:
         self.pids, self.wall, self.cpu, self.calls = pids, Counter[str](), Counter[str](), Counter[str]()
