@@ -104,8 +104,8 @@ HOUSE = {
     """,
     "envs": """
         openenv
-        scienceworld waymarks webshop workers
-        gymnasium tasks textworld verifiers
+        alfworld puzzles scienceworld textworld_express waymarks webshop workers
+        gymnasium java tasks textworld verifiers
         __init__
         check
         base foreign
@@ -118,11 +118,24 @@ HOUSE = {
         __init__ env server
         connection reading sessions
     """,
+    "envs/alfworld": """
+        __init__ env
+        engine games
+        rooms
+    """,
+    "envs/puzzles": """
+        __init__ minesweeper sokoban
+        base fields pushes
+        rooms splits
+    """,
     "envs/scienceworld": """
         __init__ env
         actions briefing game
         client
         jvm tasks
+    """,
+    "envs/java": """
+        __init__ simulator
         gateway process
     """,
     "envs/textworld": """
@@ -132,6 +145,10 @@ HOUSE = {
     "envs/verifiers": """
         __init__ env
         stage
+    """,
+    "envs/textworld_express": """
+        __init__ env
+        client games
     """,
     "envs/waymarks": """
         __init__ env
@@ -280,8 +297,8 @@ HOUSE = {
     """,
     "warmstart/demonstrations": """
         __init__ played scienceworld_english waymarks_english
-        scienceworld waymarks webshop
-        scienceworld_scripts waymarks_words webshop_buyers
+        experts scienceworld waymarks webshop
+        recorded scienceworld_scripts waymarks_words webshop_buyers
         episodes webshop_words
     """,
 }

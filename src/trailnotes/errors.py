@@ -26,6 +26,8 @@ PACKAGES = {
     "train": ("torch", "transformers", "tokenizers", "safetensors", "peft"),
     "textworld": ("textworld", "jericho"),
     "scienceworld": ("scienceworld", "py4j"),
+    "alfworld": ("alfworld", "fast_downward", "textworld"),
+    "textworld-express": ("textworld_express", "py4j"),
     "webshop": ("rapidfuzz",),
     "gymnasium": ("gymnasium",),
     "verifiers": ("verifiers",),

@@ -24,10 +24,14 @@ from trailnotes.types import Task
 __all__ = ["ENTRY_POINTS", "ENVS", "EXTRAS", "Env", "check_env", "env_class", "env_identity", "env_tasks", "make_env"]
 
 ENVS: dict[str, str] = {
+    "alfworld": "trailnotes.envs.alfworld.env:AlfworldEnv",
     "gymnasium": "trailnotes.envs.gymnasium.env:GymnasiumEnv",
+    "minesweeper": "trailnotes.envs.puzzles.minesweeper:MinesweeperEnv",
     "openenv": "trailnotes.envs.openenv.env:OpenEnvClient",
     "scienceworld": "trailnotes.envs.scienceworld.env:ScienceWorldEnv",
+    "sokoban": "trailnotes.envs.puzzles.sokoban:SokobanEnv",
     "textworld": "trailnotes.envs.textworld.env:TextWorldEnv",
+    "textworld-express": "trailnotes.envs.textworld_express.env:TextWorldExpressEnv",
     "verifiers": "trailnotes.envs.verifiers.env:VerifiersEnv",
     "waymarks": "trailnotes.envs.waymarks.env:WaymarksEnv",
     "waymarks-simulator": "trailnotes.envs.waymarks.env:WaymarksSimulator",
@@ -36,10 +40,12 @@ ENVS: dict[str, str] = {
 ENTRY_POINTS = "trailnotes.envs"  # group under which a package offers environments of its own
 
 EXTRAS = {
+    "alfworld": "alfworld",
     "gymnasium": "gymnasium",
     "openenv": "openenv",
     "scienceworld": "scienceworld",
     "textworld": "textworld",
+    "textworld-express": "textworld-express",
     "verifiers": "verifiers",
     "waymarks": "textworld",
     "webshop": "webshop",

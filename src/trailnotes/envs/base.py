@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, Protocol, runtime_checkable
 
@@ -25,6 +25,9 @@ _OPENING: Final = re.compile(
 _ON_THE_WAY: Final = re.compile(
     r"\b(I|[Ww]e)(?: am| are|['\u2019]m|['\u2019]re) (?:now )?going (?=to (?:the|a|an|my)\b)"
 )
+
+_MAX_ACTION: Final = 500  # characters that are looked at, of an action that must be one of a list
+_AROUND: Final = " \t\r\n.,;:!\"'`"  # what may stand around an action that is meant
 
 
 @runtime_checkable
@@ -78,3 +81,15 @@ def imperative(action: str) -> str:
     short for the inventory.
     """
     return _OPENING.sub("", _ON_THE_WAY.sub(r"\1 will go ", action))
+
+
+def as_offered(action: str, offered: Sequence[str]) -> str:
+    """The one of `offered` that `action` is but for case, blanks, `imperative` and what stands around it.
+
+    Where there is none, `action` without these. For games that take an action in their own letters only.
+    """
+    if action in offered:
+        return action
+    words = " ".join(imperative(action[:_MAX_ACTION].strip()).split()).strip(_AROUND)
+    said = words.casefold()
+    return next((other for other in offered if other.casefold() == said), words)
