@@ -96,7 +96,7 @@ HOUSE = {
         episodes
     """,
     "envs": """
-        scienceworld waymarks webshop workers
+        scienceworld waymarks webshop wikihow workers
         tasks textworld
         __init__
         check
@@ -129,6 +129,15 @@ HOUSE = {
         __init__ app
         drawing sessions visits
         pages pictures
+    """,
+    "envs/wikihow": """
+        __init__ env
+        protocols screens synthetic
+        app goals
+        events pages
+        library taskfile
+        articles matching selectors synthetic_words textproto
+        actions views
     """,
     "envs/workers": """
         __init__ main

@@ -25,7 +25,7 @@ def module(folder: Path, patch: pytest.MonkeyPatch, name: str, source: str) -> N
 
 
 def test_built_in_names_are_those_promised() -> None:
-    assert sorted(ENVS) == ["scienceworld", "textworld", "waymarks", "waymarks-simulator", "webshop"]
+    assert sorted(ENVS) == ["scienceworld", "textworld", "waymarks", "waymarks-simulator", "webshop", "wikihow"]
 
 
 def test_a_built_in_environment_is_made_with_its_options() -> None:

@@ -1,0 +1,59 @@
+"""A screen in words, as an agent is shown it, and what can be done there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Final
+
+from trailnotes.envs.wikihow.app import App, Visit
+from trailnotes.envs.wikihow.pages import CLEAR_TAP, FORM_TAP, SEARCH_TAP
+from trailnotes.envs.wikihow.views import Leaf, lines_of
+
+_LABELS: Final = ("", "How to", "\N{BULLET} ")  # texts that say nothing of where they lead
+
+
+def html(listed: Sequence[Leaf], most: int) -> str:
+    """REMEMBERER's lines of HTML, one for each leaf; of a text the first `most` characters."""
+    cut = (leaf._replace(view=replace(leaf.view, text=leaf.view.text[:most])) for leaf in listed)
+    return "\n".join(lines_of(tuple(cut)))
+
+
+def short(listed: Sequence[Leaf], most: int) -> str:
+    """For small models, ours: what leads somewhere, by its id, in one line of lower case."""
+    return " ; ".join(f"{place} {_said(listed[place])[:most].lower()}" for place in _leading(listed))
+
+
+VIEWS: Mapping[str, Callable[[Sequence[Leaf], int], str]] = MappingProxyType({"html": html, "short": short})
+
+
+def offers(app: App, visit: Visit, words: str) -> tuple[str, ...]:
+    """What does something here: a tap on each thing that leads somewhere, `words` typed where one can, and moves."""
+    listed = app.leaves(visit)
+    found = []
+    for place in _leading(listed):
+        if listed[place].view.target in (SEARCH_TAP, FORM_TAP):
+            found.append(f"INPUT({place}, {words})")
+        else:
+            found.append(f"CLICK({place})")
+    moves = (("SCROLL(DOWN)", app.can_scroll(visit, "DOWN")), ("SCROLL(UP)", app.can_scroll(visit, "UP")))
+    found += [name for name, is_possible in (*moves, ("GOBACK", app.can_go_back(visit))) if is_possible]
+    return tuple(found)
+
+
+def _leading(listed: Sequence[Leaf]) -> Iterator[int]:
+    """The places of the leaves that lead somewhere, the first one of each target that says where."""
+    by_target: dict[str, int] = {}
+    for place, leaf in enumerate(listed):
+        target = leaf.view.target
+        if target and (target not in by_target or _said(listed[by_target[target]]) in _LABELS):
+            by_target[target] = place
+    yield from sorted(by_target.values())
+
+
+def _said(leaf: Leaf) -> str:
+    view = leaf.view
+    if view.target in (CLEAR_TAP, FORM_TAP, SEARCH_TAP):
+        return view.text.strip() or view.described or "search"
+    return view.text.strip()
