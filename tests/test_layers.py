@@ -64,7 +64,7 @@ HOUSE = {
         __main__
         __init__
         adapt compare config critic demo diagnose engine envs eval export memory rehearsal rollout train view warmstart
-        webshop
+        webshop wikihow
         arguments
         command
     """,
@@ -132,11 +132,11 @@ HOUSE = {
     """,
     "envs/wikihow": """
         __init__ env
-        protocols screens synthetic
+        importing protocols screens synthetic
         app goals
         events pages
         library taskfile
-        articles matching selectors synthetic_words textproto
+        articles matching recorded selectors synthetic_words textproto
         actions views
     """,
     "envs/workers": """

@@ -76,11 +76,20 @@ class App:
     def __init__(self, library: Library) -> None:
         self._library = library
         self._layout: Callable[[str], Layout | None] = lru_cache(64)(self._laid_out)
+        # A screen is asked for by its text, its offers, its events and the next action.
+        self._screen: Callable[[Visit], tuple[View, tuple[Leaf, ...]]] = lru_cache(8)(self._drawn)
 
     # -- what is on the screen
 
     def screen(self, visit: Visit) -> View:
         """The view hierarchy."""
+        return self._screen(visit)[0]
+
+    def leaves(self, visit: Visit) -> tuple[Leaf, ...]:
+        """What can be pointed at."""
+        return self._screen(visit)[1]
+
+    def _drawn(self, visit: Visit) -> tuple[View, tuple[Leaf, ...]]:
         layout = self._layout(visit.here.path)
         assert layout is not None, "only pages that are there are gone to"
         web = View(
@@ -88,11 +97,8 @@ class App:
             children=_grouped(layout.seen(visit.here.offset)),
         )  # fmt: skip
         bar = View(PLAIN, name="android:id/statusBarBackground", box=Box(0, 0, WIDTH, _STATUS))
-        return View(_FRAME, box=_WHOLE, children=(_toolbar(visit, layout), web, bar))
-
-    def leaves(self, visit: Visit) -> tuple[Leaf, ...]:
-        """What can be pointed at."""
-        return leaves(self.screen(visit))
+        root = View(_FRAME, box=_WHOLE, children=(_toolbar(visit, layout), web, bar))
+        return root, leaves(root)
 
     def can_go_back(self, visit: Visit) -> bool:
         """Whether GOBACK does something."""

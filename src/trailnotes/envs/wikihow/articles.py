@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 from urllib.parse import quote
@@ -13,7 +13,7 @@ from trailnotes.errors import ConfigError
 MAX_TITLE: Final = 150  # characters of a title, a name and other short texts
 MAX_TEXT: Final = 2_000  # of a paragraph
 MAX_LISTED: Final = 200  # steps of an article, its references, pieces of a text
-MAX_SLUG: Final = 250  # bytes
+MAX_SLUG: Final = 250  # characters of a path, which is ASCII
 
 ABOUT: Final = "wikiHow:Delivering-a-Trustworthy-Experience"
 VERIFIED: Final = ("", "Expert Co-Authored", "Quality Tested")
@@ -111,13 +111,14 @@ def from_record(record: Any) -> Page:
     if not isinstance(record, dict) or record.get("kind") not in _KINDS:
         raise ConfigError(f"a page is an object whose kind is one of {', '.join(_KINDS)}")
     cls = _KINDS[record["kind"]]
-    fields = {name: _READERS[name](name, value) for name, value in record.items() if name in cls.__dataclass_fields__}
+    readable = (name for name in record if name in cls.__dataclass_fields__)
+    fields: dict[str, Any] = {name: _READERS[name](name, record[name]) for name in readable}
     titled = "title" if cls is Article else "name"
     if not fields.get(titled):
         raise ConfigError(f"{record['kind']} without a {titled}")
     page = cls(**fields)
-    if len(page.path.encode("utf-8", "replace")) > MAX_SLUG:
-        raise ConfigError(f"the path of {fields[titled][:40]!r} is longer than {MAX_SLUG} bytes")
+    if len(page.path) > MAX_SLUG:
+        raise ConfigError(f"the path of {fields[titled][:40]!r} is longer than {MAX_SLUG} characters")
     return page
 
 
@@ -202,7 +203,7 @@ def _about(name: str, value: Any) -> tuple[tuple[str, str], ...]:
     return tuple((_visible(_str(name, text)[:MAX_TEXT]), _slug(name, slug)) for text, slug in pairs)
 
 
-_READERS: Final = {
+_READERS: Final[Mapping[str, Callable[[str, Any], Any]]] = {
     "title": _short, "name": _short, "role": _short, "byline": _short, "updated": _short, "verified": _short,
     "approved": _short, "parent": _short, "intro": _long, "bio": _long, "views": _int, "slug": _slug,
     "categories": _shorts, "authors": _shorts, "topics": _shorts, "references": _longs, "methods": _methods,

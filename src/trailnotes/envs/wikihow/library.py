@@ -165,8 +165,9 @@ def _write_pages(folder: Path, pages: Iterable[Page]) -> tuple[str, Counter[str]
         base.execute("PRAGMA journal_mode = OFF")  # it is thrown away when it is not finished
         base.execute("CREATE TABLE pages (path TEXT PRIMARY KEY, place INTEGER, record TEXT) WITHOUT ROWID")
         with IndexBuilder(folder / SEARCH) as search:
-            for place, page in enumerate(pages):
-                record = to_record(page)
+            for place, given in enumerate(pages):
+                page = from_record(to_record(given))  # as it will be read
+                record = {**to_record(page), "slug": page.path}
                 text = json.dumps(record, ensure_ascii=False, separators=(",", ":"))
                 try:
                     base.execute("INSERT INTO pages VALUES (?, ?, ?)", (page.path, place, text))

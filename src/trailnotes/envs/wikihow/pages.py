@@ -59,8 +59,9 @@ class Layout:
         for item in self.items:
             top, bottom = max(TOP, item.top + shift), min(BOTTOM, item.top + item.height + shift)
             if top < bottom:
-                box = Box(item.left, top, item.right, bottom)
-                shown.append(item._replace(view=replace(item.view, box=box)))
+                view, box = item.view, Box(item.left, top, item.right, bottom)
+                placed = View(view.kind, view.text, view.name, view.described, view.clickable, box, (), view.target)
+                shown.append(item._replace(view=placed))  # made anew: `replace` takes several times as long
         return shown
 
     def place_of(self, name: str) -> int:
@@ -83,8 +84,8 @@ class _Column:
     def row(self, views: Sequence[View], height: int = _LINE) -> None:
         """Views beside each other."""
         for number, view in enumerate(views):
-            edges = (WIDTH * each // len(views) for each in (number, number + 1))
-            self.items.append(Item(view, self.y, height, *edges))
+            left, right = (WIDTH * each // len(views) for each in (number, number + 1))
+            self.items.append(Item(view, self.y, height, left, right))
         self.y += height
 
     def layout(self, *, clickable: bool = False, has_menu: bool = False) -> Layout:

@@ -169,7 +169,7 @@ def _another(library: Library, page: Page, article: Article, rng: random.Random)
 
 def _side(slug: str) -> str:
     """Of an article: it depends on its path alone, so that what one dataset seed trains on, no other examines."""
-    drawn = random.Random(derive_seed("wikihow", "by-article", slug.casefold())).random()
+    drawn = derive_seed("wikihow", "by-article", slug.casefold()) / 2**63
     return next(split for split, end in _UP_TO.items() if drawn < end)
 
 

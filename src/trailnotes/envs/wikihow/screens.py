@@ -16,13 +16,23 @@ _LABELS: Final = ("", "How to", "\N{BULLET} ")  # texts that say nothing of wher
 
 def html(listed: Sequence[Leaf], most: int) -> str:
     """REMEMBERER's lines of HTML, one for each leaf; of a text the first `most` characters."""
-    cut = (leaf._replace(view=replace(leaf.view, text=leaf.view.text[:most])) for leaf in listed)
-    return "\n".join(lines_of(tuple(cut)))
+    return "\n".join(lines_of(tuple(_cut(leaf, most) for leaf in listed)))
+
+
+def _cut(leaf: Leaf, most: int) -> Leaf:
+    view = leaf.view
+    return leaf if len(view.text) <= most else leaf._replace(view=replace(view, text=view.text[:most]))
 
 
 def short(listed: Sequence[Leaf], most: int) -> str:
-    """For small models, ours: what leads somewhere, by its id, in one line of lower case."""
-    return " ; ".join(f"{place} {_said(listed[place])[:most].lower()}" for place in _leading(listed))
+    """For small models, ours: what leads somewhere, by its id, and the title of an article; a line of lower case."""
+    leading = set(_leading(listed))
+    told = (
+        f"{place} {_said(leaf)}" if place in leading else leaf.view.text
+        for place, leaf in enumerate(listed)
+        if place in leading or (leaf.view.text.startswith("How to ") and not leaf.view.target)
+    )
+    return " ; ".join(text[:most].lower() for text in told)
 
 
 VIEWS: Mapping[str, Callable[[Sequence[Leaf], int], str]] = MappingProxyType({"html": html, "short": short})

@@ -47,10 +47,10 @@ class _Part(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """A view, its index among its siblings, and the views around it, the outermost first."""
+    """A view, its place among its siblings, and the views around it, the outermost first."""
 
     view: View
-    index: int
+    place: int
     around: tuple[Placed, ...]
 
     def attribute(self, name: str) -> str:
@@ -60,7 +60,7 @@ class Placed(NamedTuple):
             view.name,
             view.kind,
             PACKAGE,
-            str(self.index),
+            str(self.place),
             view.text,
             view.described,
             str(view.clickable).lower(),
@@ -73,8 +73,8 @@ def placed(root: View) -> list[Placed]:
     return list(_placed(root, 0, ()))
 
 
-def _placed(view: View, index: int, around: tuple[Placed, ...]) -> Iterator[Placed]:
-    here = Placed(view, index, around)
+def _placed(view: View, place: int, around: tuple[Placed, ...]) -> Iterator[Placed]:
+    here = Placed(view, place, around)
     yield here
     for number, child in enumerate(view.children):
         yield from _placed(child, number, (*around, here))
@@ -117,17 +117,15 @@ def _paths(text: str, where: str) -> list[list[_Part]]:
             raise _wrong(text, where)
         paths[-1].append(_Part(within, tuple(tests)))
         between = _BETWEEN.match(text, place)
+        if between is None and place == len(text):
+            return paths
         if between is None:
-            if place < len(text):
-                raise _wrong(text, where)
             break
         within, place = between[1] or " ", between.end()
         if within == ",":
             paths.append([])
             within = " "
-    if not all(paths):
-        raise _wrong(text, where)
-    return paths
+    raise _wrong(text, where)
 
 
 def _tests(match: re.Match[str]) -> list[_Test]:

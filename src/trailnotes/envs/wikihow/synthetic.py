@@ -115,11 +115,11 @@ def _on_one_line(text: str) -> str:
 
 def _related(articles: list[Article], rng: random.Random) -> list[Article]:
     """Some articles of a category lead to others of it."""
-    paths = [article.path for article in articles]
-    return [
-        replace(article, related=tuple(rng.sample([path for path in paths if path != article.path], 3)))
-        for article in articles
-    ]
+    linked = []
+    for article in articles:
+        others = [each.path for each in articles if each is not article]
+        linked.append(replace(article, related=tuple(rng.sample(others, min(3, len(others))))))
+    return linked
 
 
 def _author_pages(
