@@ -257,7 +257,7 @@ HOUSE = {
     """,
     "warmstart/demonstrations": """
         __init__ played scienceworld_english waymarks_english
-        scienceworld waymarks webshop
+        scienceworld waymarks webshop wikihow
         scienceworld_scripts waymarks_words webshop_buyers
         episodes webshop_words
     """,

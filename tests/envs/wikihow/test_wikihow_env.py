@@ -311,7 +311,8 @@ def test_a_library_takes_nobodys_place(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "record",
     [None, {}, {"kind": "recipe"}, {"kind": "article", "title": 3}, {"kind": "article", "title": "x", "views": -1},
-     {"kind": "article", "title": "x", "slug": "a b"}, {"kind": "author", "name": "x", "articles": "y"},
+     {"kind": "article", "title": "x", "slug": "a b"}, {"kind": "article", "title": "x", "slug": "wikiHowTo?x"},
+     {"kind": "author", "name": "x", "articles": "y"},
      {"kind": "category", "name": "x", "about": [["y"]]}, {"kind": "article", "title": "x", "methods": 7}],
 )  # fmt: skip
 def test_records_that_are_no_pages_are_refused(record: object) -> None:

@@ -146,7 +146,7 @@ def _long(name: str, value: Any) -> str:
 
 def _slug(name: str, value: Any) -> str:
     text = _str(name, value)
-    if not text.isascii() or not text.isprintable() or " " in text:
+    if not text.isascii() or not text.isprintable() or set(text) & set(' ?#"<>'):
         raise ConfigError(f"{name} {text[:40]!r} is no path: write it in percent")
     return text
 

@@ -148,8 +148,9 @@ class Engine:
 
     def _notice(self, noticed: Noticed) -> None:
         lines = [line.text[:MAX_TEXT] for line in noticed.log if any(_admits(each, line) for each in self._filters)]
-        views = placed(noticed.screen) if noticed.screen is not None else []
-        shown = leaves(noticed.screen) if noticed.screen is not None else ()
+        screen, looks = noticed.screen, {type(source.spec.looks_for) for source in self._sources}
+        views = placed(screen) if screen is not None and ViewSource in looks else []
+        shown = leaves(screen) if screen is not None and TextSource in looks else ()
         for source in self._sources:
             looks_for = source.spec.looks_for
             if isinstance(looks_for, LogSource):
