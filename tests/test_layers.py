@@ -100,7 +100,7 @@ HOUSE = {
         tasks textworld
         __init__
         check
-        base
+        base options
     """,
     "envs/scienceworld": """
         __init__ env

@@ -7,11 +7,11 @@ Source: Zhang et al. 2023, "Mobile-Env: An Evaluation Platform and Benchmark for
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
+from trailnotes.envs.options import of_kind, one_of, whole
 from trailnotes.envs.wikihow.actions import FORMATS, read_action
 from trailnotes.envs.wikihow.app import App, Visit
 from trailnotes.envs.wikihow.events import Engine, Noticed
@@ -28,9 +28,6 @@ __all__ = ["SPLITS", "WikiHowEnv", "opened", "wikihow_tasks"]
 
 MAX_STEPS: Final = 15
 _SEARCHED: Final = re.compile(r"how to (.+?)\.?\s*$", re.IGNORECASE | re.MULTILINE)
-_KINDS: Final = {str: "a text", int: "a whole number", bool: "true or false"}
-
-Value = TypeVar("Value", str, int, bool)
 
 
 @lru_cache(4)
@@ -61,13 +58,13 @@ def wikihow_tasks(
         ConfigError: an unknown name, a value of the wrong kind, no library, no task files, or a split without goals.
     """
     choice = _choice(tasks, protocol, dataset_seed, train_set)
-    return tasks_in(_splits(opened(_of(str, "library", library)), choice), split, choice)
+    return tasks_in(_splits(opened(of_kind(str, "library", library)), choice), split, choice)
 
 
 def _choice(tasks: object, protocol: object, dataset_seed: object, train_set: object) -> Choice:
     return Choice(
-        _of(str, "protocol", protocol), _of(str, "tasks", tasks), _of(int, "dataset_seed", dataset_seed),
-        _of(str, "train_set", train_set),
+        of_kind(str, "protocol", protocol), of_kind(str, "tasks", tasks), of_kind(int, "dataset_seed", dataset_seed),
+        of_kind(str, "train_set", train_set),
     )  # fmt: skip
 
 
@@ -111,14 +108,14 @@ class WikiHowEnv:
             actions: offer the admissible actions with each observation.
         """
         del protocol, dataset_seed, train_set
-        self._place = _of(str, "library", library)
-        self._files = _of(str, "tasks", tasks)
-        self._view = VIEWS[_one_of("view", view, VIEWS)]
-        self._max_text = _whole("max_text", max_text)
-        self._max_steps = _whole("max_steps", max_steps)
-        self._free_nothing = _of(bool, "free_nothing", free_nothing)
-        self._reads_screen = _of(bool, "text_events", text_events)
-        self._offers = _of(bool, "actions", actions)
+        self._place = of_kind(str, "library", library)
+        self._files = of_kind(str, "tasks", tasks)
+        self._view = VIEWS[one_of("view", view, VIEWS)]
+        self._max_text = whole("max_text", max_text)
+        self._max_steps = whole("max_steps", max_steps)
+        self._free_nothing = of_kind(bool, "free_nothing", free_nothing)
+        self._reads_screen = of_kind(bool, "text_events", text_events)
+        self._offers = of_kind(bool, "actions", actions)
         self._app: App | None = None
         self._engine: Engine | None = None
         self._visit = Visit()
@@ -139,7 +136,7 @@ class WikiHowEnv:
     ) -> dict[str, Any]:
         """What must be the same for two results to be comparable, as JSON: library, protocol, goals of each split."""
         choice = _choice(tasks, protocol, dataset_seed, train_set)
-        pages = opened(_of(str, "library", library))
+        pages = opened(of_kind(str, "library", library))
         return {"library": pages.name, **identity_of(_splits(pages, choice), choice), "text_events": text_events}
 
     @property
@@ -245,21 +242,3 @@ def _inside(folder: str, name: str) -> Path:
     if not folder or not path.is_relative_to(Path(folder).resolve()):
         raise ConfigError(f"task file {name!r} is not in env.options.tasks = {folder!r}: name the folder that it is in")
     return path
-
-
-def _of(kind: type[Value], key: str, value: object) -> Value:
-    if type(value) is not kind:
-        raise ConfigError(f"env.options.{key} = {value!r} must be {_KINDS[kind]}")
-    return value
-
-
-def _one_of(key: str, value: str, known: Collection[str]) -> str:
-    if _of(str, key, value) not in known:
-        raise ConfigError(f"env.options.{key} = {value!r} is unknown: use {' or '.join(map(repr, known))}")
-    return value
-
-
-def _whole(key: str, number: object) -> int:
-    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-        raise ConfigError(f"env.options.{key} = {number!r} must be a whole number, 1 or more")
-    return number

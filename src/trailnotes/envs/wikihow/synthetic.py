@@ -13,9 +13,8 @@ from typing import Final
 from trailnotes.envs.wikihow import synthetic_words as words
 from trailnotes.envs.wikihow.articles import VERIFIED, Article, Author, Category, Page
 from trailnotes.envs.wikihow.library import VERSION, Library, write_library
-from trailnotes.errors import ConfigError, RunError
 from trailnotes.seeds import derive_seed
-from trailnotes.storage.files import user_cache
+from trailnotes.storage.files import made_once, user_cache
 
 NAME: Final = "synthetic"
 RELEASE: Final = 1  # of the words and the rules: another one makes other articles of a seed
@@ -38,17 +37,13 @@ def open_library(place: str | Path) -> Library:
 def open_synthetic(count: int = ARTICLES, seed: int = 0) -> Library:
     """Our library, from ``wikihow`` in the user's cache, made if it is not there.
 
-    Several processes may make it at once: each does so aside, and the first to be done gives its own. Raises as
-    `open_library`.
+    Raises as `open_library`.
     """
     folder = user_cache("wikihow") / f"{NAME}-{RELEASE}.{VERSION}-{count}-{seed}"
-    try:
-        if not folder.is_dir():
-            return write_library(folder, make_pages(count, seed), {"again": "delete its folder, and it is made again"})
-    except (ConfigError, RunError, OSError) as error:
-        if isinstance(error, OSError) or not folder.is_dir():  # else another process was faster
-            raise RunError(f"{error} (set TRAILNOTES_CACHE to another folder)") from error
-    return Library.open(folder)
+    facts = {"again": "delete its folder, and it is made again"}
+    return made_once(
+        folder, lambda: write_library(folder, make_pages(count, seed), facts), lambda: Library.open(folder)
+    )
 
 
 def make_pages(count: int = ARTICLES, seed: int = 0) -> list[Page]:
