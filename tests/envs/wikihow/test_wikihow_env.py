@@ -136,7 +136,7 @@ def test_an_episode_is_cut_off_and_nothing_may_be_free(small: str) -> None:
     strict, free = (wh.WikiHowEnv(library=small, max_steps=2, free_nothing=each) for each in (False, True))
     assert [step.truncated for step in play(strict, task, "", "")] == [False, False, True]
     assert [step.truncated for step in play(free, task, "", "look", "SCROLL(UP)")] == [False, False, False, True]
-    assert [step.truncated for step in play(free, task, "", "", "")] == [False, False, False, True]
+    assert [step.truncated for step in play(free, task, *[""] * 4)] == [False, False, False, False, True]
     refused = play(strict, task, "CLICK(0)")[-1]
     assert refused.info == {"action_refused": True, "refused": "nothing happens there"}
 

@@ -178,7 +178,7 @@ class WikiHowEnv:
         if not self._steps_left:
             raise EnvError("the episode is over, or none has begun: call reset before step")
         assert self._engine is not None
-        if action == NO_OP and self._free_nothing and self._free_left > 1:
+        if action == NO_OP and self._free_nothing and self._free_left:
             self._free_left -= 1
         else:
             self._steps_left -= 1

@@ -11,7 +11,7 @@ from trailnotes.envs.wikihow.app import App, Visit
 from trailnotes.envs.wikihow.pages import CLEAR_TAP, FORM_TAP, SEARCH_TAP
 from trailnotes.envs.wikihow.views import Leaf, lines_of
 
-_LABELS: Final = ("", "How to", "\N{BULLET} ")  # texts that say nothing of where they lead
+_LABELS: Final = ("", "How to", "\N{BULLET}", "Expert")  # texts that say nothing of where they lead
 
 
 def html(listed: Sequence[Leaf], most: int) -> str:
@@ -59,7 +59,7 @@ def _leading(listed: Sequence[Leaf]) -> Iterator[int]:
         target = leaf.view.target
         if target and (target not in by_target or _said(listed[by_target[target]]) in _LABELS):
             by_target[target] = place
-    yield from sorted(by_target.values())
+    yield from sorted(place for place in by_target.values() if _said(listed[place]) not in _LABELS)
 
 
 def _said(leaf: Leaf) -> str:
