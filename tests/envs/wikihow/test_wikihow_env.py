@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -11,12 +12,14 @@ from typing import Any
 import pytest
 
 import howto
+from trailnotes.config.schema import EnvConfig
 from trailnotes.envs import check_env, env_identity, env_tasks, make_env
 from trailnotes.envs.wikihow import env as wh
 from trailnotes.envs.wikihow.articles import Article, from_record
 from trailnotes.envs.wikihow.goals import SUFFIXES, Goal
 from trailnotes.envs.wikihow.library import Library, write_library
 from trailnotes.envs.wikihow.synthetic import make_pages, open_synthetic
+from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.errors import ConfigError, EnvError, RunError
 from trailnotes.types import Observation, Task
 
@@ -129,6 +132,19 @@ def test_ours_takes_the_article_itself_and_not_one_whose_title_goes_on(small: st
     assert results is not None
     other = next(n for n, leaf in enumerate(env.app.leaves(env.visit)) if leaf.view.text == "How to Fry an Egg Twice")
     assert env.step(f"CLICK({other})").reward == 0
+
+
+def test_a_worker_shows_the_same(small: str) -> None:
+    (task, *_) = listed("train", library=small)
+    actions = ("INPUT(2, boil an egg)", "CLICK(3)", "", "GOBACK")
+
+    async def episode(pool: EnvPool) -> list[Observation]:
+        async with pool.lease() as lease:
+            return [await lease.reset(task), *[await lease.step(action) for action in actions]]
+
+    with EnvPool(EnvConfig(name="wikihow", options={"library": small}, num_workers=1)) as pool:
+        seen = asyncio.run(episode(pool))
+    assert seen == play(wh.WikiHowEnv(library=small), task, *actions)
 
 
 def test_an_episode_is_cut_off_and_nothing_may_be_free(small: str) -> None:

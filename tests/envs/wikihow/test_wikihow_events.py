@@ -120,7 +120,7 @@ def test_filters_let_a_tag_and_a_level_through(tag: str, level: str, heard: floa
     assert rewards(engine(slot("SINGLE", 1)), logged("a", tag=tag, level=level)) == [heard]
 
 
-@pytest.mark.parametrize("worth", ["'much'", "x[5]", "[1, 2]"])
+@pytest.mark.parametrize("worth", ["'much'", "x[5]", "[1, 2]", "1e999", "'nan'"])
 def test_a_reward_that_is_none_costs_the_episode_alone(worth: str) -> None:
     with pytest.raises(EnvError, match=r"no number|no such part"):
         engine(slot("SINGLE", 1, worth=worth)).step(A)

@@ -9,6 +9,7 @@ is kept: within a step every slot is asked once, and an OR asks all of its input
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -137,9 +138,12 @@ class Engine:
 
     def _number(self, name: str, value: Any) -> float:
         try:
-            return float(value[0] if isinstance(value, list) and len(value) == 1 else value)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise EnvError(f"the {name}_listener of the task gives {value!r:.60}, which is no number") from error
+            number = float(value[0] if isinstance(value, list) and len(value) == 1 else value)
+        except (TypeError, ValueError, OverflowError):
+            number = math.nan
+        if not math.isfinite(number):
+            raise EnvError(f"the {name}_listener of the task gives {value!r:.60}, which is no number")
+        return number
 
     def _instructions(self) -> Iterator[str]:
         if self._listens("instruction"):

@@ -13,10 +13,12 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from trailnotes.errors import ConfigError
+
+Kept = TypeVar("Kept", str, "Link")
 
 MAX_BYTES: Final = 8_000_000  # of a page; a larger one is none that was meant to be read
 _MAX_KEPT: Final = 5_000  # texts of a kind that are kept of a page
@@ -181,7 +183,7 @@ class _Reader(HTMLParser):
 _MARKS: Final = tuple(dict.fromkeys((*_BY_ID.values(), *_BY_CLASS.values())))
 
 
-def _keep(values: list, value: object) -> None:  # type: ignore[type-arg]
+def _keep(values: list[Kept], value: Kept) -> None:
     if len(values) < _MAX_KEPT:
         values.append(value)
 

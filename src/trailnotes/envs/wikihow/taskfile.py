@@ -30,6 +30,7 @@ _NUMBERED: Final[Mapping[str, Sequence[str]]] = {  # enumerations by number, as 
 }
 _ICONS: Final = ("icon_recognize", "icon_detect", "icon_match", "icon_detect_match")
 _MAX_PATTERN: Final = 2_000  # characters of a regular expression
+_MAX_REWARD: Final = 1e12  # of an event; more is no reward that anybody means
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +150,8 @@ def task_of(text: str, source: str) -> TaskFile:
 
 def highest_reward(task: TaskFile) -> float:
     """What a task can be worth: the constants of the events that its reward listener hears, each once; 1 at least."""
-    total = sum(value for value in _constants(task, "reward") if isinstance(value, int | float) and value > 0)
-    return max(1.0, float(total))
+    values = [value for value in _constants(task, "reward") if isinstance(value, int | float)]
+    return max(1.0, float(sum(value for value in values if 0 < value < _MAX_REWARD)))
 
 
 def instructions_of(task: TaskFile) -> str:
@@ -229,8 +230,8 @@ def _slot(message: Message, depth: int) -> Slot:
         _only(each, {"id", "event"})
         if len(each.fields) != 1:
             raise ConfigError(f"{each.where}: events are an id or an event each")
-        nested = _messages(each, "event")
-        inputs.append(_slot(nested[-1], depth + 1) if nested else _int(each, "id"))
+        inner = _messages(each, "event")
+        inputs.append(_slot(inner[-1], depth + 1) if inner else _int(each, "id"))
     return Slot(
         cast("SlotType", _name(message, "type", _NUMBERED["type"])),
         _int(message, "id"),
