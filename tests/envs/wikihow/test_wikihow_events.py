@@ -104,6 +104,24 @@ def test_the_end_is_told_once_it_is_reached() -> None:
     assert [ending.step(step).is_over for step in (A, B, logged("a1", "b1"))] == [False, False, True]
 
 
+@pytest.mark.parametrize(
+    ("given", "is_over", "has_failed"), [("True", True, False), ("False", True, True), ("None", False, False)]
+)
+def test_an_end_may_be_a_failure_or_none(given: str, is_over: bool, has_failed: bool) -> None:
+    ending = engine(f'episode_end_listener {{ events {{ id: 1 }} transformation: "y = {given}" }}')
+    assert ending.step(A) == Outcome(0, is_over, has_failed)
+
+
+def test_an_empty_listener_asks_nobody() -> None:
+    """A slot that is asked has been triggered, and one that counts once would be used up."""
+    once = "reward_listener { prerequisite: 2 events { event { id: 9 events { id: 1 } repeatability: NONE } } }"
+    empty = "instruction_listener { prerequisite: 9 }"
+    assert rewards(engine(once.replace("} } }", '} } transformation: "y = 1" }') + empty), A, logged("a1", "b")) == [
+        0,
+        1,
+    ]
+
+
 def test_an_event_may_be_named_before_it_is_there() -> None:
     early = engine(
         "episode_end_listener { events { id: 50 } }"

@@ -198,7 +198,7 @@ class WikiHowEnv:
             terminated=outcome.is_over,
             truncated=truncated,
             actions=self._admissible(),
-            success=outcome.is_over and score > 0,
+            success=outcome.is_over and not outcome.has_failed and score > 0,
             score=score,
             max_score=self._highest,
             info={**info, "instruction": self._told} if self._told else info,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final, NamedTuple, Protocol
@@ -61,6 +61,7 @@ class Outcome:
 
     reward: float = 0.0
     is_over: bool = False
+    has_failed: bool = False  # it is over, and the task file says that this is no success
     instructions: tuple[str, ...] = ()
 
 
@@ -97,8 +98,8 @@ class Engine:
         self._filters = [text for each in task.sources if isinstance(each.looks_for, LogSource)
                          for text in each.looks_for.filters]  # fmt: skip
         self._score = 0.0
-        for listener in self._listeners.values():
-            listener.is_listener = True
+        for name, listener in self._listeners.items():
+            listener.combine = _COMBINE.get(name, _last)
         for each in self._slots.values():
             for other in each.spec.waits_for:
                 if other != -1 and isinstance(waited := self._events[other], _Slot):
@@ -117,12 +118,15 @@ class Engine:
         self._notice(noticed)
         for source in self._sources:
             source.shift()
-        outcome = Outcome(self._reward(), self._listens("episode_end"), tuple(self._instructions()))
-        for name in ("extra", "json_extra", "null"):  # asked, since being asked is what triggers an event
-            self._listens(name)
+        self._listens("null")  # being asked is what triggers an event
+        reward = self._reward()
+        self._listens("extra")
+        self._listens("json_extra")
+        instructions = self._listeners["instruction"].values()[0] if self._listens("instruction") else []
+        ending = self._listeners["episode_end"].values()[0] if self._listens("episode_end") else None
         for slot in self._slots.values():
             slot.begin()
-        return outcome
+        return Outcome(reward, ending is not None, ending is False, tuple(map(str, instructions)))
 
     def _listens(self, name: str) -> bool:
         return name in self._listeners and self._listeners[name].is_set()
@@ -130,25 +134,9 @@ class Engine:
     def _reward(self) -> float:
         reward = 0.0
         if self._listens("score"):
-            score = self._number("score", self._listeners["score"].values()[-1])
+            score = self._listeners["score"].values()[0]
             reward, self._score = score - self._score, score
-        if self._listens("reward"):
-            reward += sum(self._number("reward", value) for value in self._listeners["reward"].values())
-        return reward
-
-    def _number(self, name: str, value: Any) -> float:
-        try:
-            number = float(value[0] if isinstance(value, list) and len(value) == 1 else value)
-        except (TypeError, ValueError, OverflowError):
-            number = math.nan
-        if not math.isfinite(number):
-            raise EnvError(f"the {name}_listener of the task gives {value!r:.60}, which is no number")
-        return number
-
-    def _instructions(self) -> Iterator[str]:
-        if self._listens("instruction"):
-            for value in self._listeners["instruction"].values():
-                yield from map(str, value if isinstance(value, list) else [value])
+        return reward + self._listeners["reward"].values()[0] if self._listens("reward") else reward
 
     def _notice(self, noticed: Noticed) -> None:
         lines = [line.text[:MAX_TEXT] for line in noticed.log if any(_admits(each, line) for each in self._filters)]
@@ -220,7 +208,7 @@ class _Slot:
     def __init__(self, spec: Slot, engine: Engine) -> None:
         self.spec = spec
         self.waited_by: list[_Slot] = []
-        self.is_listener = False
+        self.combine: Callable[[list[Any]], Any] = _last  # of what its inputs give
         self._engine = engine
         self._is_new = True  # not asked in this step
         self._set = self._last = self._ever = self._allowed = False
@@ -255,6 +243,8 @@ class _Slot:
 
     def _ask(self) -> None:
         inputs = [self._engine.event(each) for each in self.spec.inputs]
+        if not inputs:
+            return
         if not self._is_cleared:
             if self._is_triggered(inputs):
                 self._values = self._gathered(inputs)
@@ -274,26 +264,46 @@ class _Slot:
         return self._allowed
 
     def _is_triggered(self, inputs: Sequence[_Event]) -> bool:
-        if not inputs:
-            return False
         if self.spec.type == "SINGLE":
             return inputs[0].is_set()
         answers = [each.is_set() for each in inputs]  # all are asked, so that each of them notices
         return all(answers) if self.spec.type == "AND" else any(answers)
 
     def _gathered(self, inputs: Sequence[_Event]) -> list[Any]:
-        """What it gives, a value for each that its inputs give; of AND a single one, for all of them."""
+        """What it gives: one value, combined of those that its inputs give; AND makes one of all of them."""
         if self.spec.type == "AND":
-            return [self._given([each.values() for each in inputs])]
+            return [self.combine([self._given([each.values() for each in inputs])])]
         given = inputs[:1] if self.spec.type == "SINGLE" else inputs
-        values = [self._given(value) for value in chain.from_iterable(each.values() for each in given)]
-        return values if self.is_listener else values[-1:]
+        return [self.combine([self._given(value) for value in chain.from_iterable(each.values() for each in given)])]
 
     def _given(self, seen: Any) -> Any:
         try:
             return self.spec.transformation.of(seen)
         except (LookupError, TypeError) as error:
             raise EnvError(f"event {self.spec.id} of the task has no such part of what it has seen: {error}") from error
+
+
+def _last(values: list[Any]) -> Any:
+    return values[-1]
+
+
+def _number(value: Any) -> float:
+    try:
+        number = float(value[0] if isinstance(value, list) and len(value) == 1 else value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise EnvError(f"the task file gives {value!r:.60} as a reward or a score, which is no number")
+    return number
+
+
+_COMBINE: Final[Mapping[str, Callable[[list[Any]], Any]]] = {  # by listener; of the others the last value counts
+    "score": lambda values: _number(values[-1]),
+    "reward": lambda values: sum(map(_number, values)),
+    "instruction": lambda values: [
+        text for value in values for text in (value if isinstance(value, list) else [value])
+    ],
+}
 
 
 def _admits(log_filter: str, line: LogLine) -> bool:
