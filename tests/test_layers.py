@@ -64,7 +64,7 @@ HOUSE = {
         __main__
         __init__
         adapt compare config critic demo diagnose engine envs eval export memory rehearsal rollout train view warmstart
-        webshop
+        webshop wikihow
         arguments
         command
     """,
@@ -104,11 +104,11 @@ HOUSE = {
     """,
     "envs": """
         openenv
-        alfworld puzzles scienceworld textworld_express waymarks webshop workers
+        alfworld puzzles scienceworld textworld_express waymarks webshop wikihow workers
         gymnasium java tasks textworld verifiers
         __init__
         check
-        base foreign
+        base foreign options
     """,
     "envs/gymnasium": """
         __init__ env
@@ -166,6 +166,15 @@ HOUSE = {
         __init__ app
         drawing sessions visits
         pages pictures
+    """,
+    "envs/wikihow": """
+        __init__ env
+        importing protocols screens synthetic
+        app goals
+        events pages
+        library taskfile
+        articles matching recorded selectors synthetic_words textproto
+        actions views
     """,
     "envs/workers": """
         __init__ main
@@ -297,7 +306,7 @@ HOUSE = {
     """,
     "warmstart/demonstrations": """
         __init__ played scienceworld_english waymarks_english
-        experts scienceworld waymarks webshop
+        experts scienceworld waymarks webshop wikihow
         recorded scienceworld_scripts waymarks_words webshop_buyers
         episodes webshop_words
     """,

@@ -27,7 +27,7 @@ def module(folder: Path, patch: pytest.MonkeyPatch, name: str, source: str) -> N
 def test_built_in_names_are_those_promised() -> None:
     names = """
         alfworld gymnasium minesweeper openenv scienceworld sokoban textworld textworld-express verifiers waymarks
-        waymarks-simulator webshop
+        waymarks-simulator webshop wikihow
     """
     assert sorted(ENVS) == names.split()
 

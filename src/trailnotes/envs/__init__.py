@@ -36,6 +36,7 @@ ENVS: dict[str, str] = {
     "waymarks": "trailnotes.envs.waymarks.env:WaymarksEnv",
     "waymarks-simulator": "trailnotes.envs.waymarks.env:WaymarksSimulator",
     "webshop": "trailnotes.envs.webshop.env:WebShopEnv",
+    "wikihow": "trailnotes.envs.wikihow.env:WikiHowEnv",
 }
 ENTRY_POINTS = "trailnotes.envs"  # group under which a package offers environments of its own
 

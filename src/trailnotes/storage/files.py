@@ -12,11 +12,13 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from trailnotes.errors import RunError
+from trailnotes.errors import ConfigError, RunError
+
+T = TypeVar("T")
 
 _FIX = "free space or fix the permissions, then run the same command again"
 _ITERATION = re.compile(rb'\{"iteration": (\d+)[,}]')
@@ -26,6 +28,28 @@ def user_cache(name: str) -> Path:
     """Where what can be made again is kept: ``$TRAILNOTES_CACHE/<name>``, or ``~/.cache/trailnotes/<name>``."""
     root = os.environ.get("TRAILNOTES_CACHE")
     return (Path(root) if root else Path.home() / ".cache" / "trailnotes") / name
+
+
+def made_once(folder: Path, make: Callable[[], T], open_made: Callable[[], T]) -> T:
+    """What lies in a folder of the user's cache: opened, or made now where it is not there.
+
+    Several processes may make it at once: each does so aside, and the first to be done gives its own.
+
+    Args:
+        folder: is there when it is whole.
+        make: makes it, whole or not at all.
+        open_made: opens it.
+
+    Raises:
+        RunError: it cannot be made; set TRAILNOTES_CACHE to another folder.
+    """
+    try:
+        if not folder.is_dir():
+            return make()
+    except (ConfigError, RunError, OSError) as error:
+        if isinstance(error, OSError) or not folder.is_dir():  # else another process was faster
+            raise RunError(f"{error} (set TRAILNOTES_CACHE to another folder)") from error
+    return open_made()
 
 
 def write_bytes_atomic(path: Path, data: bytes) -> None:

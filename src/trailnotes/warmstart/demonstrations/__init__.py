@@ -26,6 +26,7 @@ DEMONSTRATORS: dict[str, str] = {
     "waymarks": "trailnotes.warmstart.demonstrations.waymarks:WaymarksDemonstrator",
     "waymarks-simulator": "trailnotes.warmstart.demonstrations.waymarks:WaymarksDemonstrator",
     "webshop": "trailnotes.warmstart.demonstrations.webshop:WebShopDemonstrator",
+    "wikihow": "trailnotes.warmstart.demonstrations.wikihow:WikiHowDemonstrator",
 }
 
 # Those of them that have another script where `rollout.style` is "full".
