@@ -91,7 +91,7 @@ HOUSE = {
     "config": """
         __init__ toml
         presets schema
-        methods_schema model_schema train_schema warmstart_schema
+        memory_schema methods_schema model_schema train_schema warmstart_schema
         methods section
     """,
     "credit": """
