@@ -1,11 +1,12 @@
-"""What each way to keep tips within a limit costs and gains, once `configs/compare/retirement.toml` has been run.
+"""What each way to keep tips within a limit costs and gains, in the runs of `configs/compare/retirement.toml`.
 
-Each model plays the panel of the comparison once more, with the tips that its training has left
-(`trailnotes eval RUN --memory`; what is there already is read). The rest is in the runs: tips that are found and those
-that are not by rule, success of members with tips and without in the last quarter of the iterations, and what tips
-still changed there. Search time is CPU time for one search of each game of the panel, in a copy of the memory.
+The comparison is run first, where that has not been done: some ten minutes of CPU. Each model plays its panel once
+more, with the tips that its training has left (`trailnotes eval RUN --memory`; what is there already is read). The rest
+is in the runs: tips that are found and those that are not by rule, success of members with tips and without in the last
+quarter of the iterations, and what tips still changed there. Search time is CPU time for one search of each game of the
+panel, in a copy of the memory.
 
-    python benchmarks/retirement.py runs/compare/retirement --json retirement.json
+    python benchmarks/retirement.py --json retirement.json
 """
 
 from __future__ import annotations
@@ -28,12 +29,19 @@ from trailnotes.memory import open_memory
 from trailnotes.runs.directory import run_config
 from trailnotes.storage.files import read_jsonl
 
+ROOT = Path(__file__).parents[1]
+
 
 def main() -> None:
     """Measure what the comparison has left."""
     parser = make_parser(__doc__, "search a tenth of the games")
-    parser.add_argument("comparison", type=Path, metavar="DIR", help="what the comparison has written")
+    parser.add_argument(
+        "comparison", type=Path, metavar="DIR", nargs="?", default=Path("runs/compare/retirement"),
+        help="what the comparison has written, or is to write (runs/compare/retirement)",
+    )  # fmt: skip
     args = parser.parse_args()
+    if not (args.comparison / "table.json").is_file():
+        trailnotes("compare", "run", str(ROOT / "configs/compare/retirement.toml"), "--out", str(args.comparison))
     runs = sorted(folder.parent for folder in args.comparison.glob("runs/*/eval"))
     finish({"runs": {run.name: measured(run, quick=args.quick) for run in runs}}, report, args.json)
 
@@ -53,9 +61,13 @@ def with_tips(run: Path) -> Path:
     """The panel as it was played with the tips of the training."""
     folder = run / "with-tips"
     if not (folder / "table.json").is_file():
-        command = [sys.executable, "-m", "trailnotes", "eval", str(run), "--memory", "--out", str(folder)]
-        subprocess.run(command, check=True)
+        trailnotes("eval", str(run), "--memory", "--out", str(folder))
     return folder
+
+
+def trailnotes(*command: str) -> None:
+    """A command of the package, in a process of its own."""
+    subprocess.run([sys.executable, "-m", "trailnotes", *command], check=True)
 
 
 def success(folder: Path) -> tuple[float, float, float]:

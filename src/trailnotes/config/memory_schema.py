@@ -60,7 +60,7 @@ class MemoryConfig(Section):
     index: Literal["auto", "exact"] = key(
         "auto", "how tips are found: exactly, or where a task has many through an index beside the file (extra index)"
     )
-    exact_below: int = key(5000, "index = auto: tips of a task from which on the index is asked", ge=1)
+    exact_below: int = key(5000, "index = auto: tips of a task or its scope from which on the index is asked", ge=1)
     candidates: int = key(128, "index = auto: nearest tips that the index names, for the order to choose from", ge=1)
     ucb: float = key(1.0, "order by ucb: weight of the bonus for what was read seldom", "arXiv 2603.08561", ge=0)
     max_tip_tokens: int = key(160, "a shown tip is cut here; less than 150 asks for tips of fewer words", ge=4)

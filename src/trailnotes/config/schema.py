@@ -11,6 +11,7 @@ from typing import Any, Literal, Self
 
 from pydantic import field_validator, model_validator
 
+from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.config.methods import METHODS, Method, method_of, names
 from trailnotes.config.methods_schema import (
     AlgorithmConfig,
@@ -23,7 +24,6 @@ from trailnotes.config.methods_schema import (
     RemembererConfig,
     RetrospexConfig,
 )
-from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.config.model_schema import (
     OPENAI,
     ClusterConfig,
@@ -32,7 +32,7 @@ from trailnotes.config.model_schema import (
     LearnerConfig,
     ModelConfig,
 )
-from trailnotes.config.section import PAPER, RELEASE, Section, key
+from trailnotes.config.section import PAPER, Section, key
 from trailnotes.config.train_schema import EvalConfig, TrainConfig
 from trailnotes.config.warmstart_schema import WarmstartConfig
 from trailnotes.errors import ConfigError

@@ -64,7 +64,7 @@ class RetiredTips(OpenFile):
     def first_to_go(self, pool: Place, rule: str, count: int, *, spared: int = 0) -> list[int]:
         """Ids of `count` enabled tips, by a rule of `FIRST`; the `spared` newest are not among them."""
         enabled = f"{pool.condition} AND enabled"
-        where, values = enabled, [*pool.values]
+        where, values = enabled, list[str | int](pool.values)
         if spared:
             newest = f"SELECT age FROM tips WHERE {enabled} ORDER BY age DESC LIMIT ?"  # noqa: S608 (constants)
             where = f"{where} AND +age < (SELECT MIN(age) FROM ({newest}))"  # noqa: S608 (constants)
