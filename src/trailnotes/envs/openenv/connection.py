@@ -109,7 +109,8 @@ class Session:
     Args:
         address: of the server.
         headers: of the request that opens it.
-        timeout: seconds that opening it, and each request, may take.
+        timeout: seconds that one call may take, as the user has set it.
+        left: of these, what is left to open it.
         most_bytes: of one answer.
 
     Raises:
@@ -117,16 +118,18 @@ class Session:
         EnvError: it lets nobody in at that address.
     """
 
-    def __init__(self, address: Address, headers: Mapping[str, str], timeout: float, most_bytes: int) -> None:
+    def __init__(
+        self, address: Address, headers: Mapping[str, str], timeout: float, left: float, most_bytes: int
+    ) -> None:
         from websockets.exceptions import InvalidHandshake, InvalidStatus, InvalidURI
         from websockets.sync.client import connect
 
-        self._address, self._timeout, self._most_bytes = address, timeout, most_bytes
+        self._address, self._timeout = address, timeout
         self._open = ExitStack()
         try:
             self._socket: ClientConnection = self._open.enter_context(
                 connect(
-                    address.socket, additional_headers=headers, open_timeout=timeout, close_timeout=_CLOSING_S,
+                    address.socket, additional_headers=headers, open_timeout=left, close_timeout=_CLOSING_S,
                     max_size=most_bytes, ping_interval=None, compression=None,
                     proxy=None if address.is_here else True,
                 )
@@ -144,8 +147,8 @@ class Session:
         seconds = struct.pack("ll", int(self._timeout), int(self._timeout % 1 * 1e6))
         self._socket.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, seconds)
 
-    def ask(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
-        """Send a request; the data of the observation that answers it.
+    def ask(self, kind: str, data: Mapping[str, Any], left: float) -> dict[str, Any]:
+        """Send a request; the data of the observation that answers it within `left` seconds.
 
         Raises:
             LostError: the connection has gone.
@@ -159,7 +162,7 @@ class Session:
                 self._read(early)  # an error that came with the connection says more than that it is unasked
                 raise EnvError(f"{self._address.name} has sent an answer that nothing was asked for")
             self._socket.send(json.dumps({"type": kind, "data": data}))
-            answer = self._received(self._timeout)
+            answer = self._received(left)
         except (ConnectionClosed, OSError) as error:
             if (words := self._last_words()) is not None:
                 self._read(words)

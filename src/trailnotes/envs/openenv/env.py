@@ -25,6 +25,7 @@ from trailnotes.types import Observation, Task
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 MOST_BYTES: Final = 16 << 20  # of one answer
+_PAGE_S: Final = 5.0  # for a page that says what a server is; without it the options must
 _FIRST_PAUSE_S: Final = 0.1  # before a server that is full, or not there yet, is asked again; doubled each time
 
 
@@ -33,7 +34,7 @@ class OpenEnvClient:
 
     Args:
         url: of the server: ``http://HOST:PORT``, or https, ws, wss.
-        timeout: seconds that one request may take.
+        timeout: seconds that a step, or a reset with all that it takes to connect, may take.
         connect_timeout: seconds to be let in by a server that is still starting, or whose sessions are all taken.
         token_env: environment variable whose token is sent along as ``Authorization: Bearer``; "" sends none.
         action_field: field of an action that holds its text; "json": the text is the whole action, as a JSON object;
@@ -119,7 +120,8 @@ class OpenEnvClient:
     def reset(self, task: Task) -> Observation:
         """Start the game that the server draws from the task's seed, over a new connection where there is none."""
         self._playing = False
-        answer = self._begun({**self._reset, "seed": task.seed})
+        until = time.monotonic() + self._timeout
+        answer = self._begun({**self._reset, "seed": task.seed}, until)
         if answer.done:
             raise self._failed(EnvError(f"{self._address.name} says at reset that the episode is over"))
         instruction = answer.instruction or self._instruction or self._described()
@@ -140,7 +142,7 @@ class OpenEnvClient:
             wanted = self._known_form()
             return self._not_taken(f"of type {wanted.kind}" if wanted.name else "a JSON object")
         try:
-            answer = self._read(self._session.ask("step", data))
+            answer = self._read(self._session.ask("step", data, self._timeout))
         except RefusedError as error:
             if error.code == INVALID:
                 return self._not_taken(_reason(error))
@@ -156,18 +158,18 @@ class OpenEnvClient:
             self._session.close()
         self._session = None
 
-    def _begun(self, data: Mapping[str, Any]) -> Answer:
+    def _begun(self, data: Mapping[str, Any], until: float) -> Answer:
         """The answer to a reset, asked again over another connection if the one of earlier episodes has gone."""
-        until, pause = time.monotonic() + self._patience, _FIRST_PAUSE_S
+        again_until, pause = min(until, time.monotonic() + self._patience), _FIRST_PAUSE_S
         while True:
             try:
                 if self._session is None:
-                    self._session = Session(self._address, self._headers, self._timeout, MOST_BYTES)
-                return self._read(self._session.ask("reset", data))
+                    self._session = Session(self._address, self._headers, self._timeout, _left(until), MOST_BYTES)
+                return self._read(self._session.ask("reset", data, _left(until)))
             except (LostError, RefusedError) as error:
                 self.close()
                 may_pass = isinstance(error, LostError) or error.code == FULL
-                if not may_pass or time.monotonic() + pause > until:
+                if not may_pass or time.monotonic() + pause > again_until:
                     raise self._explained(error) from None
                 time.sleep(pause)
                 pause *= 2
@@ -215,17 +217,22 @@ class OpenEnvClient:
     def _known_form(self) -> ActionForm:
         """How actions are to be worded, asked for once."""
         if self._form is None:
-            schema = page_of(self._address, "/schema", self._headers, self._timeout)
+            schema = page_of(self._address, "/schema", self._headers, _PAGE_S)
             self._form = ActionForm.of(schema.get("action"), *self._action)
         return self._form
 
     def _described(self) -> str:
         """The goal as the server's description tells it, asked for once."""
-        said = page_of(self._address, "/metadata", self._headers, self._timeout).get("description")
+        said = page_of(self._address, "/metadata", self._headers, _PAGE_S).get("description")
         if not isinstance(said, str) or not said.strip():
             raise ConfigError(f"env.options.instruction is missing: {self._address.name} does not say what the goal is")
         self._instruction = said.strip()
         return self._instruction
+
+
+def _left(until: float) -> float:
+    """Seconds until then, and a moment where it has passed: what is there already may be taken."""
+    return max(until - time.monotonic(), 0.01)
 
 
 def _reason(error: RefusedError) -> str:
