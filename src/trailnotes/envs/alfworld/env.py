@@ -132,7 +132,7 @@ class AlfworldEnv:
         return game.problem, game.task
 
     def _read(self, task: Task) -> str:
-        path = data_folder(self._data) / task.options["game"] / GAME_FILE
+        path = data_folder(self._data) / str(task.options["game"]) / GAME_FILE
         try:
             return path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:

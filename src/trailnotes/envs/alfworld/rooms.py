@@ -137,6 +137,7 @@ _LAMPS: Final = {
 def _plan(number: int) -> tuple[tuple[tuple[str, str], ...], tuple[str, ...]]:
     """Furniture as (name, kind), and kinds of things."""
     constants = package("gen.constants")
+    assert constants.__file__
     folder = Path(constants.__file__).parent / "layouts"
     kinds = json.loads((folder / f"FloorPlan{number}-objects.json").read_text(encoding="utf-8"))
     listed = json.loads((folder / f"FloorPlan{number}-openable.json").read_text(encoding="utf-8"))

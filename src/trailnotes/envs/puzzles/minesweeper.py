@@ -119,7 +119,10 @@ def minesweeper_tasks(
     """
     if not isinstance(logic, bool):
         raise ConfigError(f"logic = {logic!r} must be true or false")
-    options = {"difficulty": one_of("difficulty", difficulty, DIFFICULTIES), "logic": logic}
+    options: dict[str, str | bool] = {
+        "difficulty": one_of("difficulty", difficulty, DIFFICULTIES),
+        "logic": logic,
+    }
     kind = difficulty if logic else f"{difficulty}-luck"
     return puzzle_tasks("minesweeper", kind, split, num_games, dataset_seed, options)
 
