@@ -171,7 +171,7 @@ class TipMemory(Kept):
                     by = f"{found.anyway:.2f} as often without it, by {found.measured} readers who did well"
                     self.store.retire([tip_id], DISTILLED, by, on=self._clock())
 
-    def _add(self, tip: Tip, vector: Floats | None) -> int:
+    def _add(self, tip: Tip, vector: Floats) -> int:
         tip_id = self.store.find(tip, same_key=self.config.entries == "step")
         if tip_id is None:
             self.store.insert(tip, vector)
@@ -183,14 +183,15 @@ class TipMemory(Kept):
             return 0
         old = self.store.tip(kept or tip_id)
         assert old is not None, "rows do not vanish within a transaction"
+        moved: Floats | None = vector
         if kept is not None:  # what finds the other stays
-            tip, vector = replace(tip, key=old.key, action=old.action), None
+            tip, moved = replace(tip, key=old.key, action=old.action), None
         best = max(old, tip, key=lambda candidate: candidate.score)
         merged = replace(
             old, key=tip.key, action=tip.action, support=old.support + tip.support,
             score=best.score, max_score=best.max_score, enabled=old.enabled or comes_back,
         )  # fmt: skip
-        self.store.update(merged, vector, refresh=True)
+        self.store.update(merged, moved, refresh=True)
         return 1
 
     def vectors(self, tips: Sequence[Tip]) -> Floats:
