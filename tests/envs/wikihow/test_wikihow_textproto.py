@@ -98,7 +98,7 @@ def plain(message: Message) -> dict[str, list[object]]:
     return {k: [plain(v) if isinstance(v, Message) else v for v in values] for k, values in message.fields.items()}
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(messages)
 def test_what_is_written_is_read_back(fields: dict[str, list[object]]) -> None:
     assert plain(parse(written(fields), "f")) == fields
