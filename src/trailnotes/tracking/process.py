@@ -132,7 +132,7 @@ class _Process:
     def _ended(self, process: subprocess.Popen[bytes]) -> None:
         """Say why, unless it had done all; from here on there is nobody to tell."""
         assert process.stdout is not None
-        words = (process.stdout.read(_WORDS) or b"").decode(errors="replace").strip()
+        words = (process.stdout.read(_WORDS) or b"").decode(errors="replace").strip().rstrip(".")
         if process.returncode == -signal.SIGALRM:
             self._warn(f"a call to it took longer than {self._limit:g} s: see whether its service answers")
         elif process.returncode:
