@@ -100,7 +100,7 @@ HOUSE = {
         java tasks textworld
         __init__
         check
-        base
+        base options
     """,
     "envs/alfworld": """
         __init__ env

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
 
+from trailnotes.envs.options import one_of
 from trailnotes.envs.puzzles.base import Game, PuzzleEnv
 from trailnotes.envs.puzzles.pushes import Place, Push, backwards, moves_of
 from trailnotes.envs.puzzles.rooms import DIRECTIONS, Position, Room, border, cells, drawn, moved, region
-from trailnotes.envs.puzzles.splits import SHARES, one_of, puzzle_tasks, same_in_all_orientations, split_of
+from trailnotes.envs.puzzles.splits import SHARES, puzzle_tasks, same_in_all_orientations, split_of
 from trailnotes.seeds import derive_seed
 from trailnotes.types import Task
 
