@@ -23,25 +23,26 @@ def of_kind(kind: type[Value], key: str, value: object) -> Value:
     return value
 
 
-def one_of(key: str, value: object, known: Collection[str]) -> str:
-    """`value`, if it is one of the `known` texts.
+def one_of(key: str, value: object, known: Collection[str], *, where: str = "env.options.") -> str:
+    """`value`, if it is one of the `known` texts; `where` is what the option stands in.
 
     Raises:
         ConfigError: it is not.
     """
-    text = of_kind(str, key, value)
-    if text not in known:
-        raise ConfigError(f"env.options.{key} = {text!r} is unknown: use {' or '.join(map(repr, known))}")
-    return text
+    if not isinstance(value, str):
+        raise ConfigError(f"{where}{key} = {value!r} must be {_KINDS[str]}")
+    if value not in known:
+        raise ConfigError(f"{where}{key} = {value!r} is unknown: use {' or '.join(map(repr, known))}")
+    return value
 
 
-def whole(key: str, number: object, most: float = math.inf) -> int:
-    """`number`, if it is a whole one from 1 to `most`.
+def whole(key: str, number: object, least: int = 1, most: float = math.inf) -> int:
+    """`number`, if it is a whole one from `least` to `most`.
 
     Raises:
         ConfigError: it is not.
     """
-    if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= most:
-        up_to = "1 or more" if most == math.inf else f"1 to {most}"
+    if isinstance(number, bool) or not isinstance(number, int) or not least <= number <= most:
+        up_to = f"{least} or more" if most == math.inf else f"{least} to {most}"
         raise ConfigError(f"env.options.{key} = {number!r} must be a whole number, {up_to}")
     return number

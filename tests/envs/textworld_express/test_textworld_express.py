@@ -48,13 +48,13 @@ def test_each_game_takes_the_settings_that_it_has() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"game": "coins"}, "did you mean 'coin'"),
+        ({"game": "coins"}, "use 'coin'"),
         ({"game": []}, "names no game"),
         ({"game": ["twc", "twc"]}, "twice"),
         ({"params": {"numLocation": 3}}, "did you mean 'numLocations'"),
-        ({"params": {"numLocations": 12}}, "must be 1 to 11"),
+        ({"params": {"numLocations": 12}}, "whole number, 1 to 11"),
         ({"game": "sorting", "params": {"numLocations": 3}}, r"known: none"),
-        ({"num_games": 1001}, "a fold has no more"),
+        ({"num_games": 1001}, "1 to 1000"),
         ({"max_steps": 0}, "max_steps = 0"),
         ({"view": "wide"}, "plain or full"),
         ({"timeout": 0}, "timeout = 0"),

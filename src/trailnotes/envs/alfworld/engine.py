@@ -162,7 +162,7 @@ class Engine:
         move = self._moves.get(command)
         if move is None:
             return _NOTHING
-        self._apply(move)
+        self._state.apply(SimpleNamespace(id=move.id))
         self._moves = self._listed()
         name, *arguments = move.operator.split()
         variables, mapping = self._bound(name, arguments)
@@ -197,9 +197,6 @@ class Engine:
         template = "go to {r}" if name == "gotolocation" else _logic().actions[name].template
         names = zip(self.game.parameters[name], arguments, strict=False)
         return str(template.format(**{key: self.game.infos[argument].name for (key, _), argument in names}))
-
-    def _apply(self, move: Move) -> None:
-        self._state.apply(SimpleNamespace(id=move.id))
 
     def _update_facts_of_beginning(self) -> None:
         assert self.game

@@ -14,6 +14,7 @@ from trailnotes.envs.alfworld.engine import Engine, read_game, translated
 from trailnotes.envs.alfworld.games import GAME_FILE, alfworld_tasks, data_folder
 from trailnotes.envs.alfworld.rooms import TASK_TYPES, VERSION, made, package
 from trailnotes.envs.base import as_offered
+from trailnotes.envs.options import whole
 from trailnotes.errors import ConfigError, EnvError
 from trailnotes.types import Observation, Task
 
@@ -47,11 +48,9 @@ class AlfworldEnv:
         """
         package("info")  # what is missing is said before anything is played
         alfworld_tasks("train", "generated", task_types, max(1, num_games), dataset_seed)
-        if isinstance(max_steps, bool) or not isinstance(max_steps, int) or max_steps < 1:
-            raise ConfigError(f"max_steps = {max_steps!r} must be a whole number, 1 or more")
         if games == "published":
             data_folder(data)
-        self._max_steps, self._offers, self._data = max_steps, bool(actions), data
+        self._max_steps, self._offers, self._data = whole("max_steps", max_steps, 1, 100_000), bool(actions), data
         self._engine: Engine | None = None
         self._steps_left = 0
 

@@ -6,7 +6,6 @@ Source: Shridhar et al. 2021, "ALFWorld: Aligning Text and Embodied Environments
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 from collections.abc import Collection, Sequence
@@ -14,6 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from trailnotes.envs.alfworld.rooms import PLANS, TASK_TYPES, plan_numbers
+from trailnotes.envs.options import one_of, whole
 from trailnotes.errors import ConfigError
 from trailnotes.types import Task
 
@@ -61,12 +61,8 @@ def alfworld_tasks(
     one_of("split", split, FOLDERS)
     kinds = resolve_types(task_types)
     published = one_of("games", games, GAMES) == "published"
-    for key, number, least, most in (
-        ("num_games", num_games, 0 if published else 1, _SEEDS_PER_SPLIT),
-        ("dataset_seed", dataset_seed, 0, 9999),
-    ):
-        if isinstance(number, bool) or not isinstance(number, int) or not least <= number <= most:
-            raise ConfigError(f"{key} = {number!r} must be a whole number, {least} to {most}")
+    whole("num_games", num_games, 0 if published else 1, _SEEDS_PER_SPLIT)
+    whole("dataset_seed", dataset_seed, 0, 9999)
     if published:
         found = _published(data_folder(data) / FOLDERS[split])
         return [_published_task(split, name, kind) for kind in kinds for name in _of_kind(found, kind, num_games)]
@@ -119,11 +115,3 @@ def _of_kind(names: Collection[str], kind: str, num: int) -> list[str]:
 
 def _published_task(split: str, name: str, kind: str) -> Task:
     return Task(f"alfworld/{name}", "alfworld", 0, split, {"type": kind, "game": name}, f"alfworld/{kind}")
-
-
-def one_of(key: str, value: object, known: Collection[str]) -> str:
-    """`value`, if it is one of `known`. Raises `ConfigError` with the nearest if not."""
-    if isinstance(value, str) and value in known:
-        return value
-    close = difflib.get_close_matches(str(value), known, n=1)
-    raise ConfigError(f"{key} = {value!r} is unknown: use {repr(close[0]) if close else ' or '.join(known)}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final, Protocol
 
 from trailnotes.envs.base import imperative
-from trailnotes.envs.puzzles.splits import one_of, whole
+from trailnotes.envs.options import one_of, whole
 from trailnotes.errors import EnvError
 from trailnotes.types import Observation, Task
 

@@ -13,9 +13,10 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Final
 
+from trailnotes.envs.options import one_of
 from trailnotes.envs.puzzles.base import Game, PuzzleEnv
 from trailnotes.envs.puzzles.fields import Field, around, bits, opened, solved_by_logic
-from trailnotes.envs.puzzles.splits import SHARES, one_of, puzzle_tasks, same_in_all_orientations, split_of
+from trailnotes.envs.puzzles.splits import SHARES, puzzle_tasks, same_in_all_orientations, split_of
 from trailnotes.errors import ConfigError
 from trailnotes.seeds import derive_seed
 from trailnotes.types import Task
@@ -173,8 +174,8 @@ class MinesweeperEnv(PuzzleEnv):
 
 
 def _level(task: Task) -> Level:
-    difficulty = one_of(f"difficulty of task {task.id}", task.options.get("difficulty"), DIFFICULTIES)
-    split = one_of(f"split of task {task.id}", task.split, SHARES)
+    difficulty = one_of("difficulty", task.options.get("difficulty"), DIFFICULTIES, where=f"task {task.id}: ")
+    split = one_of("split", task.split, SHARES, where=f"task {task.id}: ")
     return level_of(difficulty, bool(task.options.get("logic", True)), split, task.seed)
 
 

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
 
+from trailnotes.envs.options import one_of
 from trailnotes.envs.puzzles.base import Game, PuzzleEnv
 from trailnotes.envs.puzzles.pushes import Place, Push, backwards, moves_of
 from trailnotes.envs.puzzles.rooms import DIRECTIONS, Position, Room, border, cells, drawn, moved, region
-from trailnotes.envs.puzzles.splits import SHARES, one_of, puzzle_tasks, same_in_all_orientations, split_of
+from trailnotes.envs.puzzles.splits import SHARES, puzzle_tasks, same_in_all_orientations, split_of
 from trailnotes.seeds import derive_seed
 from trailnotes.types import Task
 
@@ -166,8 +167,8 @@ class SokobanEnv(PuzzleEnv):
 
 
 def _level(task: Task) -> Level:
-    difficulty = one_of(f"difficulty of task {task.id}", task.options.get("difficulty"), DIFFICULTIES)
-    return level_of(difficulty, one_of(f"split of task {task.id}", task.split, SHARES), task.seed)
+    difficulty = one_of("difficulty", task.options.get("difficulty"), DIFFICULTIES, where=f"task {task.id}: ")
+    return level_of(difficulty, one_of("split", task.split, SHARES, where=f"task {task.id}: "), task.seed)
 
 
 class Warehouse:

@@ -11,6 +11,7 @@ from typing import Any
 
 from trailnotes.envs.base import as_offered
 from trailnotes.envs.java.simulator import find_jars, find_java
+from trailnotes.envs.options import one_of, whole
 from trailnotes.envs.textworld_express.client import EXTRA, TITLE, Client, State
 from trailnotes.envs.textworld_express.games import check_params, resolve_games, textworld_express_tasks
 from trailnotes.errors import ConfigError, EnvError
@@ -51,13 +52,10 @@ class TextWorldExpressEnv:
         find_jars(TITLE, "textworld_express", EXTRA, "textworld-express.jar")  # what is missing is said at once
         find_java(java, EXTRA)
         check_params(resolve_games(game), params)
-        if isinstance(max_steps, bool) or not isinstance(max_steps, int) or max_steps < 1:
-            raise ConfigError(f"max_steps = {max_steps!r} must be a whole number, 1 or more")
-        if view not in VIEWS:
-            raise ConfigError(f"view = {view!r} is unknown: use {' or '.join(VIEWS)}")
         if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
             raise ConfigError(f"timeout = {timeout!r} must be a number of seconds over 0")
-        self._max_steps, self._full, self._offers = max_steps, view == "full", bool(actions)
+        self._max_steps, self._offers = whole("max_steps", max_steps, 1, 100_000), bool(actions)
+        self._full = one_of("view", view, VIEWS) == "full"
         self._java, self._timeout = java, timeout
         self._client: Client | None = None
         self._state: State | None = None

@@ -10,6 +10,7 @@ import difflib
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 
+from trailnotes.envs.options import one_of, whole
 from trailnotes.errors import ConfigError
 from trailnotes.types import Task
 
@@ -72,8 +73,7 @@ def resolve_games(game: str | Sequence[str]) -> tuple[str, ...]:
     if not names:
         raise ConfigError("game = [] names no game of TextWorldExpress: name one, or 'all'")
     for index, name in enumerate(names):
-        if name not in GAMES:
-            raise ConfigError(f"game = {name!r} is unknown{_nearest(name, GAMES)}")
+        one_of("game", name, GAMES)
         if name in names[:index]:
             raise ConfigError(f"game names {name} twice: name it once")
     return names
@@ -89,8 +89,7 @@ def check_params(names: Sequence[str], params: Mapping[str, int] | None) -> dict
     for key, value in (params or {}).items():
         if key not in known:
             raise ConfigError(f"params.{key}: {' and '.join(names)} have no such setting{_nearest(key, known)}")
-        if isinstance(value, bool) or not isinstance(value, int) or value not in known[key]:
-            raise ConfigError(f"params.{key} = {value!r} must be {known[key][0]} to {known[key][-1]}")
+        whole(f"params.{key}", value, known[key][0], known[key][-1])
     return dict(params or {})
 
 
@@ -114,10 +113,8 @@ def textworld_express_tasks(
     Raises:
         ConfigError: an unknown split, game or setting, or a number out of range.
     """
-    if split not in FOLDS:
-        raise ConfigError(f"split = {split!r} is unknown{_nearest(split, FOLDS)}")
-    if isinstance(num_games, bool) or not isinstance(num_games, int) or not 1 <= num_games <= SEEDS:
-        raise ConfigError(f"num_games = {num_games!r} must be 1 to {SEEDS}: a fold has no more")
+    one_of("split", split, FOLDS)
+    whole("num_games", num_games, 1, SEEDS)
     names = resolve_games(game)
     checked, (fold, first) = check_params(names, params), FOLDS[split]
     tasks = []

@@ -127,7 +127,7 @@ class WebShopEnv:
             products_per_page=whole("products_per_page", products_per_page),
             products_shown=SHOWN_BY_REMEMBERER if view == "rememberer" else 0,
             show_attributes=of_kind(bool, "show_attributes", show_attributes),
-            max_title=whole("max_title", max_title, MAX_SHORT),
+            max_title=whole("max_title", max_title, most=MAX_SHORT),
             max_text=whole("max_text", max_text),
         )
         self._view = VIEWS[one_of("view", view, VIEWS)]
