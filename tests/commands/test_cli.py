@@ -13,7 +13,8 @@ import pytest
 import trailnotes
 from trailnotes.commands import QUIET, TABLE, main
 from trailnotes.commands.command import Command, Group, page, parse
-from trailnotes.config.schema import Config, MemoryConfig
+from trailnotes.config.memory_schema import MemoryConfig
+from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config
 from trailnotes.errors import ConfigError, Interrupted, RunError, how_to_install
 from trailnotes.memory import open_memory

@@ -14,7 +14,8 @@ import pytest
 from tinyrun import SAME, differences, episodes, tiny_config, tip_rows
 from trailnotes.commands import main
 from trailnotes.commands.train import train
-from trailnotes.config.schema import Config, MemoryConfig
+from trailnotes.config.memory_schema import MemoryConfig
+from trailnotes.config.schema import Config
 from trailnotes.config.toml import to_toml
 from trailnotes.envs.tasks import tasks_of
 from trailnotes.errors import ConfigError, MemoryStoreError

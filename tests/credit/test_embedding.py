@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from tiny import group, step, trajectory
+from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.config.methods_schema import AlgorithmConfig
-from trailnotes.config.schema import MemoryConfig
 from trailnotes.credit.novelty import Novelty
 from trailnotes.memory.retrieval import HashingEmbedder
 from trailnotes.types import Observation, Trajectory

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from tiny import step, trajectory
+from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.config.methods_schema import AlgorithmConfig
-from trailnotes.config.schema import MemoryConfig
 from trailnotes.credit import episode_return, group_relative
 from trailnotes.credit.distillation import RandomNetworkDistillation
 from trailnotes.credit.novelty import Novelty, StateCounter, VisitCounter

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from adaptrun import Guesser, adapt_by, gate_config
-from trailnotes.config.schema import MemoryConfig
+from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.config.toml import load_config
 from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.errors import ConfigError

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trailnotes.commands import main
-from trailnotes.config.schema import MemoryConfig
+from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.errors import MemoryStoreError
 from trailnotes.memory import open_memory
 from trailnotes.memory.exchange import delete_tips, edit_tip, enable_tips, export_tips, import_tips, open_store

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 from embeddings import EmbeddingServer, embedding_server
+from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.config.model_schema import EndpointConfig
-from trailnotes.config.schema import Config, MemoryConfig
+from trailnotes.config.schema import Config
 from trailnotes.endpoint import faults
 from trailnotes.errors import ConfigError, MemoryStoreError
 from trailnotes.memory import embedder_of, make_embedder, open_memory

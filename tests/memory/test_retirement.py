@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from trailnotes.commands import main
-from trailnotes.config.schema import MemoryConfig
+from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.config.toml import load_config
 from trailnotes.errors import ConfigError, MemoryStoreError
 from trailnotes.memory import TipMemory, exchange, open_memory

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from adaptrun import Gate, Guesser, adapt_by, gate_config
 from tinyrun import SAME, differences, tiny_config, train_in_process
 from trailnotes.commands import main
-from trailnotes.config.schema import Config, MemoryConfig
+from trailnotes.config.memory_schema import MemoryConfig
+from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config
 from trailnotes.envs import env_tasks
 from trailnotes.envs.workers.pool import EnvPool

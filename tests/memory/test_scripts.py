@@ -17,7 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiny import step, trajectory
-from trailnotes.config.schema import Config, MemoryConfig, RolloutConfig
+from trailnotes.config.memory_schema import MemoryConfig
+from trailnotes.config.schema import Config, RolloutConfig
 from trailnotes.memory import clean_tip, open_memory
 from trailnotes.memory.exchange import add_tip, export_tips, import_tips
 from trailnotes.memory.retrieval import HashingEmbedder, words_of

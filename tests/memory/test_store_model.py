@@ -29,7 +29,7 @@ from hypothesis.stateful import (
 )
 from index_workers import Directions
 
-from trailnotes.config.schema import MemoryConfig
+from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.memory import TipMemory, exchange, indexed, open_memory
 from trailnotes.memory.owner import go_back
 from trailnotes.memory.retrieval import Floats, HashingEmbedder

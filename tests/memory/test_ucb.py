@@ -16,7 +16,8 @@ import pytest
 from adaptrun import Guesser, adapt_by, gate_config
 from tinyrun import SAME, differences, metrics, tiny_config, train_in_process
 from trailnotes.commands import main
-from trailnotes.config.schema import Config, MemoryConfig
+from trailnotes.config.memory_schema import MemoryConfig
+from trailnotes.config.schema import Config
 from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.memory import open_memory
 from trailnotes.memory.exchange import edit_tip

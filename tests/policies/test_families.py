@@ -11,7 +11,8 @@ import torch
 
 from families import FAMILIES, family_tokenizer
 from puppet import OneTip, ids_of, led, play
-from trailnotes.config.schema import MemoryConfig, RolloutConfig
+from trailnotes.config.memory_schema import MemoryConfig
+from trailnotes.config.schema import RolloutConfig
 from trailnotes.learner.samples import build_samples
 from trailnotes.memory import clean_tip
 from trailnotes.policies.chat import ChatFormat

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from puppet import OneTip, ids_of, led, play
 from trailnotes.algorithms.rememberer.advice import Valued, parse_advice
+from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.config.model_schema import ModelConfig
-from trailnotes.config.schema import Config, MemoryConfig, RolloutConfig
+from trailnotes.config.schema import Config, RolloutConfig
 from trailnotes.learner.samples import build_samples
 from trailnotes.memory import clean_tip
 from trailnotes.policies.chat import ChatFormat

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trailnotes.config.schema import MemoryConfig, RolloutConfig
+from trailnotes.config.memory_schema import MemoryConfig
+from trailnotes.config.schema import RolloutConfig
 from trailnotes.memory import clean_tip
 from trailnotes.policies.scripted import ScriptedPolicy
 from trailnotes.prompts import (

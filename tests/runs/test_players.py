@@ -15,8 +15,9 @@ from small import small_config
 from tinyrun import tiny_config, train_in_process
 from trailnotes.commands.rollout import rollout
 from trailnotes.commands.train import train
+from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.config.model_schema import ModelConfig
-from trailnotes.config.schema import Config, EnvConfig, MemoryConfig, RolloutConfig
+from trailnotes.config.schema import Config, EnvConfig, RolloutConfig
 from trailnotes.errors import ConfigError, PolicyError, RunError
 from trailnotes.policies.hf.policy import HFPolicy
 from trailnotes.prompts import Conversation, listed_actions

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from trailnotes.config.schema import MemoryConfig
+from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.memory import open_memory
 from trailnotes.memory.exchange import list_tips, open_store
 from trailnotes.memory.worth import Lead, Reading

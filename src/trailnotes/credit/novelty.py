@@ -18,8 +18,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.config.methods_schema import AlgorithmConfig
-from trailnotes.config.schema import MemoryConfig
 from trailnotes.memory import Embedder, make_embedder
 from trailnotes.memory.retrieval import ExactIndex, Floats
 from trailnotes.storage.checkpoint import Arrays, State

@@ -13,7 +13,7 @@ from trailnotes.memory.retrieval import DECIMALS, HashingEmbedder
 from trailnotes.memory.store import TipStore
 
 if TYPE_CHECKING:
-    from trailnotes.config.schema import MemoryConfig
+    from trailnotes.config.memory_schema import MemoryConfig
     from trailnotes.memory.retired import Alike
     from trailnotes.memory.scope import Place
 

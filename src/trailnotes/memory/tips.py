@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trailnotes.config.schema import MemoryConfig
+from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.errors import ConfigError, MemoryStoreError
 from trailnotes.memory.index import is_installed
 from trailnotes.memory.retired import DISTILLED

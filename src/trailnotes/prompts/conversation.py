@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
-from trailnotes.config.schema import MemoryConfig, RolloutConfig
+from trailnotes.config.memory_schema import MemoryConfig
+from trailnotes.config.schema import RolloutConfig
 from trailnotes.prompts.text import CUT, CountTokens, quoted, truncate
 from trailnotes.types import Message, Observation, Tip, TokenIds, Trajectory, answer_of
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from trailnotes.config.schema import MemoryConfig, RolloutConfig
+from trailnotes.config.memory_schema import MemoryConfig
+from trailnotes.config.schema import RolloutConfig
 from trailnotes.envs.scienceworld.briefing import (
     MAX_CHARS,
     MAX_TURNS,

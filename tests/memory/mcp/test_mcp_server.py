@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from trailnotes.commands import main
-from trailnotes.config.schema import MemoryConfig
+from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.errors import MemoryStoreError, MissingExtraError
 from trailnotes.memory import open_memory
 from trailnotes.memory.exchange import open_store

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.config.methods_schema import RehearsalConfig
-from trailnotes.config.schema import Config, EnvConfig, EvalConfig, MemoryConfig, RolloutConfig
+from trailnotes.config.schema import Config, EnvConfig, EvalConfig, RolloutConfig
 from trailnotes.config.warmstart_schema import WarmstartConfig
 from trailnotes.errors import ConfigError
 from trailnotes.warmstart.demonstrations import demonstrator_of, scripted_apart

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.config.methods_schema import RehearsalConfig
-from trailnotes.config.schema import Config, EnvConfig, MemoryConfig, RolloutConfig
+from trailnotes.config.schema import Config, EnvConfig, RolloutConfig
 from trailnotes.config.warmstart_schema import WarmstartConfig
 from trailnotes.envs.scienceworld.tasks import scienceworld_tasks, split_of
 from trailnotes.envs.tasks import panel_of, tasks_of

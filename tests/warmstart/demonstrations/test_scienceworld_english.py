@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from trailnotes.config.schema import Config, EnvConfig, MemoryConfig, RolloutConfig
+from trailnotes.config.memory_schema import MemoryConfig
+from trailnotes.config.schema import Config, EnvConfig, RolloutConfig
 from trailnotes.config.toml import load_config
 from trailnotes.config.warmstart_schema import WarmstartConfig
 from trailnotes.envs.scienceworld.tasks import resolve_tasks

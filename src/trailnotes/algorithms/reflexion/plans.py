@@ -15,7 +15,8 @@ from trailnotes.types import Message, Observation, Tip, Trajectory
 
 if TYPE_CHECKING:
     from trailnotes.algorithms.reflexion.memory import ReflectionMemory
-    from trailnotes.config.schema import MemoryConfig, RolloutConfig
+    from trailnotes.config.memory_schema import MemoryConfig
+    from trailnotes.config.schema import RolloutConfig
     from trailnotes.prompts import CountTokens, Introduce
 
 _REQUEST: Final = (

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp
 
-    from trailnotes.config.schema import MemoryConfig
+    from trailnotes.config.memory_schema import MemoryConfig
     from trailnotes.types import Tip
 
 TOKEN = "TRAILNOTES_MCP_TOKEN"  # noqa: S105 (the variable that holds one)
@@ -33,7 +33,7 @@ def printable(text: str) -> str:
 
 def settings_of(place: Path) -> MemoryConfig:
     """Those of the run that the memory belongs to; the default where it belongs to none."""
-    from trailnotes.config.schema import MemoryConfig
+    from trailnotes.config.memory_schema import MemoryConfig
     from trailnotes.runs.directory import run_config
 
     run = place if place.is_dir() else place.parent
@@ -89,7 +89,7 @@ def _serve(args: Namespace) -> None:
         raise ConfigError(f"--rate {args.rate} allows no call: give 1 or more calls a minute")
     if args.off and not args.write:
         raise ConfigError("--off is about what is added: give --write, too, or leave it out")
-    from trailnotes.config.schema import MemoryConfig
+    from trailnotes.config.memory_schema import MemoryConfig
     from trailnotes.memory.exchange import open_store
     from trailnotes.memory.mcp.server import make_app, serve_stdio
     from trailnotes.memory.mcp.tools import Rules, Toolbox
