@@ -242,6 +242,7 @@ HOUSE = {
     "warmstart": """
         __init__ training
         demonstrations small_model
+        copying
     """,
     "web": """
         __init__ guard serving

@@ -181,6 +181,9 @@ def dry_run(
             early ends this one.
     """
     from trailnotes.envs.tasks import refuse_examined
+
+    config.refuse_training()
+    refuse_examined(config)
     from trailnotes.policies.hf.policy import is_here
     from trailnotes.runs.console import clock
     from trailnotes.runs.footprint import footprint
@@ -189,8 +192,6 @@ def dry_run(
     from trailnotes.runs.rehearsal import PLACE, refuse_all_spent, refuse_rehearsal, spent_recording
     from trailnotes.runs.remedies import refuse_too_large
 
-    config.refuse_training()
-    refuse_examined(config)
     refuse_rehearsal(config)
     if memory is not None:
         _tips_for(config, memory)
