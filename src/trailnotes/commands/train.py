@@ -144,13 +144,13 @@ def _refuse_early(config: Config) -> None:
 
 def _tips_for(config: Config, memory: StrPath) -> list[Tip]:
     """The tips of `memory`, if this run has a use for any of them."""
-    from trailnotes.envs.tasks import tasks_of
+    from trailnotes.envs.tasks import trained_of
     from trailnotes.memory.exchange import read_tips
 
     if not method_of(config.algorithm.name).memory:
         raise ConfigError(f"{config.algorithm.name} trains without a memory: leave out --memory")
     tips = read_tips(memory)
-    played = [task.id for task in tasks_of(config, config.train.split)]
+    played = [task.id for task in trained_of(config)]
     if not {tip.namespace for tip in tips} & {*played}:
         found = f"they are of {tips[0].namespace}, for example; " if tips else ""
         raise ConfigError(
