@@ -83,5 +83,5 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@echo "Installing into .venv (some minutes the first time) ..."
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(PIP) $(TORCH) $(if $(TORCH_INDEX_URL),--no-deps --index-url $(TORCH_INDEX_URL))
-	$(PIP) $(TORCH) -e '.[train,textworld,scienceworld,webshop,web,openai,plot,tensorboard,ray,index,dev]'
+	$(PIP) $(TORCH) -e '.[train,textworld,scienceworld,textworld-express,webshop,gymnasium,openenv,web,openai,plot,tensorboard,ray,index,mcp,dev]'
 	@touch $@

@@ -11,11 +11,12 @@ from trailnotes.memory import open_memory
 from trailnotes.types import Tip
 
 BATCH = 3
+CAPACITY = 20
 
 
 def write_forever(path: Path, round_number: int, confirm: Connection) -> None:
-    """Add batches of three until killed; one message for each batch that `add` has returned from."""
-    memory = open_memory(path, MemoryConfig(capacity=10**6, threshold=-1))
+    """Add batches of three within a capacity until killed; a message for each batch that `add` has returned from."""
+    memory = open_memory(path, MemoryConfig(capacity=CAPACITY, retire="least_used", threshold=-1))
     for number in range(10**6):
         memory.add([Tip("task", f"round {round_number} batch {number} tip {k}", "key", 0.0) for k in range(BATCH)])
         confirm.send_bytes(b".")

@@ -39,17 +39,18 @@ def led(tokenizer: Any, model: Any, *answers: str, **options: Any) -> HFPolicy:
 
 
 class Hall:
-    """Three steps, whatever is done."""
+    """Three steps, whatever is done, with `more` behind each observation."""
 
-    def __init__(self) -> None:
+    def __init__(self, more: str = "") -> None:
         self.actions: list[str] = []
+        self._more = more
 
     async def reset(self, task: Task) -> Observation:
-        return Observation("a hall", instruction="leave")
+        return Observation(f"a hall{self._more}", instruction="leave")
 
     async def step(self, action: str) -> Observation:
         self.actions.append(action)
-        return Observation(f"after {action}", reward=1.0, terminated=len(self.actions) == 3)
+        return Observation(f"after {action}{self._more}", reward=1.0, terminated=len(self.actions) == 3)
 
 
 class OneTip:
@@ -59,10 +60,12 @@ class OneTip:
         return [Tip(namespace, "the key is north", "a hall", 1.0)]
 
 
-def play(policy: HFPolicy, mode: Mode = "plain", memory: Any = None, **rollout: Any) -> tuple[Trajectory, list[str]]:
+def play(
+    policy: HFPolicy, mode: Mode = "plain", memory: Any = None, *, more: str = "", **rollout: Any
+) -> tuple[Trajectory, list[str]]:
     given = {"style": "terse", "max_steps": 3, "max_action_tokens": 40, "max_context_tokens": 500}
     config = Config(rollout=RolloutConfig(**(given | rollout)))
-    env = Hall()
+    env = Hall(more)
 
     async def run() -> Trajectory:
         policy.open_episode("t/0")

@@ -46,9 +46,11 @@ NOT_CHECKED = {
 NOT_RUN = {
     "demo": "two trainings: tests/commands/test_demo.py plays a small one",
     "view": "serves until it is interrupted: tests/view/test_view_browser.py",
+    "memory serve": "serves until its client is gone: tests/memory/mcp/test_mcp_server.py",
     "engine serve": "serves until it is interrupted: tests/policies/vllm/test_wire.py",
     "webshop serve": "serves until it is interrupted: tests/commands/test_webshop_serve.py",
     "webshop import": "reads the original's files, which are not ours",
+    "wikihow import": "reads recorded pages, which are not ours",
     "compare run": "all of its runs: read here, played in tests/compare/test_compare_run.py",
     "compare table": "of runs on ScienceWorld: tests/compare/test_compare.py writes such tables",
 }

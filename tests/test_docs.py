@@ -205,6 +205,16 @@ def test_the_examples_of_extending_run(
     assert len(words(clone / "runs/own/metrics.jsonl").splitlines()) == 1
 
 
+def test_the_loop_of_the_memory_page_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (loop,) = blocks(ROOT / "docs/memory.md", "python")
+    for _ in range(2):  # what the first wrote, the second reads
+        exec(compile(loop, "memory.md", "exec"), {})
+    assert capsys.readouterr().out == "the left door leads back (score 0 of 1)\n"
+
+
 class Verbosity:
     """Pays for long actions, so that the members of a group differ."""
 
@@ -224,7 +234,8 @@ class Verbosity:
 
 
 KEPT = (  # a row of each role, and each of its terms
-    "--algorithm.anchor_tips 1 --algorithm.anchor_reading 1 --rehearsal.imitate 0.1 --algorithm.author_credit 1"
+    "--algorithm.anchor_tips 1 --algorithm.anchor_reading 1 --rehearsal.imitate 0.1 --algorithm.author_credit 1 "
+    "--memory.distilled 0.5"
 )
 
 

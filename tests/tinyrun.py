@@ -102,7 +102,7 @@ def tip_rows(path: Path) -> list[tuple[Any, ...]]:
         cursor = connection.execute("SELECT * FROM tips ORDER BY id")
         names = [column[0] for column in cursor.description]
         rows = [dict(zip(names, row, strict=True)) for row in cursor]
-    return [tuple(value for name, value in row.items() if name != "created") for row in rows]
+    return [tuple(value for name, value in row.items() if name not in ("created", "retired_on")) for row in rows]
 
 
 def differences(a: Path, b: Path) -> dict[str, bool]:

@@ -1,4 +1,4 @@
-"""Adaptation against a real server, for engineers who train nothing: killed, stopped by its limit, and gone on with."""
+"""A real server, for engineers who train nothing: adaptation that is killed, limited and gone on with; an own agent."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from proxy import Proxy
 from served import MODEL
 from small import small_config
 from trailnotes.config.toml import to_toml
+from trailnotes.memory.tipfile import read_tips
 from trailnotes.storage.files import read_jsonl
 
 METHODS = ["empo2-tips", *(pytest.param(name, marks=pytest.mark.slow) for name in ("reflexion", "rememberer"))]
@@ -103,3 +104,25 @@ def test_an_adaptation_that_was_killed_and_then_stopped_by_its_limit_ends_as_one
     for row in (*rows[0], *rows[1]):
         row.pop("seconds")
     assert rows[0] == rows[1]
+
+
+# -- no harness at all
+
+
+def test_an_agent_of_ones_own_reads_what_it_wrote(
+    proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples"))
+    from own_agent import main
+
+    scores = main(proxy.url, MODEL, str(tmp_path / "own.db"))
+    first = next(tip for tip in read_tips(tmp_path / "own.db") if tip.step == 0)
+    assert (first.model, first.score, scores[0]) == (MODEL, 0.0, 0.0)
+    opening = [asked.body["messages"][0]["content"] for asked in proxy.asked if len(asked.body["messages"]) == 1]
+    assert len(opening) == len(scores) == 4
+    assert "notes :" not in opening[0]
+    assert all(f'- " {first.text} " 0 / 1' in text for text in opening[1:])
+    assert max(scores[1:]) == 1.0, "what the archive said wins the game"
+    assert "attempt 1: score " in capsys.readouterr().out

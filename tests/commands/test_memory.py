@@ -22,6 +22,7 @@ from trailnotes.learner.learner import Learner
 from trailnotes.memory import open_memory
 from trailnotes.memory.exchange import list_tips, open_store
 from trailnotes.memory.retrieval import HashingEmbedder
+from trailnotes.memory.tipfile import read_tips
 from trailnotes.runs.directory import RunDir
 from trailnotes.types import Tip
 
@@ -113,9 +114,9 @@ def test_what_the_owner_did_to_a_killed_run_survives(start_model: Path, tmp_path
     assert deleted.id not in after
     assert is_shown(run, "follow the river", after=2)
     assert is_shown(run, "mind the bridge", after=2)
-    late = [json.loads(line) for path in run.glob("tips.after-*") for line in path.read_text().splitlines()]
+    late = [tip for path in run.glob("tips.after-*") for tip in read_tips(path)]
     assert late
-    assert all(tip["run"] and not tip["imported"] for tip in late), "only what the run wrote is set aside"
+    assert all(tip.run and not tip.imported for tip in late), "only what the run wrote is set aside"
 
 
 def test_a_checkpoint_is_not_opened_for_writing(

@@ -33,6 +33,7 @@ from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config, to_toml
 from trailnotes.errors import ConfigError, Interrupted, RunError
 from trailnotes.learner.learner import Learner
+from trailnotes.memory.tipfile import read_tips
 from trailnotes.policies.hf.policy import load_model
 from trailnotes.runs import training as run_module
 from trailnotes.runs.directory import RunDir
@@ -152,7 +153,7 @@ def test_what_came_after_the_checkpoint_is_set_aside(
     (set_aside,) = tmp_path.glob("trajectories.after-*")
     assert {line["iteration"] for line in read_jsonl(set_aside)} == {2}
     (set_aside,) = tmp_path.glob("tips.after-*")
-    assert {tip["step"] for tip in read_jsonl(set_aside)} >= {2, 3}  # those of the fourth iteration, too
+    assert {tip.step for tip in read_tips(set_aside)} >= {2, 3}  # those of the fourth iteration, too
     assert len(late_tips) > 0
 
 

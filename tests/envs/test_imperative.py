@@ -11,7 +11,9 @@ from trailnotes.envs.waymarks.env import WaymarksSimulator, as_command, make_tas
 OPENINGS = (
     "I will ", "I'll ", "I\u2019ll ", "I ", "I should ", "I would like to ", "I'd like to ", "I am going to ",
     "I'm going to ", "I will now ", "I need to ", "Let me ", "Let's ", "let's first ", "We should ", "Okay, I will ",
-    "Sure! Let me try to ",
+    "Sure! Let me try to ", "I think I should ", "I believe that we can ", "I plan to ", "I might ", "I'd ",
+    "Then I will ", "Now I'll ", "Alright, let's ", "So let me ", "I am now going to ",
+    "My next action is to ", "The best move is to ",
 )  # fmt: skip
 
 
@@ -41,10 +43,20 @@ def test_what_a_model_says_of_itself_becomes_a_command(opening: str) -> None:
         "well",
         "first",
         "We",
+        "then",
+        "now look",
+        "my action",
     ],
 )
 def test_a_command_stays_as_it_is(action: str) -> None:
     assert imperative(action) == action
+
+
+@pytest.mark.parametrize(
+    "said", ["I am going to the kitchen", "I'm now going to the kitchen", "Okay, we are going to the kitchen"]
+)
+def test_where_a_model_is_going_it_goes(said: str) -> None:
+    assert imperative(said) == "go to the kitchen"
 
 
 def test_the_release_s_rule_sees_the_words_as_they_were_said() -> None:

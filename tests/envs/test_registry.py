@@ -25,7 +25,11 @@ def module(folder: Path, patch: pytest.MonkeyPatch, name: str, source: str) -> N
 
 
 def test_built_in_names_are_those_promised() -> None:
-    assert sorted(ENVS) == ["scienceworld", "textworld", "waymarks", "waymarks-simulator", "webshop"]
+    names = """
+        alfworld gymnasium minesweeper openenv scienceworld sokoban textworld textworld-express verifiers waymarks
+        waymarks-simulator webshop wikihow
+    """
+    assert sorted(ENVS) == names.split()
 
 
 def test_a_built_in_environment_is_made_with_its_options() -> None:
@@ -60,7 +64,7 @@ def test_a_module_in_the_working_directory_counts(tmp_path: Path, monkeypatch: p
     ("name", "said"),
     [
         ("waymark", "env.name = 'waymark' is unknown; did you mean waymarks"),
-        ("xyzzy", "known: scienceworld, textworld, waymarks, waymarks-simulator"),
+        ("xyzzy", "known: alfworld, gymnasium, minesweeper, openenv, scienceworld, sokoban, textworld"),
         ("no_such_module:Env", "there is no module 'no_such_module' on the Python path"),
         ("odd_envs.sub:Env", "there is no module 'odd_envs.sub'"),
         ("odd_envs:Pupet", "odd_envs has no 'Pupet'; did you mean Puppet?"),

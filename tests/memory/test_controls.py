@@ -50,6 +50,14 @@ def test_a_task_of_the_same_family_serves_where_there_is_no_other_family(memory:
     assert {tip.namespace for tip in shown(memory, "other").search(TASKS[0], "here", 10)} == {TASKS[1]}
 
 
+def test_a_family_that_a_task_names_is_believed_before_its_id(memory: TipMemory) -> None:
+    control = shown(memory, "other")
+    control.meet([Task(name, "house", family="maze" if name in TASKS[:3] else "vault") for name in TASKS])
+    for name in TASKS[:3]:
+        assert {tip.namespace for tip in control.search(name, "here", 10)} == {TASKS[3]}
+    assert shown(memory, "empty").meet([Task("new", "house")]) is False, "nothing else asks for it with scope = task"
+
+
 def test_no_more_is_shown_than_the_task_has_of_its_own(memory: TipMemory) -> None:
     control = shown(memory, "other")
     assert len(control.search(TASKS[0], "here", 1)) == 1

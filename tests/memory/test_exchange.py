@@ -162,7 +162,9 @@ def test_export_is_readable_and_ordered(memory: TipMemory, tmp_path: Path) -> No
     assert p.export_tips(memory.store, path) == 4
     exported = path.read_text(encoding="utf-8")
     assert "caf\u00e9" in exported
-    records = [json.loads(line) for line in exported.splitlines()]
+    header, *records = [json.loads(line) for line in exported.splitlines()]
+    assert (header["format"], header["version"], header["tips"]) == ("trailnotes-tips", 1, 4)
+    assert header["memory"] == memory.store.lineage
     assert [r["text"] for r in records] == ["tip 1", "tip 2", "mind the lamp", "tip 0"]
     assert records[3] == asdict(p.show_tip(memory.store, 1))
     assert p.export_tips(memory.store, path, "attic") == 1
@@ -193,8 +195,8 @@ def test_imported_tips_are_marked_and_wait(memory: TipMemory, tmp_path: Path) ->
 
 def test_import_enabled_at_capacity(memory: TipMemory, tmp_path: Path) -> None:
     path = lines(tmp_path / "in.jsonl", record(text="one"), record(text="two"))
-    assert p.import_tips(memory.store, path, enable=True, capacity=3) == (2, 0)
-    assert [tip.text for tip in memory.store.tips("cellar")] == ["tip 2", "one", "two"]
+    assert p.import_tips(memory.store, path, enable=True, settings=MemoryConfig(capacity=3)) == (2, 0)
+    assert [tip.text for tip in p.list_tips(memory.store, "cellar")] == ["two", "one", "tip 2"]
 
 
 @pytest.mark.parametrize("name", ["memory.db", ""])

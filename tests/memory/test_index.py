@@ -18,7 +18,7 @@ from index_workers import EXACT, NEAREST, Directions
 from trailnotes.memory import TipMemory, exchange, index, indexed, open_memory
 from trailnotes.memory.index import Stamp, TipIndex
 from trailnotes.memory.owner import go_back
-from trailnotes.types import Tip
+from trailnotes.types import Task, Tip
 
 pytest.importorskip("faiss", reason="the index needs the extra index")
 
@@ -47,8 +47,8 @@ def filled(path: Path, count: int = 300) -> None:
         memory.search("task", "key 0", 1)
 
 
-def found(memory: TipMemory, query: str, top_k: int = 10) -> list[str]:
-    return [tip.text for tip in memory.search("task", query, top_k)]
+def found(memory: TipMemory, query: str, top_k: int = 10, task: str = "task") -> list[str]:
+    return [tip.text for tip in memory.search(task, query, top_k)]
 
 
 def test_it_finds_what_an_exact_search_does(path: Path) -> None:
@@ -233,14 +233,29 @@ def test_without_the_library_every_search_is_exact(path: Path, monkeypatch: pyte
 def test_an_index_full_of_what_is_gone_is_built_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index, "SAMPLE_PER_LIST", 1)
     filled(path)
-    with opened(path, capacity=300) as memory:
+    with opened(path) as memory:
         memory.search("task", "key 0", 1)
         first = memory.store._index
-        for number in range(300, 500, 20):
-            memory.add(tips(number, number + 20))
-            assert found(memory, f"key {number}", 1) == [f"tip {number}"]
+        for number in range(1, 200, 40):
+            exchange.enable_tips(memory.store, range(number, number + 40), enabled=False)
+            assert found(memory, "key 250", 1) == ["tip 250"]
         assert memory.store._index is not first
-        assert len(memory.store._index or ()) < 450
+        assert len(memory.store._index or ()) < 150
+
+
+def test_what_is_retired_is_forgotten_without_building_it_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index, "FORGOTTEN", 1000)
+    monkeypatch.setattr(index, "FEWEST", 8)
+    filled(path)
+    monkeypatch.setattr(TipIndex, "empty", None)
+    with opened(path, capacity=300) as memory, opened(path, capacity=300) as other:
+        for number in range(300, 900, 60):
+            memory.add(tips(number, number + 60))
+            kept = {f"tip {each}" for each in range(number - 240, number + 60)}
+            assert set(found(other, "key 7", 900)) == set(found(memory, "key 7", 900)) == kept
+            assert all(300 <= len(reader.store._index or ()) <= 310 for reader in (memory, other))
+        memory.add(tips(7, 8))
+        assert all("tip 7" in found(reader, "key 7", 300) for reader in (memory, other)), "it was written again"
 
 
 def test_a_million_tips_of_one_key_are_one_list(path: Path) -> None:
@@ -301,6 +316,52 @@ def _received(end: multiprocessing.connection.Connection) -> int:
             count += 1
     except EOFError:
         return count
+
+
+@pytest.mark.parametrize("scope", ["family", "env", "all"])
+def test_beyond_the_task_the_index_finds_what_may_be_read(path: Path, scope: str) -> None:
+    tasks = [
+        Task(f"{split} {family} {number}", "house", 0, split, {}, family)
+        for split in ("train", "test", "validation") for family in ("maze", "vault") for number in range(10)
+    ]  # fmt: skip
+    rng = random.Random(0)
+    with opened(path, scope=scope) as memory, opened(path, scope=scope, index="exact") as exact:
+        memory.meet(tasks)
+        memory.add([Tip(rng.choice(tasks).id, f"tip {n}", f"key {n}", 0.0) for n in range(400)])
+        for reader in ("train maze 3", "test maze 3"):
+            readable = found(exact, "key 7", 400, task=reader)
+            assert found(memory, "key 7", 400, task=reader) == readable
+            assert memory.store._index is not None
+            assert exact.store._index is None
+            assert not any(tip.namespace.startswith("validation") for tip in memory.search(reader, "key 7", 400))
+            hits = sum(found(memory, f"key {text.split()[1]}", 1, task=reader) == [text] for text in readable)
+            assert hits >= 0.9 * len(readable)
+        memory.meet([Task("train maze 3", "house", 0, "validation", {}, "maze")])
+        memory.add([Tip("train maze 3", "of a game held back", "key 7", 0.0)])
+        for reader in (memory, exact):
+            assert "of a game held back" not in found(reader, "key 7", 400, task="train maze 4")
+
+
+@pytest.mark.parametrize("dim", [7, 8])
+def test_what_is_put_after_something_was_forgotten_lies_where_it_belongs(dim: int, tmp_path: Path) -> None:
+    vectors = np.random.default_rng(0).standard_normal((400, dim)).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    stamp = Stamp("any", dim, "", "")
+    never, made = (TipIndex.empty(stamp, vectors, 400) for _ in range(2))
+    never.put(range(200, 400), vectors[200:])
+    made.put(range(300), vectors[:300])
+    made.save(tmp_path / "index")
+    read = TipIndex.read(tmp_path / "index", stamp)
+    assert read is not None
+    read.forget(range(150))
+    read.put(range(300, 400), vectors[300:])
+    read.forget(range(150, 200))
+    read.save(tmp_path / "index")
+    for query in vectors[:20]:
+        found = [set(each.search(query, 200, everywhere=True)) for each in (never, read)]
+        assert found[0] == found[1] == {*range(200, 400)}
+        near = [{*each.search(query, 10, everywhere=True)} for each in (never, read)]
+        assert len(near[0] & near[1]) >= 8, "but for those that are equally near"
 
 
 def test_vectors_of_an_odd_dimension_fit(tmp_path: Path) -> None:

@@ -56,7 +56,9 @@ def test_a_kill_in_mid_write_loses_at_most_the_write_in_flight(tmp_path: Path, p
 
         with closing(open_store(path)) as store:  # checks the integrity of the file
             found = [tip for tip in store.tips() if tip.text.startswith(f"round {round_number} ")]
-            total = int(store.stats()["tips"])
+            total, gone, stats = len(store.tips()), store.retirements(), store.stats()
+            assert stats["enabled"] == store.size("task") == min(total, memory_workers.CAPACITY)
+            assert len(gone) == stats["retired"] == total - stats["enabled"], "room was made with the write, or not"
         num_batches, rest = divmod(len(found), memory_workers.BATCH)
         assert rest == 0, "half a transaction is visible"
         assert num_batches - num_confirmed in {0, 1}

@@ -78,8 +78,16 @@ def test_final_columns(memory: TipMemory, path: Path) -> None:
         ("compared", "INTEGER"),
         ("gained", "REAL"),
         ("used", "INTEGER"),
+        ("retired", "TEXT"),
+        ("retired_at", "INTEGER"),
+        ("retired_on", "TEXT"),
+        ("retired_by", "TEXT"),
+        ("merged_into", "INTEGER"),
+        ("measured", "INTEGER"),
+        ("lead", "REAL"),
     ]
-    assert indexes == {"tips_by_text", "tips_by_age", "tips_by_write"}
+    by = ("text", "age", "write", "use", "worth", "retirement")
+    assert indexes == {f"tips_by_{name}" for name in by}
     assert experience == [
         ("id", "INTEGER"),
         ("task", "TEXT"),
@@ -393,7 +401,7 @@ def test_stats(memory: TipMemory) -> None:
     memory.add([*tips(2), *tips(2), Tip("other", "theirs", "key", 0.0, imported=True, enabled=False)])
     stats = memory.stats()
     assert stats.pop("bytes") >= 4096
-    assert stats == {"tips": 3, "enabled": 2, "imported": 1, "namespaces": 2, "support": 5}
+    assert stats == {"tips": 3, "enabled": 2, "imported": 1, "namespaces": 2, "support": 5, "retired": 0}
 
 
 def test_a_volatile_store_needs_an_identity() -> None:

@@ -1,5 +1,6 @@
 """The memory against a plain model of it: random operations by two writers of one file, one with an index, one without.
 
+Tips beyond the capacity are retired by any of the rules, readers are counted and measured, and the owner brings back.
 Asked for all tips, the index must find exactly what is there, whatever was written, deleted, switched, undone,
 restored, closed or damaged before; asked for the nearest of some to a tip's own key, it must know where that tip lies.
 """
@@ -8,28 +9,42 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 import random
 import tempfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 from index_workers import Directions
 
 from trailnotes.config.schema import MemoryConfig
 from trailnotes.memory import TipMemory, exchange, indexed, open_memory
 from trailnotes.memory.owner import go_back
-from trailnotes.memory.retrieval import Floats
+from trailnotes.memory.retrieval import Floats, HashingEmbedder
+from trailnotes.memory.worth import Lead, Reading
 from trailnotes.types import Tip
 
 pytest.importorskip("faiss", reason="the index needs the extra index")
 
 CAPACITY = 40
-CONFIG = MemoryConfig(threshold=-0.2, exact_below=1, capacity=CAPACITY, candidates=8)
-EXACT = CONFIG.model_copy(update={"index": "exact"})
+LIKE = 0.3  # of keys and words: two short texts share a word in three
+CONFIG = MemoryConfig(
+    threshold=-0.2, exact_below=1, capacity=CAPACITY, candidates=8, merge_similarity=LIKE, distilled=0.5,
+    distilled_readers=2,
+)  # fmt: skip
+RULES = ("oldest", "least_used", "least_worth", "merge")
 NAMESPACES = ("one", "two")
 WRITERS = st.integers(0, 1)
 
@@ -52,12 +67,31 @@ def direction(text: str) -> Floats:
     return Directions().embed([text])[0]
 
 
+@functools.cache
+def words(text: str) -> Floats:
+    return HashingEmbedder().embed([text])[0]
+
+
+@dataclass
+class Counts:
+    """What is known of the readers of a tip."""
+
+    shown: int = 0
+    compared: int = 0
+    gained: float = 0.0
+    measured: int = 0
+    lead: float = 0.0
+
+
 @dataclass
 class Model:
-    """What the memory is to be: tips by id, and the age of each."""
+    """What the memory is to be: tips by id, the age of each, its readers, and what was retired by which rule."""
 
+    retire: str = "oldest"
     tips: dict[int, Tip] = field(default_factory=dict)
     ages: dict[int, int] = field(default_factory=dict)
+    readers: dict[int, Counts] = field(default_factory=dict)
+    gone: dict[int, tuple[str, int]] = field(default_factory=dict)  # rule, and what it became one with
     writes: int = 0
     last_id: int = 0
     marks: set[str] = field(default_factory=set)
@@ -73,17 +107,89 @@ class Model:
             known = min(same, default=None)
             if known is None:
                 known = self.last_id = self.last_id + 1
-                self.tips[known] = replace(tip, id=known)
+                self.tips[known], self.readers[known] = replace(tip, id=known), Counts()
             else:
-                old = self.tips[known]
-                score = max(old.score, tip.score)
-                self.tips[known] = replace(old, key=tip.key, support=old.support + 1, score=score)
+                known = self.repeat(known, tip)
             self.ages[known] = self.writes
-        for namespace in {tip.namespace for tip in batch}:
-            on = [own.id for own in self.tips.values() if own.namespace == namespace and own.enabled]
-            for tip_id in sorted(on, key=self.ages.__getitem__)[: max(0, len(on) - CAPACITY)]:
-                del self.tips[tip_id]
+        for namespace in dict.fromkeys(tip.namespace for tip in batch):
+            self.make_room(namespace)
         return len(batch)
+
+    def repeat(self, known: int, tip: Tip) -> int:
+        """A text is written again: its row, or what that became one with, counts it; what made room comes back."""
+        rule, into = self.gone.get(known, ("", 0))
+        while into in self.gone:
+            into = self.gone[into][1]
+        if into in self.tips:
+            known, rule, tip = into, "", replace(tip, key=self.tips[into].key)
+        old = self.tips[known]
+        back = rule not in {"", "distilled"} and tip.enabled
+        if back:
+            del self.gone[known]
+        self.tips[known] = replace(
+            old, key=tip.key, support=old.support + 1, score=max(old.score, tip.score), enabled=old.enabled or back
+        )
+        return known
+
+    def make_room(self, namespace: str) -> None:
+        """As `room.make_room`."""
+        on = [tip_id for tip_id, own in self.tips.items() if own.namespace == namespace and own.enabled]
+        on.sort(key=self.ages.__getitem__)
+        excess, spared = len(on) - CAPACITY, CAPACITY // 4
+        if self.retire == "merge" and excess > 0:
+            ranks = {tip_id: self.rank(tip_id) for tip_id in on}  # as they were before any became one
+            pairs = [(self.alike(a, b), i, j) for i, a in enumerate(on) for j, b in enumerate(on[i + 1 :], i + 1)]
+            for like, i, j in sorted(pairs, key=lambda pair: (-pair[0], pair[1], pair[2])):
+                pair = on[i], on[j]
+                if excess and like >= np.float32(LIKE) and not self.gone.keys() & {*pair}:
+                    self.merge(*sorted(pair, key=ranks.__getitem__))
+                    excess -= 1
+            on = [tip_id for tip_id in on if tip_id not in self.gone]
+        if excess > 0:
+            if self.retire == "least_used":
+                on = sorted(on[:-spared], key=lambda tip_id: (self.readers[tip_id].shown, self.ages[tip_id]))
+            if self.retire == "least_worth":
+                on = sorted(on[:-spared], key=lambda tip_id: (self.worth(tip_id), self.ages[tip_id]))
+            self.retired(on[:excess], "oldest" if self.retire == "merge" else self.retire)
+
+    def alike(self, a: int, b: int) -> float:
+        one, other = self.tips[a], self.tips[b]
+        both = direction(one.key) @ direction(other.key), words(one.text) @ words(other.text)
+        return float(np.round(min(both), 6))
+
+    def rank(self, tip_id: int) -> tuple[float, ...]:
+        return self.worth(tip_id), self.tips[tip_id].score, self.tips[tip_id].support, self.ages[tip_id]
+
+    def worth(self, tip_id: int) -> float:
+        return self.readers[tip_id].gained / (4 + self.readers[tip_id].compared)
+
+    def merge(self, gone: int, kept: int) -> None:
+        one, other, counts, more = self.tips[kept], self.tips[gone], self.readers[kept], self.readers[gone]
+        self.tips[kept] = replace(one, score=max(one.score, other.score), support=one.support + other.support)
+        measured = counts.measured + more.measured
+        lead = (counts.lead * counts.measured + more.lead * more.measured) / max(1, measured)
+        self.readers[kept] = Counts(
+            counts.shown + more.shown, counts.compared + more.compared, counts.gained + more.gained, measured, lead
+        )
+        self.retired([gone], "merge", kept)
+
+    def retired(self, ids: list[int], rule: str, into: int = 0) -> None:
+        self.writes += 1
+        for tip_id in ids:
+            self.tips[tip_id] = replace(self.tips[tip_id], enabled=False)
+            self.gone[tip_id] = rule, into
+
+    def measure(self, leads: list[Lead]) -> None:
+        """As `TipMemory.measure`."""
+        self.writes += 1
+        for tip_id, nats in leads:
+            counts = self.readers[tip_id]
+            counts.measured += 1
+            counts.lead += (nats - counts.lead) / min(counts.measured, 2)
+        for tip_id in dict.fromkeys(tip_id for tip_id, _ in leads):
+            known = self.readers[tip_id].measured >= 2 and math.exp(-self.readers[tip_id].lead) >= 0.5
+            if known and self.tips[tip_id].enabled:
+                self.retired([tip_id], "distilled")
 
     def search(self, namespace: str, query: str) -> list[int | None]:
         """Ids of what is found, by score, support and age."""
@@ -97,17 +203,18 @@ class Model:
 class TwoWriters(RuleBasedStateMachine):
     """Two connections to one file: the first searches through the index."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    @initialize(retire=st.sampled_from(RULES))
+    def begin(self, retire: str) -> None:
         self.folder = tempfile.TemporaryDirectory()
         self.path = Path(self.folder.name) / "memory.db"
+        self.model = Model(retire)
         self.memories = [self.opened(0), self.opened(1)]
-        self.model = Model()
         self.saved: Model | None = None
         self.by_owner = 0  # changes since the snapshot
 
     def opened(self, writer: int) -> TipMemory:
-        return open_memory(self.path, (CONFIG, EXACT)[writer], embedder=Directions(), clock=lambda: "")
+        config = CONFIG.model_copy(update={"retire": self.model.retire, "index": ("auto", "exact")[writer]})
+        return open_memory(self.path, config, embedder=Directions(), clock=lambda: "")
 
     def teardown(self) -> None:
         for memory in self.memories:
@@ -128,7 +235,27 @@ class TwoWriters(RuleBasedStateMachine):
         tip_id = data.draw(st.sampled_from(sorted(self.model.tips)))
         exchange.enable_tips(self.memories[writer].store, [tip_id], enabled=enabled)
         self.model.tips[tip_id] = replace(self.model.tips[tip_id], enabled=enabled)
+        if self.model.gone.pop(tip_id, None) and enabled:
+            self.model.writes += 1
+            self.model.ages[tip_id] = self.model.writes
         self.by_owner += 1
+
+    @precondition(lambda self: self.model.tips)
+    @rule(writer=WRITERS, data=st.data())
+    def read(self, writer: int, data: st.DataObject) -> None:
+        """Episodes read tips, and gained or lost by it; of some it is known what they would have done without."""
+        ids = st.lists(st.sampled_from(sorted(self.model.tips)), min_size=1, max_size=12)
+        memory = self.memories[writer]
+        readings = [Reading(tip_id, 1.0, (tip_id % 5 - 2) / 4) for tip_id in data.draw(ids)]
+        with memory.store.transaction():
+            memory.store.read(readings)
+        self.model.writes += 1
+        for tip_id, _, gained in readings:
+            counts = self.model.readers[tip_id]
+            counts.shown, counts.compared, counts.gained = counts.shown + 1, counts.compared + 1, counts.gained + gained
+        leads = [Lead(tip_id, tip_id % 3 / 2) for tip_id in data.draw(ids)]
+        memory.measure(leads)
+        self.model.measure(leads)
 
     @precondition(lambda self: self.model.tips)
     @rule(writer=WRITERS, data=st.data())
@@ -136,6 +263,7 @@ class TwoWriters(RuleBasedStateMachine):
         tip_id = data.draw(st.sampled_from(sorted(self.model.tips)))
         exchange.delete_tips(self.memories[writer].store, [tip_id])
         del self.model.tips[tip_id]
+        self.model.gone.pop(tip_id, None)
         self.by_owner += 1
 
     @rule(batch=BATCHES, instead=BATCHES)
@@ -200,6 +328,12 @@ class TwoWriters(RuleBasedStateMachine):
         for memory in self.memories:
             assert {tip.id: tip for tip in memory.store.tips()} == self.model.tips
             assert memory.store.sequence == self.model.writes
+            marks = {tip_id: (mark.rule, mark.into) for tip_id, mark in memory.store.retirements().items()}
+            assert marks == self.model.gone
+            for tip_id, found in memory.store.readers().items():
+                wanted = self.model.readers[tip_id]
+                assert (found.shown, found.compared, found.gained) == (wanted.shown, wanted.compared, wanted.gained)
+                assert (found.measured, found.lead) == (wanted.measured, pytest.approx(wanted.lead))
             for namespace in NAMESPACES:
                 enabled = [tip for tip in self.model.tips.values() if tip.namespace == namespace and tip.enabled]
                 assert memory.store.size(namespace) == len(enabled)

@@ -176,6 +176,28 @@ def test_rows_give_what_was_sampled_the_probabilities_it_was_sampled_with(model_
     assert found == pytest.approx(sampled, abs=1e-4)
 
 
+def test_an_episode_of_eight_thousand_tokens_is_one_row_and_acts_with_the_probabilities_of_its_context(
+    model_of,
+) -> None:
+    """The cache goes as far as the model does, and what is trained is what was sampled at its far end, too."""
+    tokenizer = family_tokenizer("llama3")
+    model = model_of("qwen2", positions=8192, vocab_size=len(tokenizer))
+    wide = {"max_context_tokens": 8192, "max_observation_tokens": 2680, "max_action_tokens": 9, "stop": ()}
+    done, _ = play(HFPolicy(model, tokenizer), "off_policy", OneTip(), more=" north" * 4000, **wide)
+    assert len(done.steps) == 3
+    last = done.steps[-1].completion
+    assert 8000 < len(last.prompt_ids) + len(last.token_ids) <= 8192
+    (row,) = rows_of(done)
+    assert trained(row) == [token for step in done.steps for token in step.completion.token_ids]
+    acted = last.prompt_ids + last.token_ids
+    with torch.no_grad():
+        logprobs = torch.log_softmax(model(torch.tensor([acted])).logits[0, -len(last.token_ids) - 1 : -1], dim=-1)
+    found = [float(each[token]) for each, token in zip(logprobs, last.token_ids, strict=True)]
+    assert found == pytest.approx(list(last.logprobs), abs=1e-4)
+    assert row.token_ids == done.steps[-1].plain_prompt_ids + last.token_ids
+    assert len(row.token_ids) < len(acted)
+
+
 # -- tips in a model's own words
 
 PROSE = (

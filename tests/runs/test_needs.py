@@ -30,7 +30,6 @@ def without(monkeypatch: pytest.MonkeyPatch, *modules: str) -> None:
         ("textworld", ["--env.name", "textworld"], "textworld", "env.name = 'textworld'"),
         ("jericho", ["--env.name", "waymarks"], "textworld", "env.name = 'waymarks'"),
         ("py4j", ["--env.name", "scienceworld"], "scienceworld", "env.name = 'scienceworld'"),
-        ("tensorboard", ["--run.tensorboard", "true"], "tensorboard", "run.tensorboard"),
         (
             "sentence_transformers",
             ["--algorithm.name", "empo2", "--memory.embedder", "minilm"],
@@ -59,20 +58,17 @@ def test_a_missing_package_is_named_with_the_setting_and_the_extra(
 def test_what_no_setting_asks_for_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     without(monkeypatch, "textworld", "openai", "tensorboard", "sentence_transformers", "matplotlib", "py4j")
     refuse_missing(load_config(None, [*GRPO, "--memory.embedder", "minilm"]))
+    refuse_missing(load_config(None, [*GRPO, "--run.tensorboard", "true", "--run.trackers", '["my:Own"]']))
     without(monkeypatch, "torch")
     refuse_missing(load_config(None, GRPO), model="random")
 
 
-def test_what_plays_alone_needs_no_package_of_training_or_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    without(monkeypatch, "tensorboard", "sentence_transformers")
-    config = load_config(
-        None, ["--run.tensorboard", "true", "--memory.embedder", "minilm", "--model.path", "some/model"]
-    )
+def test_what_plays_alone_needs_no_package_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    without(monkeypatch, "sentence_transformers")
+    config = load_config(None, ["--memory.embedder", "minilm", "--model.path", "some/model"])
     refuse_missing(config, plays_only=True, memory=False)
     with pytest.raises(MissingExtraError, match="sentence"):
         refuse_missing(config, plays_only=True)
-    with pytest.raises(MissingExtraError, match="tensorboard"):
-        refuse_missing(config, memory=False)
 
 
 def test_two_missing_extras_are_one_line_and_one_command(monkeypatch: pytest.MonkeyPatch) -> None:

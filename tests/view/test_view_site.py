@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -13,7 +14,11 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from trailnotes.config.schema import MemoryConfig
+from trailnotes.memory import open_memory
 from trailnotes.memory.exchange import list_tips, open_store
+from trailnotes.memory.worth import Lead, Reading
+from trailnotes.types import Tip
 from trailnotes.view.app import LONGEST_FORM, NO_TOKEN, make_app
 from trailnotes.view.tips import STALE
 from trailnotes.view.window import Window
@@ -132,6 +137,42 @@ def test_a_tip_knows_its_author_and_its_readers(person: Person) -> None:
     assert {f"/run/first/episodes/{n}" for n in (4, 6)} <= set(page.values("a", "href")), "these have read it"
     assert "2 readers" in page.text
     assert "2, who earned 1.00" in page.text
+
+
+def test_a_tip_says_what_it_was_worth_and_why_it_was_retired(root: Path, person: Person) -> None:
+    assert "no reader can be compared" in person.look("/run/first/tips/1").text
+    with open_memory(root / "first/memory.db", MemoryConfig(capacity=1, order=("ucb",))) as memory:
+        with memory.store.transaction():
+            memory.store.read([Reading(1, 1.0, 0.5)])
+        memory.measure([Lead(1, 0.25)])
+        memory.add([Tip("maze/1", "a newer one", "a dim hall", 1.0)])
+    text = person.look("/run/first/tips/1").text
+    assert "+0.25: 1 reader gained +0.50 over members without it" in text
+    assert "without tips 0.78 as often as with them, what 1 reader did who did well (+0.25 nats)" in text
+    assert "oldest (memory.capacity = 1)" in text
+    assert "retired" in person.look("/run/first/tips").text
+    assert "found by agents" in person.look("/run/first/tips/2").text
+
+
+def test_pages_beyond_the_end_are_empty_and_no_fault(person: Person) -> None:
+    for query in ("page=999999999", "task=maze/1&page=7", "before=0", "before=1", "page=-1", "before=999999999999"):
+        assert person.look(f"/run/first/tips?{query}").text
+    assert "there is no tip 999999999999" in person.look("/run/first/tips/999999999999", 409).text
+
+
+def test_a_memory_that_opens_slowly_is_said_to(person: Person, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = threading.Event()
+    person.window.searcher._thread.submit(opened.wait)
+    monkeypatch.setattr("trailnotes.view.tips.PATIENCE_S", 0.01)
+    page = person.look("/run/first/tips?task=maze/1&q=a+dim+hall")
+    assert "The memory is being opened" in page.text
+    assert "refresh" in page.values("meta", "http-equiv")
+    assert "would be found" not in page.text
+    opened.set()
+    monkeypatch.setattr("trailnotes.view.tips.PATIENCE_S", 60.0)
+    page = person.look("/run/first/tips?task=maze/1&q=a+dim+hall")
+    assert "1 found" in page.text
+    assert "refresh" not in page.values("meta", "http-equiv")
 
 
 def test_tips_are_searched_as_the_agent_searches(person: Person) -> None:

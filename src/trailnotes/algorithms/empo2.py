@@ -56,10 +56,13 @@ async def empo2(iteration: Iteration) -> None:
 
         # A trajectory's mode says whether its row keeps the tips; the denominator stays that of the prompt acted on...
         samples = iteration.samples(groups, advantages)
-        if algorithm.old_logprobs == "tip_free":  # ...unless the old policy is asked without tips too (4.2)
+        if algorithm.old_logprobs == "tip_free" or iteration.config.memory.distilled:
             off_policy = [sample for sample in samples if sample.off_policy]
-            tip_free = iter(with_behavior(off_policy, iteration.learner.logprobs(off_policy)))
-            samples = [next(tip_free) if sample.off_policy else sample for sample in samples]
+            without_tips = iteration.learner.logprobs(off_policy)
+            iteration.measure_tips(groups, off_policy, without_tips)
+            if algorithm.old_logprobs == "tip_free":  # ...unless the old policy is asked without tips too (4.2)
+                tip_free = iter(with_behavior(off_policy, without_tips))
+                samples = [next(tip_free) if sample.off_policy else sample for sample in samples]
         samples += [*iteration.held(written, groups), *iteration.author_rows(written, groups)]
         metrics = await iteration.update(samples)
         await iteration.end(groups, metrics)

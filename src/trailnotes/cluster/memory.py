@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from trailnotes.config.schema import Config
+    from trailnotes.memory.worth import Lead
     from trailnotes.types import StrPath, Task, Tip, Trajectory
 
 logger = logging.getLogger(__name__)
@@ -89,12 +90,17 @@ class MemoryService:
         return self._answer(self._whole().add(tips, once=once))
 
     def meet(self, tasks: Sequence[Task]) -> Answer:
-        """`TipMemory.meet`."""
-        return self._answer(self._whole().meet(tasks))
+        """`TipMemory.meet`, of what is shown."""
+        return self._answer(shown(self._whole(), self._config.algorithm.show_tips).meet(tasks))
 
     def report(self, episodes: Sequence[Trajectory], once: str) -> Answer:
         """`TipMemory.report`, of what was shown."""
         shown(self._whole(), self._config.algorithm.show_tips).report(episodes, once=once)
+        return self._answer(None)
+
+    def measure(self, readings: Sequence[Lead], once: str) -> Answer:
+        """`TipMemory.measure`, of what was shown."""
+        shown(self._whole(), self._config.algorithm.show_tips).measure(readings, once=once)
         return self._answer(None)
 
     def snapshot(self, path: str) -> Answer:
@@ -192,7 +198,8 @@ class ServedMemory(Closes):
 
     def meet(self, tasks: Sequence[Task]) -> bool:
         """See `ScopedMemory.meet`."""
-        new: bool = self._config.memory.scope != "task" and self._ask("meet", list(tasks))
+        hears = self._config.memory.scope != "task" or self._config.algorithm.show_tips == "other"
+        new: bool = hears and self._ask("meet", list(tasks))
         if new and self._at is not None:
             self._ask("pin")
             self._at = self.version
@@ -204,6 +211,10 @@ class ServedMemory(Closes):
         if self._at is not None:
             self._ask("pin")
             self._at = self.version
+
+    def measure(self, readings: Sequence[Lead], *, once: str = "") -> None:
+        """See `MeasuringMemory.measure`."""
+        self._ask("measure", list(readings), once or _request())
 
     def snapshot(self, path: StrPath) -> None:
         """See `Memory.snapshot`."""

@@ -12,7 +12,7 @@ import traceback
 import warnings
 from collections.abc import Sequence
 
-from trailnotes.commands import compare, config, engine, envs, memory, rehearsal, webshop
+from trailnotes.commands import compare, config, engine, envs, memory, rehearsal, webshop, wikihow
 from trailnotes.commands.adapt import ADAPT
 from trailnotes.commands.command import Group, Table, parse
 from trailnotes.commands.critic import CRITIC
@@ -46,6 +46,7 @@ TABLE: Table = (
     Group("config", "settings", config.COMMANDS),
     Group("envs", "environments", envs.COMMANDS),
     Group("webshop", "the shop and its catalogue", webshop.COMMANDS),
+    Group("wikihow", "the app and its library", wikihow.COMMANDS),
     Group("engine", "engines for runs on other machines", engine.COMMANDS),
 )
 

@@ -8,18 +8,23 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from trailnotes.commands.command import WIDTH, Command, argument
+from trailnotes.errors import ConfigError, Interrupted, MissingExtraError, how_to_install, missing_package
 
 if TYPE_CHECKING:
     from argparse import Namespace
 
 INDENT = 21  # columns before what is said of an environment
+LOOPBACK = "127.0.0.1"
+PORT = 8000  # where clients of OpenEnv look first
+OPEN = (
+    "would let other machines play, without passwords or encryption: add --public if that is meant, or leave --host out"
+)
 
 
 def _list(_: Namespace) -> None:
     from importlib.metadata import entry_points
 
     from trailnotes.envs import ENTRY_POINTS, ENVS, EXTRAS, env_class
-    from trailnotes.errors import ConfigError, MissingExtraError, how_to_install, missing_package
 
     names = [*ENVS, *(point.name for point in entry_points(group=ENTRY_POINTS))]
     for name in sorted(set(names)):
@@ -35,16 +40,53 @@ def _list(_: Namespace) -> None:
 
 def _check(args: Namespace) -> None:
     from trailnotes.config.toml import load_config
-    from trailnotes.envs import EXTRAS, check_env, env_class
-    from trailnotes.errors import MissingExtraError, how_to_install, missing_package
+    from trailnotes.envs import check_env, env_class
 
-    if args.name in EXTRAS and (package := missing_package(EXTRAS[args.name])):
-        raise MissingExtraError(f"{args.name} needs the package {package}: {how_to_install(EXTRAS[args.name])}")
+    _refuse_missing(args.name)
     options = load_config(None, args.settings).env.options
     skipped = check_env(functools.partial(env_class(args.name), **options))
     print(f"{args.name} keeps the contract")
     for line in skipped:
         print(f"  not checked: {line}")
+
+
+def _serve(args: Namespace) -> None:
+    from trailnotes.config.toml import load_config
+    from trailnotes.envs import env_class
+    from trailnotes.envs.tasks import tasks_of
+
+    _refuse_missing(args.name, serves=True)
+    if args.sessions < 1 or not args.idle > 0:
+        raise ConfigError(f"--sessions {args.sessions} and --idle {args.idle:g} must both be above 0")
+    config = load_config(None, ["--env.name", args.name, *args.settings])
+    tasks = tasks_of(config, args.split)
+    from trailnotes.envs.openenv.server import MOST_BYTES, Settings, make_app
+    from trailnotes.envs.openenv.sessions import Games
+    from trailnotes.envs.workers.pool import EnvPool
+    from trailnotes.web import guard
+    from trailnotes.web.serving import address_of, host_of, listening, serve
+
+    about = (env_class(args.name).__doc__ or args.name).strip().partition("\n")[0]
+    with EnvPool(config.env) as pool, listening(args.host, args.port, refusal="" if args.public else OPEN) as door:
+        names = None if args.public else guard.LOOPBACK | {host_of(door)}
+        settings = Settings(args.name, about, names, args.sessions, args.idle)
+        ready = f"ready: {address_of(door)} ({len(tasks)} tasks of split {args.split})"
+        try:
+            app = make_app(pool, Games(tasks), settings)
+            serve(app, door, ready=lambda: print(ready, flush=True), most_ws_bytes=MOST_BYTES)
+        except Interrupted:  # SIGTERM or SIGHUP, which whoever sent it wants to read from the exit code
+            raise
+        except KeyboardInterrupt:
+            print("the server has ended")
+
+
+def _refuse_missing(name: str, *, serves: bool = False) -> None:
+    """Refuse an environment whose packages are not here. Raises `MissingExtraError`."""
+    from trailnotes.envs import EXTRAS
+
+    for extra in (*([EXTRAS[name]] if name in EXTRAS else []), *(["openenv"] if serves else [])):
+        if package := missing_package(extra):
+            raise MissingExtraError(f"{name} needs the package {package}: {how_to_install(extra)}")
 
 
 COMMANDS = (
@@ -65,6 +107,32 @@ COMMANDS = (
         example="trailnotes envs check waymarks-simulator",
         run=_check,
         arguments=(argument("name", metavar="NAME", help="built-in name, entry point, or module:Class"),),
+        settings=True,
+    ),
+    Command(
+        name="envs serve",
+        summary="open an environment to other trainers, by the OpenEnv protocol",
+        about="Serve an environment over WebSockets as OpenEnv words it, so that whatever speaks OpenEnv can play it. "
+        "Each connection is a session with an environment of its own, in worker processes (env.num_workers, "
+        "env.timeout). A reset may name a task or a seed, which counts through the tasks of the split. See "
+        "docs/openenv.md.",
+        example="trailnotes envs serve waymarks-simulator --env.options.actions true",
+        run=_serve,
+        arguments=(
+            argument("name", metavar="NAME", help="built-in name, entry point, or module:Class"),
+            argument("--split", metavar="NAME", default="train", help="split whose tasks are played (default train)"),
+            argument("--sessions", metavar="N", type=int, default=64, help="sessions at once (default 64)"),
+            argument(
+                "--idle",
+                metavar="SECONDS",
+                type=float,
+                default=600.0,
+                help="end a session after that long without a request (default 600)",
+            ),
+            argument("--host", metavar="HOST", default=LOOPBACK, help=f"address to listen at (default {LOOPBACK})"),
+            argument("--port", metavar="PORT", type=int, default=PORT, help=f"default {PORT}; 0 takes a free one"),
+            argument("--public", action="store_true", help="let other machines in: there are no passwords"),
+        ),
         settings=True,
     ),
 )

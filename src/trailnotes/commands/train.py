@@ -145,7 +145,7 @@ def _refuse_early(config: Config) -> None:
 def _tips_for(config: Config, memory: StrPath) -> list[Tip]:
     """The tips of `memory`, if this run has a use for any of them."""
     from trailnotes.envs.tasks import trained_of
-    from trailnotes.memory.exchange import read_tips
+    from trailnotes.memory.tipfile import read_tips
 
     if not method_of(config.algorithm.name).memory:
         raise ConfigError(f"{config.algorithm.name} trains without a memory: leave out --memory")

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from typing import Any, Literal, Self
 
-from pydantic import model_validator
+from pydantic import field_validator, model_validator
 
+from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.config.methods import METHODS, Method, method_of, names
 from trailnotes.config.methods_schema import (
     AlgorithmConfig,
@@ -31,13 +32,12 @@ from trailnotes.config.model_schema import (
     LearnerConfig,
     ModelConfig,
 )
-from trailnotes.config.section import PAPER, RELEASE, Section, key
+from trailnotes.config.section import PAPER, Section, key
 from trailnotes.config.train_schema import EvalConfig, TrainConfig
 from trailnotes.config.warmstart_schema import WarmstartConfig
 from trailnotes.errors import ConfigError
 
-MAX_ASKED_WORDS = 100  # of a tip, by the paper's request
-TOKENS_PER_WORD = 1.5  # English prose takes 1.2 to 1.4 in a vocabulary of a hundred thousand; names take more
+TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
 
 
 class RunConfig(Section):
@@ -47,7 +47,27 @@ class RunConfig(Section):
     seed: int = key(0, "seed of every source of randomness", ge=0)
     deterministic: bool = key(True, "gather all live episodes before each batch: bit-reproducible on one machine")
     threads: int = key(1, "torch threads; 0 leaves torch's default (many threads slow a tiny model down)", ge=0)
-    tensorboard: bool = key(False, "also write TensorBoard event files")
+    tensorboard: bool = key(False, 'also write TensorBoard event files: short for "tensorboard" in run.trackers')
+    trackers: tuple[str, ...] = key(
+        (), "services that show the run as well: tensorboard, wandb, mlflow, trackio, or module:Class of your own"
+    )
+
+    @field_validator("trackers")
+    @classmethod
+    def refuse_unknown(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        """Refuse what is neither known nor named as a class of the user's own, and what stands there twice."""
+        for name in names:
+            if name not in TRACKERS and ":" not in name:
+                raise ValueError(f"{name!r} is no tracker: choose of {', '.join(TRACKERS)}, or name module:Class")
+        if len({*names}) < len(names):
+            raise ValueError("a tracker stands there twice: name each once")
+        return names
+
+    @property
+    def tracked(self) -> tuple[str, ...]:
+        """All trackers of the run."""
+        also = ("tensorboard",) if self.tensorboard and "tensorboard" not in self.trackers else ()
+        return (*also, *self.trackers)
 
 
 class EnvConfig(Section):
@@ -97,62 +117,6 @@ class RolloutConfig(Section):
     max_staleness_weight: float = key(
         2.0, "with ahead: a token weighs what the weights now say of it over what they said then, at most this", ge=1
     )
-
-
-class MemoryConfig(Section):
-    """The store of tips."""
-
-    embedder: str = key("hashing", "hashing (no dependency), minilm (extra embed), or a sentence-transformers name")
-    capacity: int = key(1000, "tips per namespace; the oldest goes first", PAPER, ge=1)
-    scope: Literal["task", "family", "env", "all"] = key(
-        "task", "whose tips are searched: the task's own (paper), or those of its family, its environment, or all"
-    )
-    open_split: str = key(
-        "train", "scope beyond the task: the split whose tips games of other splits may read, too; '' = none"
-    )
-    retrieval: Literal["dense", "sparse", "hybrid"] = key(
-        "dense", "similarity to the query: cosine of vectors (paper), BM25 of words, or reciprocal ranks by both"
-    )
-    rerank: int = key(0, "only so many most similar candidates are put in order, as by worth; 0 = all", ge=0)
-    top_k: int = key(10, "tips shown at most", PAPER, ge=0)
-    threshold: float = key(0.5, "cosine similarity below which a tip is not a candidate; -1 = none", PAPER, ge=-1, le=1)
-    query: Literal["state", "conversation"] = key(
-        "state", "what is embedded: the task and newest observation, or the whole tip-free conversation (paper)"
-    )
-    entries: Literal["episode", "step"] = key("episode", "one entry an episode, or one for each step (release)")
-    duplicates: Literal["reject", "count"] = key(
-        "count", "the same text again in a namespace: reject it (paper), or count it as support and keep the best score"
-    )
-    order: tuple[Literal["score", "support", "recency", "similarity", "ucb", "worth"], ...] = key(
-        ("score", "support", "recency"), "order of the candidates (paper: the score); ucb: by what their readers "
-        "earned; worth: by what these gained over members of their group that did not read them"
-    )  # fmt: skip
-    index: Literal["auto", "exact"] = key(
-        "auto", "how tips are found: exactly, or where a task has many through an index beside the file (extra index)"
-    )
-    exact_below: int = key(5000, "index = auto: tips of a task from which on the index is asked", ge=1)
-    candidates: int = key(128, "index = auto: nearest tips that the index names, for the order to choose from", ge=1)
-    ucb: float = key(1.0, "order by ucb: weight of the bonus for what was read seldom", "arXiv 2603.08561", ge=0)
-    max_tip_tokens: int = key(160, "a shown tip is cut here; less than 150 asks for tips of fewer words", ge=4)
-    max_write_tokens: int = key(192, "decoding limit when a tip is written (release: 512)", RELEASE, ge=1)
-    write_temperature: float = key(1.0, "sampling temperature when a tip is written", ge=0)
-    show_score: bool = key(True, "show each tip with the score of its episode")
-    leave_room: bool = key(
-        True, "show only as many tips as leave room for the turns that are left, each as long as those so far"
-    )
-    repeat_shown: bool = key(False, "show a tip again that an earlier turn of the episode already holds")
-
-    @property
-    def ranking(self) -> tuple[str, ...]:
-        """The order of the candidates: beyond the task similarity comes first, unless it has chosen or has a place."""
-        if self.scope == "task" or self.rerank or "similarity" in self.order:
-            return self.order
-        return ("similarity", *self.order)
-
-    @property
-    def asked_words(self) -> int:
-        """Words that a tip is asked to stay under: 100 (paper), or as many as can be written and shown in full."""
-        return max(1, min(MAX_ASKED_WORDS, int(min(self.max_tip_tokens, self.max_write_tokens) / TOKENS_PER_WORD)))
 
 
 class LossConfig(Section):
@@ -346,6 +310,12 @@ class Config(Section):
             raise ConfigError(
                 f"{self.algorithm.name} lets no member read tips, and memory.order = {min(by_readers)} goes by "
                 "readers: leave it out, and name it where tips are read (trailnotes adapt, [panels.NAME])"
+            )
+        reads_off_policy = self.algorithm.name == "empo2" and self.algorithm.p_memory and self.algorithm.q_off_policy
+        if self.memory.distilled and not reads_off_policy:
+            raise ConfigError(
+                "memory.distilled is measured where empo2 trains without the tips that it acted on: set it to 0, or "
+                "algorithm.name = empo2 with p_memory and q_off_policy above 0"
             )
         if self.model.path == "random":
             raise ConfigError('model.path = "random" is not a model and learns nothing: name a model')

@@ -24,15 +24,33 @@ from trailnotes.types import Task
 __all__ = ["ENTRY_POINTS", "ENVS", "EXTRAS", "Env", "check_env", "env_class", "env_identity", "env_tasks", "make_env"]
 
 ENVS: dict[str, str] = {
+    "alfworld": "trailnotes.envs.alfworld.env:AlfworldEnv",
+    "gymnasium": "trailnotes.envs.gymnasium.env:GymnasiumEnv",
+    "minesweeper": "trailnotes.envs.puzzles.minesweeper:MinesweeperEnv",
+    "openenv": "trailnotes.envs.openenv.env:OpenEnvClient",
     "scienceworld": "trailnotes.envs.scienceworld.env:ScienceWorldEnv",
+    "sokoban": "trailnotes.envs.puzzles.sokoban:SokobanEnv",
     "textworld": "trailnotes.envs.textworld.env:TextWorldEnv",
+    "textworld-express": "trailnotes.envs.textworld_express.env:TextWorldExpressEnv",
+    "verifiers": "trailnotes.envs.verifiers.env:VerifiersEnv",
     "waymarks": "trailnotes.envs.waymarks.env:WaymarksEnv",
     "waymarks-simulator": "trailnotes.envs.waymarks.env:WaymarksSimulator",
     "webshop": "trailnotes.envs.webshop.env:WebShopEnv",
+    "wikihow": "trailnotes.envs.wikihow.env:WikiHowEnv",
 }
 ENTRY_POINTS = "trailnotes.envs"  # group under which a package offers environments of its own
 
-EXTRAS = {"scienceworld": "scienceworld", "textworld": "textworld", "waymarks": "textworld", "webshop": "webshop"}
+EXTRAS = {
+    "alfworld": "alfworld",
+    "gymnasium": "gymnasium",
+    "openenv": "openenv",
+    "scienceworld": "scienceworld",
+    "textworld": "textworld",
+    "textworld-express": "textworld-express",
+    "verifiers": "verifiers",
+    "waymarks": "textworld",
+    "webshop": "webshop",
+}
 
 
 def make_env(name: str, **options: Any) -> Env:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, Protocol, runtime_checkable
 
@@ -11,13 +11,23 @@ from trailnotes.errors import ConfigError, EnvError, MissingExtraError
 from trailnotes.types import Observation, Task
 
 _WILL: Final = (
-    r"will|shall|should|must|can|could|would like to|would|want to|need to|have to|am going to|decide to|try to"
+    r"will|shall|should|must|can|could|may|might|would like to|would|want to|need to|have to|am (?:now )?going to|"
+    r"am about to|decide to|choose to|plan to|intend to|try to"
 )
+_MEANS: Final = rf"(?:I|[Ww]e)(?:\s+(?:{_WILL})|['\u2019](?:ll|d like to|d|m (?:now )?going to))?"
 _OPENING: Final = re.compile(
-    r"^(?:(?i:ok|okay|sure|well|now|next|first|so|then)\s*[,:!.]\s*)*"
-    rf"(?:(?:I|[Ww]e)(?:\s+(?:{_WILL})|['\u2019](?:ll|d like to|m going to))?|[Ll]et (?:me|us)|[Ll]et['\u2019]s)\s+"
+    r"^(?:(?i:ok|okay|alright|all right|sure|well|now|next|first|finally|so|then|therefore)\b\s*(?:[,:!.]\s*)?)*"
+    r"(?:I (?:think|believe|guess)(?: that)?\s+(?=I|we))?"
+    rf"(?:{_MEANS}|[Ll]et (?:me|us)|[Ll]et['\u2019]s|(?:[Mm]y|[Tt]he)(?: next| best)? (?:action|move|step) is to)\s+"
     r"(?:(?:now|then|next|first|just|try to)\s+)*(?=[^\W\d_])"
 )
+# "to" belongs to the way here, and "go" is not said: "I am going to the kitchen".
+_ON_THE_WAY: Final = re.compile(
+    r"\b(I|[Ww]e)(?: am| are|['\u2019]m|['\u2019]re) (?:now )?going (?=to (?:the|a|an|my)\b)"
+)
+
+_MAX_ACTION: Final = 500  # characters that are looked at, of an action that must be one of a list
+_AROUND: Final = " \t\r\n.,;:!\"'`"  # what may stand around an action that is meant
 
 
 @runtime_checkable
@@ -70,4 +80,16 @@ def imperative(action: str) -> str:
     For games whose commands are imperatives, none of which begins like that. A small "i" stays: to their parsers it is
     short for the inventory.
     """
-    return _OPENING.sub("", action)
+    return _OPENING.sub("", _ON_THE_WAY.sub(r"\1 will go ", action))
+
+
+def as_offered(action: str, offered: Sequence[str]) -> str:
+    """The one of `offered` that `action` is but for case, blanks, `imperative` and what stands around it.
+
+    Where there is none, `action` without these. For games that take an action in their own letters only.
+    """
+    if action in offered:
+        return action
+    words = " ".join(imperative(action[:_MAX_ACTION].strip()).split()).strip(_AROUND)
+    said = words.casefold()
+    return next((other for other in offered if other.casefold() == said), words)

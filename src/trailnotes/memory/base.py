@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from trailnotes.memory.worth import Lead
 from trailnotes.types import Task, Tip, Trajectory
 
 
@@ -78,4 +79,13 @@ class AttentiveMemory(Memory, Protocol):
 
         `once` names the batch: one of that name that was reported before, perhaps before a restart, is not again.
         """
+        ...
+
+
+@runtime_checkable
+class MeasuringMemory(Memory, Protocol):
+    """A memory that hears what its tips still change, from a training that scores actions without tips, too."""
+
+    def measure(self, readings: Sequence[Lead], *, once: str = "") -> None:
+        """Take in what tips changed in episodes that did well, in the order of these; `once` as for `report`."""
         ...

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from trailnotes.errors import ConfigError
 from trailnotes.memory.schema import encodable
-from trailnotes.memory.scope import Met, Place, place_of
+from trailnotes.memory.scope import Met, Place
 from trailnotes.memory.store import TipStore
 from trailnotes.memory.tips import TipMemory
+from trailnotes.memory.worth import Lead
 from trailnotes.seeds import derive_seed
-from trailnotes.types import Tip, Trajectory
+from trailnotes.types import Task, Tip, Trajectory
 
 if TYPE_CHECKING:
     from trailnotes.config.schema import Config
@@ -49,8 +50,16 @@ class Control(TipMemory):
         """`search` for an event loop. What has been exchanged once may be so again: it stays the same."""
         return self._instead(namespace, await super().find(namespace, query, top_k))
 
+    def meet(self, tasks: Sequence[Task]) -> bool:
+        """As `TipMemory.meet`; which task is of another family must be known whatever the scope."""
+        new = super().meet(tasks)
+        return self.store.meet(tasks) or new if self.show == "other" else new
+
     def report(self, episodes: Sequence[Trajectory], *, once: str = "") -> None:
         """Count nobody: what became of readers is no word on tips that stood in for others."""
+
+    def measure(self, readings: Sequence[Lead], *, once: str = "") -> None:
+        """Measure nothing, for the same reason."""
 
     def _instead(self, namespace: str, own: Sequence[Tip]) -> list[Tip]:
         if self.show == "empty":
@@ -75,10 +84,11 @@ def emptied(tips: Sequence[Tip]) -> list[Tip]:
 def other_namespace(store: TipStore, namespace: str) -> str | None:
     """The task whose tips stand in for those of `namespace`, of another family where one has any; None for no other.
 
-    A family is what an id has before its last "/".
+    Where nobody has said a task's family, it is what its id has before the last "/".
     """
-    others = [name for name in store.namespaces() if name != namespace]
-    foreign = [name for name in others if _family(name) != _family(namespace)] or others
+    others = [name for name, count in store.namespaces().items() if count and name != namespace]
+    own = _family(store, namespace)
+    foreign = [name for name in others if _family(store, name) != own] or others
     return min(foreign, key=lambda name: derive_seed("other tips", namespace, name), default=None)
 
 
@@ -92,13 +102,14 @@ def other_place(store: TipStore, namespace: str, open_split: str) -> str | Place
         return None
     if families := [family for family in store.families(place) if family != (own.env, own.family)]:
         drawn = min(families, key=lambda family: derive_seed("other tips", own.env, own.family, *family))
-        return place_of(Met(*drawn, own.split), "family", open_split)
+        return store.place_of(Met(*drawn, own.split), "family", open_split)
     others = [name for name in store.namespaces(place) if name != namespace]
     return min(others, key=lambda name: derive_seed("other tips", namespace, name), default=None)
 
 
-def _family(namespace: str) -> str:
-    return namespace.rpartition("/")[0]
+def _family(store: TipStore, namespace: str) -> str:
+    met = store.met(namespace)
+    return (met and met.family) or namespace.rpartition("/")[0]
 
 
 def refuse_control(config: Config) -> None:

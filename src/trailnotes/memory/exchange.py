@@ -1,36 +1,32 @@
 """What a person does with a memory file: look, search, add, edit, switch on and off, export, import.
 
-Tips are their owner's property: one JSON object a line, readable without this program. Every change is recorded with
-the file (`TipStore.record`), so that a run that goes back to a checkpoint makes it again (`owner.go_back`).
+Tips are their owner's property, readable without this program (`tipfile`). Every change is recorded with the file
+(`TipStore.record`), so that a run that goes back to a checkpoint makes it again (`owner.go_back`).
 """
 
 from __future__ import annotations
 
 import difflib
-import json
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import MISSING, asdict, fields, replace
-from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_type_hints
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple
 
 from trailnotes.config.schema import MemoryConfig
 from trailnotes.errors import MemoryStoreError
 from trailnotes.memory.retrieval import Embedder, make_embedder
-from trailnotes.memory.schema import Identity, opened_snapshot
+from trailnotes.memory.schema import Identity
 from trailnotes.memory.scope import Scope
-from trailnotes.memory.store import COLUMNS, Change, TipStore
+from trailnotes.memory.store import Change, TipStore
+from trailnotes.memory.tipfile import file_of, read_tips, write_tips
 from trailnotes.memory.tips import TipMemory, clean_tip, utc_now
 from trailnotes.storage.checkpoint import META
-from trailnotes.storage.files import write_text_atomic
 from trailnotes.types import StrPath, Tip
 
-FILE_NAME = "memory.db"
-TYPES = {name: kind for name, kind in get_type_hints(Tip).items() if name != "id"}
-REQUIRED = [field.name for field in fields(Tip) if field.default is MISSING]
-NAMED_LINES = 10  # malformed lines, or namespaces, that an error spells out
+NAMED = 10  # namespaces that an error spells out
 REEMBED_BATCH = 256
-SQLITE = b"SQLite format 3\0"  # how every memory file begins
+
+DEFAULT = MemoryConfig()
 
 By = Literal["recency", "score", "shown", "worth"]
 
@@ -49,8 +45,8 @@ class Found(NamedTuple):
     similarity: float  # cosine, -1..1
 
 
-def open_store(path: StrPath) -> TipStore:
-    """The existing memory file `path`, or the one of the run directory `path`.
+def open_store(path: StrPath, identity: Identity | None = None) -> TipStore:
+    """The memory file `path`, or the one of the run directory `path`; with `identity` it is made if it is missing.
 
     Raises:
         MemoryStoreError: there is none, it is damaged, or it is part of a checkpoint, which opening would change.
@@ -60,19 +56,15 @@ def open_store(path: StrPath) -> TipStore:
         raise MemoryStoreError(
             f"{file.parent} is a checkpoint, which stays as it is: name the run directory, or a copy"
         )
-    return TipStore(file)
+    return TipStore(file, identity)
 
 
-def file_of(path: StrPath) -> Path:
-    """The memory file of the run directory `path`, or `path` itself."""
-    path = Path(path)
-    return path / FILE_NAME if path.is_dir() else path
-
-
-def list_tips(store: TipStore, namespace: str | None = None, *, limit: int = 0, by: By = "recency") -> list[Tip]:
+def list_tips(
+    store: TipStore, namespace: str | None = None, *, limit: int = 0, by: By = "recency", retired: bool = False
+) -> list[Tip]:
     """Tips, the newest first, or the best `by` score, by the number of their readers, or by what these gained.
 
-    `limit` 0 gives all.
+    Those that are not retired, or with `retired` those that are; `limit` 0 gives all.
 
     Raises:
         MemoryStoreError: there is no such namespace, or the limit is below 0.
@@ -81,7 +73,8 @@ def list_tips(store: TipStore, namespace: str | None = None, *, limit: int = 0, 
         raise MemoryStoreError(f"a limit of {limit} tips means nothing: give a number, or 0 for all")
     if namespace is not None:
         check_namespace(store, namespace)
-    tips = store.tips(namespace)[::-1]
+    gone = store.retirements()
+    tips = [tip for tip in store.tips(namespace)[::-1] if (tip.id in gone) == retired]
     if by != "recency":
         readers = store.readers()
         rank = {"score": lambda tip: tip.score, "shown": lambda tip: readers[tip.id].shown,
@@ -97,9 +90,20 @@ def check_namespace(store: TipStore, namespace: str) -> None:
         return
     if not names:
         raise MemoryStoreError(f"{store.path} holds no tip yet")
-    near = difflib.get_close_matches(namespace, names, NAMED_LINES, 0.0)
+    near = near_names(names, namespace)
     more = f" and {len(names) - len(near)} more (`trailnotes memory stats`)" if len(names) > len(near) else ""
     raise MemoryStoreError(f"{store.path} has no tip of {namespace!r}: it has tips of {', '.join(near)}{more}")
+
+
+def near_names(names: Iterable[str], wanted: str) -> list[str]:
+    """The few of `names` that are most like `wanted`."""
+    return difflib.get_close_matches(wanted, list(names), NAMED, 0.0)
+
+
+def best_score(store: TipStore, namespace: str) -> tuple[float, float]:
+    """Score and highest possible score of the best tip of a namespace: 1 of 1 where there is none."""
+    best = max(store.tips(namespace), key=lambda tip: tip.score, default=None)
+    return (best.score, best.max_score) if best else (1.0, 1.0)
 
 
 def show_tip(store: TipStore, tip_id: int) -> Tip:
@@ -126,7 +130,7 @@ def search_tips(
         raise MemoryStoreError(f"a search for {top_k} tips finds nothing: ask for 1 or more")
     if scope == "task" or store.met(namespace) is None:
         check_namespace(store, namespace)
-    memory = _memory_of(store, threshold=threshold, scope=scope)
+    memory = _memory_of(store, settings=MemoryConfig(threshold=threshold, scope=scope))
     return [Found(tip, similarity) for tip, similarity in memory.nearest(namespace, query, top_k)]
 
 
@@ -138,7 +142,7 @@ def add_tip(
     key: str | None = None,
     score: float | None = None,
     enabled: bool = True,
-    capacity: int = 1000,
+    settings: MemoryConfig = DEFAULT,
 ) -> Tip:
     """Store a tip that its owner wrote, and return it as it is stored.
 
@@ -149,7 +153,7 @@ def add_tip(
         key: what it is found by; by default its own text.
         score: its worth; by default that of the best tip of the namespace, or 1 where it is the first.
         enabled: whether it is shown.
-        capacity: enabled tips that a namespace may hold.
+        settings: those of the run, which say what makes room for it.
 
     Raises:
         MemoryStoreError: a text without any letter or digit, a score that is no number, or a text that is known under
@@ -157,14 +161,13 @@ def add_tip(
     """
     if not clean_tip(text):
         raise MemoryStoreError("a tip needs a letter or digit: write what the agent should know")
-    best = max(store.tips(namespace), key=lambda tip: tip.score, default=None)
-    likely, most = (best.score, best.max_score) if best else (1.0, 1.0)
+    likely, most = best_score(store, namespace)
     tip = Tip(
         namespace, text, text if key is None else key, likely if score is None else _finite(score), most,
         model="by hand", created=utc_now(), enabled=enabled,
     )  # fmt: skip
     before = store.sequence
-    if not take_in(_memory_of(store, capacity=capacity), [tip]).added:
+    if not take_in(_memory_of(store, settings=settings), [tip]).added:
         raise MemoryStoreError(f"{namespace} has this tip already: `trailnotes memory list` shows its id")
     return store.tips(after=before)[-1]
 
@@ -202,45 +205,47 @@ def edit_tip(store: TipStore, tip_id: int, text: str | None = None, *, score: fl
 
 
 def enable_tips(store: TipStore, ids: Iterable[int], *, enabled: bool = True) -> int:
-    """Let tips be retrieved, or not; returns how many changed."""
+    """Let tips be retrieved, or not; returns how many changed.
+
+    One that was retired comes back, as the newest; or it stays away for good, whoever writes it again.
+    """
     changed = 0
     with store.transaction():
         for tip_id in ids:
-            tip = show_tip(store, tip_id)
-            if tip.enabled != enabled:
-                store.update(replace(tip, enabled=enabled))
+            if switch_tip(store, show_tip(store, tip_id), enabled=enabled):
                 store.record(Change(tip_id, {"enabled": enabled}))
                 changed += 1
     return changed
 
 
+def switch_tip(store: TipStore, tip: Tip, *, enabled: bool) -> bool:
+    """Do what `enable_tips` does to one tip, within a transaction; returns whether it changed."""
+    assert tip.id is not None, "stored tips have an id"
+    retired = tip.id in store.retirements(tip.id)
+    if tip.enabled == enabled and not retired:
+        return False
+    store.update(replace(tip, enabled=enabled), refresh=retired and enabled, settled=True)
+    return True
+
+
 def export_tips(store: TipStore, path: StrPath, namespace: str | None = None) -> int:
-    """Write tips as JSONL, the oldest first, atomically; vectors stay behind. Returns how many.
+    """Write tips as JSONL, the oldest first, atomically; vectors and retired tips stay behind. Returns how many.
 
     Raises:
         MemoryStoreError: there is no such namespace, or the file cannot be written.
     """
-    if namespace is not None:
-        check_namespace(store, namespace)
-    tips = store.tips(namespace)
-    write_tips(path, tips)
+    tips = list_tips(store, namespace)[::-1]
+    write_tips(path, tips, memory=store.lineage)
     return len(tips)
 
 
-def write_tips(path: StrPath, tips: Sequence[Tip]) -> None:
-    """Write `tips` as JSONL, atomically.
-
-    Raises:
-        MemoryStoreError: the file cannot be written.
-    """
-    try:
-        write_text_atomic(Path(path), "".join(json.dumps(asdict(tip), ensure_ascii=False) + "\n" for tip in tips))
-    except OSError as error:
-        raise MemoryStoreError(f"cannot write {path} ({error.strerror}): nothing was exported") from error
-
-
 def import_tips(
-    store: TipStore, path: StrPath, *, enable: bool = False, capacity: int = 1000, embedder: Embedder | None = None
+    store: TipStore,
+    path: StrPath,
+    *,
+    enable: bool = False,
+    settings: MemoryConfig = DEFAULT,
+    embedder: Embedder | None = None,
 ) -> Imported:
     """Add the tips that `read_tips` finds, marked as imported, in one transaction.
 
@@ -248,14 +253,14 @@ def import_tips(
         store: where to.
         path: as for `read_tips`; `id`, `imported` and `enabled` of its tips are ours to set.
         enable: let them be retrieved at once; otherwise they wait for `enable_tips`.
-        capacity: enabled tips that a namespace may hold.
+        settings: those of the run, which say what makes room for them.
         embedder: of the store; None makes it.
 
     Raises:
         MemoryStoreError: the file cannot be read, or has malformed lines, which are named; nothing is added then.
     """
     tips = [replace(tip, enabled=enable) for tip in read_tips(path)]
-    return take_in(_memory_of(store, embedder, capacity=capacity), tips)
+    return take_in(_memory_of(store, embedder, settings), tips)
 
 
 def take_in(memory: TipMemory, tips: Sequence[Tip]) -> Imported:
@@ -264,36 +269,6 @@ def take_in(memory: TipMemory, tips: Sequence[Tip]) -> Imported:
     own = TipMemory(memory.store, memory.embedder, config, clock=lambda: "")
     added = own.add([replace(tip, id=None, imported=True) for tip in tips], by_owner=True)
     return Imported(added, len(tips) - added)
-
-
-def read_tips(path: StrPath) -> list[Tip]:
-    """The tips of a JSONL file (blank lines are skipped), of a memory file, or of the memory file of a run directory.
-
-    Raises:
-        MemoryStoreError: it cannot be read, or has malformed lines, named by number.
-    """
-    path = file_of(path)
-    try:
-        with path.open("rb") as file:
-            if file.read(len(SQLITE)) == SQLITE:
-                return _tips_of_database(path)
-        lines = path.read_bytes().split(b"\n")
-    except OSError as error:
-        raise MemoryStoreError(f"cannot read {path} ({error.strerror})") from error
-    tips, faults = [], []
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            try:
-                tips.append(_tip_of(json.loads(line)))
-            except (ValueError, RecursionError) as error:
-                faults.append(f"line {number}: {error}")
-    if faults:
-        more = f"; and {len(faults) - NAMED_LINES} more" if len(faults) > NAMED_LINES else ""
-        raise MemoryStoreError(
-            f"{path} has {len(faults)} malformed lines, nothing was imported: fix or remove "
-            f"{'; '.join(faults[:NAMED_LINES])}{more}"
-        )
-    return tips
 
 
 def reembed(path: StrPath, name: str, *, make: Callable[[str], Embedder] = make_embedder) -> int:
@@ -317,47 +292,7 @@ def _finite(score: float) -> float:
     return score
 
 
-def _memory_of(store: TipStore, embedder: Embedder | None = None, **settings: Any) -> TipMemory:
+def _memory_of(store: TipStore, embedder: Embedder | None = None, settings: MemoryConfig = DEFAULT) -> TipMemory:
     """The tips of a store with the embedder that it was made with."""
-    config = MemoryConfig(embedder=store.identity.name, **settings)
+    config = settings.model_copy(update={"embedder": store.identity.name})
     return TipMemory(store, embedder or make_embedder(config.embedder), config)
-
-
-def _tips_of_database(path: Path) -> list[Tip]:
-    """All tips of a memory file, the oldest first; it is only read."""
-    with opened_snapshot(path) as source:
-        rows = source.execute(f"SELECT {', '.join(COLUMNS)} FROM tips ORDER BY age").fetchall()  # noqa: S608 (constants)
-    records = [dict(zip(COLUMNS, row, strict=True)) for row in rows]
-    switches = [{name: bool(record[name]) for name in ("imported", "enabled")} for record in records]
-    try:
-        return [_tip_of(record | both) for record, both in zip(records, switches, strict=True)]
-    except ValueError as error:  # a program of its own may have written it
-        raise MemoryStoreError(f"{path} holds a damaged tip ({error}): export it, and mend the line") from error
-
-
-def _tip_of(record: Any) -> Tip:
-    """The tip of a JSON object; ValueError says what is wrong with it."""
-    if not isinstance(record, dict):
-        raise ValueError("not a JSON object")  # noqa: TRY004 (read_tips names the line)
-    record.pop("id", None)
-    if unknown := sorted(set(record) - set(TYPES)):
-        raise ValueError(f"unknown field {unknown[0]!r}")
-    if missing := [name for name in REQUIRED if name not in record]:
-        raise ValueError(f"no field {missing[0]!r}")
-    values = {name: _value(name, value) for name, value in record.items()}
-    if not clean_tip(values["text"]):
-        raise ValueError("its text has no letter or digit")
-    return Tip(**values)
-
-
-def _value(name: str, value: Any) -> Any:
-    kind = TYPES[name]
-    if kind is float and type(value) is int:
-        value = float(value) if abs(value) < 2**1000 else math.inf
-    if type(value) is not kind:
-        raise ValueError(f"{name} must be {kind.__name__}, got {type(value).__name__}")
-    if kind is float and not math.isfinite(value):
-        raise ValueError(f"{name} must be finite")
-    if kind is int and abs(value) >= 2**31:
-        raise ValueError(f"{name} is out of range")
-    return value

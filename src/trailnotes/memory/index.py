@@ -8,6 +8,7 @@ docs/results/memory-scale.md has the measurements behind this choice.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import logging
@@ -33,6 +34,7 @@ FEWEST = 64  # that the library takes for centroids of any kind
 GROWTH = 4  # times as many tips as there were when the centroids were placed: they are placed again
 ASKED = 100  # queries that tell how many lists are enough
 NEAREST = 10  # of which so many are to be found
+FORGOTTEN = 32  # one in so many that are gone: they are taken out
 FOUND = 0.99  # share of them; that each query, a tip's own vector, finds itself is in it
 
 
@@ -54,8 +56,8 @@ class Stamp(NamedTuple):
 class TipIndex:
     """Ids of tips by their vectors, approximately.
 
-    It only grows: what is deleted stays, and so does the old vector of an id that comes again. Whoever asks knows which
-    ids there are, and builds the index anew once it is much larger than that.
+    What is forgotten is taken out some at a time, since that goes through all lists; the old vector of an id that comes
+    again stays. Whoever asks knows which ids there are, and builds the index anew once it is much larger than that.
 
     Args:
         stamp: which rows it holds.
@@ -68,6 +70,7 @@ class TipIndex:
         self.planned = planned
         self.unsaved = 0  # vectors put since it was read or saved
         self._lists = lists
+        self._gone: set[int] = set()  # forgotten, and still in the lists
 
     @classmethod
     def empty(cls, stamp: Stamp, sample: Floats, planned: int) -> Self:
@@ -104,6 +107,7 @@ class TipIndex:
 
     def save(self, path: Path) -> None:
         """Write the file, whole; a disk without room for it costs only time, later."""
+        self._take_out()
         payload = _faiss().serialize_index(self._lists)
         fields = {"stamp": self.stamp, "planned": self.planned, "bytes": len(payload), "crc32": zlib.crc32(payload)}
         try:
@@ -122,8 +126,23 @@ class TipIndex:
     def put(self, ids: Sequence[int], vectors: Floats) -> None:
         """Take in tips and their vectors (len(ids), dim)."""
         _faiss()
+        if not self._gone.isdisjoint(ids):
+            self._take_out()  # or what comes again would go with what it was
         self._lists.add_with_ids(vectors, np.array(ids, np.int64))
         self.unsaved += len(ids)
+
+    def forget(self, ids: Sequence[int]) -> None:
+        """What is gone takes no place any more. Ids that it never held are fine."""
+        self._gone.update(ids)
+        if len(self._gone) > max(FEWEST, len(self) // FORGOTTEN):
+            self._take_out()
+
+    def _take_out(self) -> None:
+        if self._gone:
+            faiss = _faiss()
+            self._lists.remove_ids(faiss.IDSelectorBatch(np.array(sorted(self._gone), np.int64)))
+            _blank_ends(faiss, self._lists)
+            self._gone.clear()
 
     def search(self, vector: Floats, count: int, *, everywhere: bool = False) -> list[int]:
         """Ids of the `count` vectors nearest to `vector` (dim,), or about these, the nearest first.
@@ -150,11 +169,28 @@ class TipIndex:
         self._lists.nprobe = self._lists.nlist
 
 
+def _blank_ends(faiss: Any, lists: Any) -> None:
+    """Blank the free places of each list's last block.
+
+    faiss 1.15 leaves there what it has removed, and what is added later is laid over it, bit by bit.
+    """
+    inverted = faiss.downcast_InvertedLists(lists.invlists)
+    packer = inverted.packer
+    blank = np.zeros(packer.code_size, np.uint8)
+    for number in range(inverted.nlist):
+        whole, used = divmod(inverted.list_size(number), packer.nvec)
+        if used:
+            codes = faiss.rev_swig_ptr(inverted.get_codes(number), (whole + 1) * packer.block_size)
+            for place in range(used, packer.nvec):
+                packer.pack_1(blank, place, codes[None, whole * packer.block_size :])
+
+
 def sample_size(planned: int) -> int:
     """How many vectors place the centroids of an index for `planned` tips."""
     return SAMPLE_PER_LIST * _num_lists(planned)
 
 
+@functools.cache
 def is_installed() -> bool:
     """Whether there is the library that keeps the index."""
     return importlib.util.find_spec("faiss") is not None

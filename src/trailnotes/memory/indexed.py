@@ -18,6 +18,7 @@ import numpy as np
 from trailnotes.memory import schema
 from trailnotes.memory.index import Stamp, TipIndex, sample_size
 from trailnotes.memory.schema import Identity, OpenFile, named_errors
+from trailnotes.memory.scope import Place, place_named
 
 if TYPE_CHECKING:
     from trailnotes.memory.retrieval import Floats
@@ -26,7 +27,10 @@ if TYPE_CHECKING:
 CHUNK = 4096  # rows read at once
 UNSAVED = 4096  # rows that the next opening may have to read again
 WANTED = "id IN (SELECT value FROM json_each(?))"
-NAMED = f"{WANTED} AND +namespace = ? AND enabled"  # the plus keeps SQLite from going through the whole namespace
+GONE = """
+    SELECT id FROM tips WHERE retired_at > ? AND retired_at > 0
+    UNION SELECT tip FROM owner_changes WHERE number > ? AND fields IS NULL
+"""
 SWITCHED = "id IN (SELECT tip FROM owner_changes WHERE number > ?)"
 
 
@@ -36,25 +40,35 @@ class IndexedFile(OpenFile):
     def __init__(self, path: StrPath | None, identity: Identity | None = None) -> None:
         super().__init__(path, identity)
         self._index: TipIndex | None = None
+        self._sizes: dict[Place, int] = {}
+        self._sizes_of = (-1, -1)  # the state of the file that these are of
 
-    def size(self, namespace: str) -> int:
-        """Number of enabled tips of a namespace, told without counting them."""
-        rows = self._rows("SELECT enabled FROM sizes WHERE namespace = ?", (namespace,))
-        return int(rows[0][0]) if rows else 0
+    def size(self, place: str | Place) -> int:
+        """Number of enabled tips of a namespace or place, told without counting them."""
+        place = place_named(place)
+        sql = f"SELECT COALESCE(SUM(enabled), 0) FROM sizes WHERE {place.condition}"  # noqa: S608 (constants)
+        with self._lock:
+            state = (self._rows("PRAGMA data_version")[0][0], self._connection.total_changes)
+            if state != self._sizes_of:  # somebody has written, another or this one
+                self._sizes_of = state
+                self._sizes.clear()
+            if place not in self._sizes:
+                self._sizes[place] = int(self._rows(sql, place.values)[0][0])
+            return self._sizes[place]
 
-    def nearest(self, namespace: str, vector: Floats, count: int, select: str) -> list[Any]:
-        """Rows of about the `count` enabled tips of a namespace whose vectors are nearest to `vector` (dim,).
+    def nearest(self, place: Place, vector: Floats, count: int, select: str) -> list[Any]:
+        """Rows of about the `count` enabled tips of a place whose vectors are nearest to `vector` (dim,).
 
-        `select` is a query of tips whose condition is `NAMED`. Fewer are found only where there are fewer.
+        `select` is a query of tips whose condition is `named(place)`. Fewer are found only where there are fewer.
         """
         with self._lock:
-            if not (size := self.size(namespace)):
+            if not (size := self.size(place)):
                 return []
             index, everywhere = self._caught_up(), False
             asked = ceil(count * len(index) / size)
             while True:
                 found = index.search(vector, asked, everywhere=everywhere)
-                rows = self._rows(select, (json.dumps(found), namespace))
+                rows = self._rows(select, (json.dumps(found), *place.values))
                 if len(rows) >= min(count, size) or (everywhere and asked >= len(index)):
                     return rows
                 if len(found) < asked:
@@ -71,6 +85,8 @@ class IndexedFile(OpenFile):
 
     def _undone(self) -> None:
         """What is undone gives its numbers to what comes next: an index that has seen it is of no use."""
+        super()._undone()
+        self._sizes.clear()
         if self._index is not None and self._index.stamp.written > schema.read_sequence(self._connection):
             self._index = None
 
@@ -79,10 +95,6 @@ class IndexedFile(OpenFile):
         index = self._index
         if index is not None and index.stamp.leads_to(now := self._stamp()) and index.fits(self._total()):
             self._follow(index, now)
-
-    def _rows(self, sql: str, values: Sequence[Any] = ()) -> list[Any]:
-        with self._lock, named_errors(self.path):
-            return self._connection.execute(sql, values).fetchall()
 
     def _caught_up(self) -> TipIndex:
         """The index, with all that was written up to now."""
@@ -104,7 +116,8 @@ class IndexedFile(OpenFile):
         return index
 
     def _follow(self, index: TipIndex, now: Stamp) -> None:
-        """Put what an index lacks."""
+        """Take out of an index what has gone since, and put what it lacks."""
+        index.forget([tip for (tip,) in self._rows(GONE, (index.stamp.written, index.stamp.changed))])
         for ids, vectors in self._written_since(index.stamp):
             index.put(ids, vectors)
         index.stamp = now
@@ -140,6 +153,11 @@ class IndexedFile(OpenFile):
             cursor = self._connection.execute(sql, values)
             while rows := cursor.fetchmany(CHUNK):
                 yield [row[0] for row in rows], matrix([row[1] for row in rows], dim)
+
+
+def named(place: Place) -> str:
+    """The condition of those enabled tips of a place whose ids are named."""
+    return f"{WANTED} AND +{place.condition} AND enabled"  # the plus keeps SQLite from going through the whole place
 
 
 def matrix(blobs: Sequence[bytes], dim: int) -> Floats:

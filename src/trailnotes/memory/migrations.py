@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 COUNT_SIZES = "INSERT INTO sizes SELECT namespace, SUM(enabled) FROM tips GROUP BY namespace"
+WORTH = "gained / (4.0 + compared)"  # `worth.cautious_gain`; an index holds it, so another prior is another migration
 NEW_ERA = "INSERT OR REPLACE INTO meta VALUES ('era', lower(hex(randomblob(8))))"
 
 # Migration k takes a file from version k to k + 1. Never edit one that was released: append another.
@@ -117,5 +118,21 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         # What was written since a moment, and whether all rows have been exchanged since: for an index beside the file.
         "CREATE INDEX tips_by_write ON tips (age)",
         NEW_ERA,
+    ),
+    (
+        # Which rule has ended the search for a tip ('' = none: every enabled one), at which write, when and by what;
+        # and the tip that it became one with. Nothing is deleted.
+        "ALTER TABLE tips ADD COLUMN retired TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE tips ADD COLUMN retired_at INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE tips ADD COLUMN retired_on TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE tips ADD COLUMN retired_by TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE tips ADD COLUMN merged_into INTEGER NOT NULL DEFAULT 0",
+        # Readers whose actions were scored without tips, too, and how much likelier tips made these: a running mean.
+        "ALTER TABLE tips ADD COLUMN measured INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE tips ADD COLUMN lead REAL NOT NULL DEFAULT 0",
+        # Who goes first, without a look at the rest; what went since a moment, for an index beside the file.
+        "CREATE INDEX tips_by_use ON tips (namespace, shown, age) WHERE enabled",
+        f"CREATE INDEX tips_by_worth ON tips (namespace, {WORTH}, age) WHERE enabled",
+        "CREATE INDEX tips_by_retirement ON tips (retired_at) WHERE retired_at > 0",
     ),
 )

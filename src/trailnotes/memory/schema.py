@@ -11,11 +11,11 @@ import secrets
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from trailnotes.errors import MemoryStoreError
 from trailnotes.memory.migrations import COUNT_SIZES, MIGRATIONS, NEW_ERA
@@ -312,6 +312,7 @@ class OpenFile(Closes):
     def __init__(self, path: StrPath | None, identity: Identity | None = None) -> None:
         self.path = None if path is None else Path(path)
         self._lock = threading.RLock()
+        self._touched: set[str] = set()  # namespaces whose rows the transaction under way has changed
         self._connection = open_database(self.path, identity, BUSY_TIMEOUT)
 
     def close(self) -> None:
@@ -340,6 +341,20 @@ class OpenFile(Closes):
             raise MemoryStoreError(f"a snapshot of {path} cannot be written over the file itself: name another path")
         with self._lock, named_errors(path):
             write_copy(self._connection, path)
+
+    def _rows(self, sql: str, values: Sequence[Any] = ()) -> list[Any]:
+        with self._lock, named_errors(self.path):
+            return self._connection.execute(sql, values).fetchall()
+
+    def _next_number(self) -> int:
+        """The number that the next write will have."""
+        return read_sequence(self._connection) + 1
+
+    def _next_age(self) -> int:
+        """Number the write that is under way."""
+        assert self._connection.in_transaction, "writes belong into `with store.transaction()`"
+        sql = "UPDATE meta SET value = value + 1 WHERE name = 'sequence' RETURNING value"
+        return int(self._rows(sql)[0][0])
 
     def _undone(self) -> None:
         """A transaction was rolled back."""

@@ -9,23 +9,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
-from typing import Literal, NamedTuple
+import sqlite3
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, Literal, NamedTuple
 
-from trailnotes.memory.schema import OpenFile, encodable, named_errors
-from trailnotes.types import Task
+from trailnotes.memory.schema import Identity, OpenFile, encodable, named_errors
+from trailnotes.types import StrPath, Task
 
 Scope = Literal["task", "family", "env", "all"]
-
-# Tasks whose tips may be read in a split: every id of their game is of that split, or of the open one. What several
-# tasks of one split have in common tells no games apart, and then the id is the game.
-READABLE = """
-    SELECT namespace FROM tasks AS own WHERE split IN (?, ?) AND NOT EXISTS (
-        SELECT 1 FROM tasks AS held WHERE held.split NOT IN (?, ?) AND (
-            held.namespace = own.namespace OR held.game = own.game
-            AND own.game NOT IN (SELECT game FROM tasks GROUP BY game, split HAVING COUNT(*) > 1)))
-"""
-WITHIN = {"family": "AND own.env = ? AND own.family = ?", "env": "AND own.env = ?", "all": ""}
 
 
 class Place(NamedTuple):
@@ -36,6 +28,13 @@ class Place(NamedTuple):
 
 
 EVERYWHERE = Place("TRUE", ())
+Row = tuple[str, ...]  # of the table: namespace, split, env, family, game
+KEEP = "INSERT OR REPLACE INTO tasks (namespace, split, env, family, game) VALUES (?, ?, ?, ?, ?)"
+
+
+def place_named(namespace: str | Place) -> Place:
+    """The tips of one task as a place; a place is one already."""
+    return namespace if isinstance(namespace, Place) else Place("namespace = ?", (namespace,))
 
 
 class Met(NamedTuple):
@@ -49,6 +48,12 @@ class Met(NamedTuple):
 class TaskTable(OpenFile):
     """The tasks that a memory has met."""
 
+    def __init__(self, path: StrPath | None, identity: Identity | None = None) -> None:
+        super().__init__(path, identity)
+        self._tasks_of: list[tuple[str, Any]] = []  # state of the file that the next two are of
+        self._readers: dict[tuple[str, str], dict[str, Met]] = {}
+        self._places: dict[tuple[Met, Scope, str], Place] = {}
+
     def meet(self, tasks: Sequence[Task]) -> bool:
         """Keep where `tasks` belong; returns whether there was anything new."""
         rows = {_row(task) for task in tasks}
@@ -61,9 +66,18 @@ class TaskTable(OpenFile):
         if rows <= known:
             return False
         with self.transaction():
-            sql = "INSERT OR REPLACE INTO tasks (namespace, split, env, family, game) VALUES (?, ?, ?, ?, ?)"
-            self._connection.executemany(sql, sorted(rows - known))
+            self._keep(rows - known)
         return True
+
+    def take_tasks(self, rows: Iterable[Row]) -> None:
+        """Keep what other memories have met; where they contradict each other, the last by order counts."""
+        with self.transaction():
+            self._keep(set(rows))
+
+    def _keep(self, rows: Collection[Row]) -> None:
+        """Within a transaction; whoever has worked out who reads what does so again."""
+        self._connection.executemany(KEEP, sorted(rows))
+        self._connection.execute("INSERT INTO meta VALUES ('met', 1) ON CONFLICT DO UPDATE SET value = value + 1")
 
     def met(self, namespace: str) -> Met | None:
         """Where a task belongs; None if it was never met, or under two splits."""
@@ -91,24 +105,69 @@ class TaskTable(OpenFile):
             None where the task was never met, or its own tips are not readable: it searches these alone.
         """
         task = self.met(namespace)
-        if task is None:
+        if task is None or namespace not in self._readable(task.split, open_split):
             return None
+        return self.place_of(task, scope, open_split)
+
+    def place_of(self, task: Met, scope: Scope, open_split: str) -> Place:
+        """The tips in `scope` that a game where `task` belongs may read."""
+        readable = self._readable(task.split, open_split)  # and what is kept belongs to the tasks of now
+        slot = (task, scope, open_split)
+        if slot not in self._places:
+            within = {"family": 2, "env": 1, "all": 0}[scope]
+            names = sorted(name for name, other in readable.items() if other[:within] == task[:within])
+            self._places[slot] = Place("namespace IN (SELECT value FROM json_each(?))", (json.dumps(names),))
+        return self._places[slot]
+
+    def pool(self, namespace: str, scope: Scope) -> Place:
+        """The tips that share one capacity with those of a task: of `scope`, about games of its split that it may read.
+
+        So what was written about games held back takes no place from what training reads.
+        """
+        task = self.met(namespace) if scope != "task" else None
+        return (task and self.place(namespace, scope, task.split)) or place_named(namespace)
+
+    def _undone(self) -> None:
+        """Numbers that are given again."""
+        self._tasks_of = []
+        super()._undone()
+
+    def _readable(self, split: str, open_split: str) -> dict[str, Met]:
+        """Where the tasks belong whose tips may be read in a split: every id of their game is of that split or open.
+
+        What several tasks of one split have in common tells no games apart, and then the id is the game. Worked out
+        when tasks have been met since, by anybody.
+        """
+        sql = "SELECT name, value FROM meta WHERE name IN ('era', 'met') ORDER BY name"
         with self._lock, named_errors(self.path):
-            values = (*_who_reads(task, open_split), namespace)
-            if not self._connection.execute(f"{READABLE} AND own.namespace = ?", values).fetchone():
-                return None
-        return place_of(task, scope, open_split)
+            if (state := self._connection.execute(sql).fetchall()) != self._tasks_of:
+                self._tasks_of = state
+                self._readers.clear()
+                self._places.clear()
+            if (split, open_split) not in self._readers:
+                rows = self._connection.execute("SELECT namespace, split, env, family, game FROM tasks").fetchall()
+                self._readers[split, open_split] = _readable(rows, {split, open_split})
+            return self._readers[split, open_split]
 
 
-def place_of(task: Met, scope: Scope, open_split: str) -> Place:
-    """The tips in `scope` that a game where `task` belongs may read."""
-    values = {"family": (task.env, task.family), "env": (task.env,), "all": ()}[scope]
-    return Place(f"namespace IN ({READABLE} {WITHIN[scope]})", (*_who_reads(task, open_split), *values))
+def read_tasks(source: sqlite3.Connection) -> list[Row]:
+    """The tasks that a memory file has met; none where an earlier version wrote it."""
+    if not source.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'tasks'").fetchone():
+        return []
+    return source.execute("SELECT namespace, split, env, family, game FROM tasks").fetchall()
 
 
-def _who_reads(task: Met, open_split: str) -> tuple[str, ...]:
-    """The first parameters of `READABLE`."""
-    return (task.split, open_split) * 2
+def _readable(rows: Sequence[tuple[str, ...]], splits: set[str]) -> dict[str, Met]:
+    """Of rows (namespace, split, env, family, game), see `TaskTable._readable`."""
+    counts = Counter((game, split) for _, split, _, _, game in rows)
+    common = {game for (game, _), count in counts.items() if count > 1}
+    held_names = {name for name, split, *_ in rows if split not in splits}
+    held_games = {game for _, split, _, _, game in rows if split not in splits} - common
+    return {
+        name: Met(env, family, split)
+        for name, split, env, family, game in rows
+        if split in splits and name not in held_names and game not in held_games
+    }
 
 
 def _row(task: Task) -> tuple[str, ...]:

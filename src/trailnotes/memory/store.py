@@ -18,10 +18,11 @@ import numpy as np
 
 from trailnotes.errors import MemoryStoreError
 from trailnotes.memory import schema
-from trailnotes.memory.indexed import NAMED, IndexedFile, matrix
+from trailnotes.memory.indexed import IndexedFile, matrix, named
+from trailnotes.memory.retired import UNMARKED, RetiredTips
 from trailnotes.memory.retrieval import ExactIndex, Floats, Index
 from trailnotes.memory.schema import Closes, Identity, named_errors
-from trailnotes.memory.scope import EVERYWHERE, Place, TaskTable
+from trailnotes.memory.scope import EVERYWHERE, Place, TaskTable, place_named
 from trailnotes.memory.words import WordIndex
 from trailnotes.memory.worth import Readers, Reading
 from trailnotes.types import StrPath, Tip
@@ -61,13 +62,12 @@ class Change(NamedTuple):
         return self.fields is not None and self.fields.keys() >= set(COLUMNS)
 
 
-class TipStore(IndexedFile, TaskTable):
+class TipStore(IndexedFile, TaskTable, RetiredTips):
     """Rows of tips with their vectors, in a file that `OpenFile` opens."""
 
     def __init__(self, path: StrPath | None, identity: Identity | None = None) -> None:
         super().__init__(path, identity)
         self._pages: OrderedDict[tuple[str | Place, tuple[str, ...]], Page] = OrderedDict()
-        self._touched: set[str] = set()
         self._data_version = -1
 
     @property
@@ -106,9 +106,9 @@ class TipStore(IndexedFile, TaskTable):
         return {tip: Readers(*counts) for tip, *counts in rows}
 
     def namespaces(self, place: Place = EVERYWHERE) -> dict[str, int]:
-        """Number of tips of each namespace, or of each in `place`, in the order of the names."""
-        sql = f"SELECT namespace, COUNT(*) FROM tips WHERE {place.condition} GROUP BY namespace ORDER BY namespace"  # noqa: S608
-        return dict(self._rows(sql, place.values))
+        """Number of tips not retired of each namespace, or of each in `place`, in the order of the names."""
+        counts = f"SELECT namespace, SUM(retired_at = 0) FROM tips WHERE {place.condition}"  # noqa: S608 (constants)
+        return dict(self._rows(f"{counts} GROUP BY namespace ORDER BY namespace", place.values))
 
     def changes(self, *, after: int) -> list[Change]:
         """What the owner changed by hand since the change of that number, the oldest first."""
@@ -136,7 +136,7 @@ class TipStore(IndexedFile, TaskTable):
                 self._data_version = version
             slot = (namespace, tuple(order))
             if slot not in self._pages:
-                place = namespace if isinstance(namespace, Place) else Place("namespace = ?", (namespace,))
+                place = place_named(namespace)
                 rows = self._rows(_select_page(f"{place.condition} AND enabled", order), place.values)
                 self._pages[slot] = self._page_of(rows)
             self._pages.move_to_end(slot)
@@ -144,13 +144,14 @@ class TipStore(IndexedFile, TaskTable):
                 self._pages.popitem(last=False)
             return self._pages[slot]
 
-    def near(self, namespace: str, order: Sequence[str], vector: Floats, count: int) -> Page:
-        """About the `count` enabled tips of a namespace that are most similar to `vector` (dim,), sorted as by `page`.
+    def near(self, namespace: str | Place, order: Sequence[str], vector: Floats, count: int) -> Page:
+        """About the `count` enabled tips of a namespace or place most similar to `vector` (dim,), sorted as by `page`.
 
         They are found through the index (`nearest`), and compared by their full vectors.
         """
         with self._lock:
-            return self._page_of(self.nearest(namespace, vector, count, _select_page(NAMED, order)))
+            place = place_named(namespace)
+            return self._page_of(self.nearest(place, vector, count, _select_page(named(place), order)))
 
     def fetch(self, page: Page, positions: Sequence[int]) -> list[Tip]:
         """Tips at `positions` of a page; one that was deleted a moment ago is left out."""
@@ -171,15 +172,20 @@ class TipStore(IndexedFile, TaskTable):
             return page.words[0]
 
     def stats(self) -> dict[str, float]:
-        """Counts: tips, enabled, imported, namespaces, support (writes, repeats included), bytes in use."""
-        (counts,) = self._rows(
-            "SELECT COUNT(*), COALESCE(SUM(enabled), 0), COALESCE(SUM(imported), 0), COUNT(DISTINCT namespace), "
-            "COALESCE(SUM(support), 0) FROM tips"
+        """Counts: tips, enabled, imported, namespaces, support (writes, repeats included) and retired; bytes in use.
+
+        Those that are retired count as such alone.
+        """
+        ((total, *counts),) = self._rows(
+            "SELECT COUNT(*), COUNT(NULLIF(retired_at = 0, 0)), COALESCE(SUM(enabled), 0), "
+            "COALESCE(SUM(imported AND retired_at = 0), 0), "
+            "COUNT(DISTINCT CASE WHEN retired_at = 0 THEN namespace END), "
+            "COALESCE(SUM(support * (retired_at = 0)), 0) FROM tips"
         )
         pages = self._rows("PRAGMA page_count")[0][0] - self._rows("PRAGMA freelist_count")[0][0]
         size = pages * self._rows("PRAGMA page_size")[0][0]
-        names = ("tips", "enabled", "imported", "namespaces", "support", "bytes")
-        return dict(zip(names, map(float, (*counts, size)), strict=True))
+        names = ("tips", "enabled", "imported", "namespaces", "support", "retired", "bytes")
+        return dict(zip(names, map(float, (*counts, total - counts[0], size)), strict=True))
 
     # writing, inside `with store.transaction():`
 
@@ -193,10 +199,11 @@ class TipStore(IndexedFile, TaskTable):
         self._touched.add(tip.namespace)
         return int(cursor.lastrowid or 0)
 
-    def update(self, tip: Tip, vector: Floats | None = None, *, refresh: bool = False) -> None:
+    def update(self, tip: Tip, vector: Floats | None = None, *, refresh: bool = False, settled: bool = False) -> None:
         """Write all fields of `tip` to the row of its id; `refresh` makes it the newest.
 
-        What came of reading it is kept for the same text alone.
+        What came of reading it is kept for the same text alone. A mark of retirement goes from what is enabled, and
+        from what its owner has switched (`settled`).
         """
         assignments = ", ".join(f"{name} = ?" for name in COLUMNS)
         values: list[Any] = [getattr(tip, name) for name in COLUMNS]
@@ -204,6 +211,8 @@ class TipStore(IndexedFile, TaskTable):
             assignments, values = f"{assignments}, {name} = {name} * (text = ?)", [*values, tip.text]
         if vector is not None:
             assignments, values = f"{assignments}, vector = ?", [*values, _blob(vector)]
+        if tip.enabled or settled:
+            assignments = f"{assignments}, {UNMARKED}"
         if refresh:
             assignments, values = f"{assignments}, age = ?", [*values, self._next_age()]
         self._write(f"UPDATE tips SET {assignments} WHERE id = ?", (*values, tip.id))  # noqa: S608
@@ -218,10 +227,25 @@ class TipStore(IndexedFile, TaskTable):
             "UPDATE tips SET shown = shown + 1, earned = earned + ?, compared = compared + ?, gained = gained + ?, "
             "used = ? WHERE id = ? RETURNING namespace"
         )
-        found, number = [], self.sequence + 1
+        found, number = [], self._next_number()
         for tip, earned, gained in readings:
             values = (earned, gained is not None, gained or 0.0, number, tip)
             found += [namespace for (namespace,) in self._rows(sql, values)]
+        if found:
+            self._next_age()
+        self._touched.update(found)
+
+    def measure(self, leads: Iterable[tuple[int, float]], window: int) -> None:
+        """Take in by how many nats tips made likelier what a reader did who did well, of each tip that it read.
+
+        lead_k = lead_(k-1) + (new - lead_(k-1)) / min(k, window): the mean of the first `window` readers, and of those
+        after them one that forgets, since the policy learns.
+        """
+        sql = (
+            "UPDATE tips SET measured = measured + 1, lead = lead + (? - lead) / MIN(measured + 1, ?) WHERE id = ? "
+            "RETURNING namespace"
+        )
+        found = [name for tip, lead in leads for (name,) in self._rows(sql, (lead, window, tip))]
         if found:
             self._next_age()
         self._touched.update(found)
@@ -234,12 +258,6 @@ class TipStore(IndexedFile, TaskTable):
             self._touched.update(row[0] for row in namespaces)
             deleted += len(namespaces)
         return deleted
-
-    def evict(self, namespace: str, capacity: int) -> int:
-        """Remove the oldest enabled rows beyond `capacity`; disabled ones neither count nor go."""
-        sql = "SELECT id FROM tips WHERE namespace = ? AND enabled ORDER BY age LIMIT ?"
-        ids = self._rows(sql, (namespace, max(0, self.size(namespace) - capacity)))
-        return self.delete(row[0] for row in ids)
 
     def once(self, name: str) -> bool:
         """Whether this is the first time for `name`: a mark that is written, or undone, with the whole transaction.
@@ -301,10 +319,6 @@ class TipStore(IndexedFile, TaskTable):
             del self._pages[slot]
         self._touched.clear()
         super()._ended()
-
-    def _next_age(self) -> int:
-        sql = "UPDATE meta SET value = value + 1 WHERE name = 'sequence' RETURNING value"
-        return int(self._rows(sql)[0][0])
 
     def _write(self, sql: str, values: Sequence[Any]) -> sqlite3.Cursor:
         assert self._connection.in_transaction, "writes belong into `with store.transaction()`"

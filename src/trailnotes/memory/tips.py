@@ -9,21 +9,24 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 import numpy as np
 
 from trailnotes.config.schema import MemoryConfig
 from trailnotes.errors import ConfigError, MemoryStoreError
 from trailnotes.memory.index import is_installed
+from trailnotes.memory.retired import DISTILLED
 from trailnotes.memory.retrieval import Embedder, Floats, Ints, embed_soon, make_embedder
+from trailnotes.memory.room import make_room
 from trailnotes.memory.schema import Identity, encodable
 from trailnotes.memory.scope import Place
 from trailnotes.memory.store import Kept, Page, TipStore, added
 from trailnotes.memory.words import reciprocal_ranks
-from trailnotes.memory.worth import Numbers, mean_gain, readings_of, upper_bounds
+from trailnotes.memory.worth import Lead, Numbers, mean_gain, readings_of, upper_bounds
 from trailnotes.types import StrPath, Task, Tip, Trajectory, answer_of
 
 MAX_TIP_WORDS = 100
@@ -34,6 +37,13 @@ MARKUP = re.compile(r"<\|[^<>]{0,64}\|>|</?[A-Za-z][^<>]{0,64}>")  # special tok
 COMPUTED = {"similarity", "ucb", "worth"}  # orders of a search, which no page can be sorted by
 LEADING_MARKS = re.compile(r"^(?:[-*#>]+ |[-*#>]+$)+")  # bullets, headings, quotations
 QUOTES = str.maketrans(dict.fromkeys('"`\u201c\u201d', "'"))
+
+
+class Searched(NamedTuple):
+    """Where a task searches."""
+
+    place: str | Place
+    by_index: bool  # it holds so many tips that the index is asked
 
 
 class TipMemory(Kept):
@@ -71,20 +81,21 @@ class TipMemory(Kept):
         (`config.scope`) these are the tips of all tasks that this one, which `meet` told of, may read;
         where a task has so many that the index is asked, the `config.candidates` nearest.
         """
-        if self._takes_all(namespace, top_k):
-            page = self._page(namespace)
-            return self._best(page, np.arange(len(page.ids)), None, top_k)
+        place = self._place(namespace)
+        if self._takes_all(place, top_k):
+            return self._first(place, top_k)
         vector = None if self.config.retrieval == "sparse" else self._embed([query])[0]
-        return self._similar(self._page(namespace, vector, top_k), query, vector, top_k)
+        return self._similar(self._page(place, vector, top_k), query, vector, top_k)
 
     async def find(self, namespace: str, query: str, top_k: int) -> list[Tip]:
         """`search` for an event loop: it waits for a slow embedder, or for words, without holding it up."""
-        if self._takes_all(namespace, top_k):
-            return self.search(namespace, query, top_k)
+        place = self._place(namespace)
+        if self._takes_all(place, top_k):
+            return self._first(place, top_k)
         vector = None
         if self.config.retrieval != "sparse":
             (vector,) = await embed_soon(self.embedder, [_embeddable(query)])
-        page = self._page(namespace, vector, top_k)
+        page = self._page(place, vector, top_k)
         if self.config.retrieval == "dense":
             return self._similar(page, query, vector, top_k)
         import asyncio
@@ -94,7 +105,7 @@ class TipMemory(Kept):
     def nearest(self, namespace: str, query: str, top_k: int) -> list[tuple[Tip, float]]:
         """The same candidates with their cosine similarity, the most similar first, whatever `config.order` says."""
         vector = self._embed([query])[0]
-        page = self._page(namespace, vector, top_k)
+        page = self._page(self._place(namespace), vector, top_k)
         rows, similarities = page.index.within(vector, self.config.threshold)
         chosen = _ranked(page, rows, {"similarity": similarities}, ("similarity",))[:top_k].tolist()
         by_row = dict(zip(rows.tolist(), similarities.tolist(), strict=True))
@@ -118,7 +129,8 @@ class TipMemory(Kept):
         Texts are cleaned (`clean_tip`) and tips of which nothing is left are skipped. The same text again in a
         namespace (with entries = "step": under the same key) is a duplicate: it is rejected, or counted as support,
         when the row becomes the newest, moves to the new key and action, and keeps its highest score and its first
-        author. Beyond `config.capacity` enabled tips the oldest go.
+        author. Beyond `config.capacity` enabled tips some are retired (`room.make_room`). One that had to make room
+        comes back when it is written again, with its readers; one that is distilled does not.
         """
         usable = [clean for tip in tips if (clean := storable(tip, self._clock))]
         vectors = self.vectors(usable)
@@ -127,11 +139,14 @@ class TipMemory(Kept):
                 return 0
             before = self.store.sequence
             changed = sum(self._add(tip, vector) for tip, vector in zip(usable, vectors, strict=True))
-            for namespace in dict.fromkeys(tip.namespace for tip in usable):
-                self.store.evict(namespace, self.config.capacity)
             for tip in self.store.tips(after=before) if by_owner else ():
                 self.store.record(added(tip))
+            self.make_room(tip.namespace for tip in usable)
         return changed
+
+    def make_room(self, namespaces: Iterable[str]) -> None:
+        """Retire tips of these tasks beyond the capacity; within a transaction."""
+        make_room(self.store, dict.fromkeys(namespaces), self.config, self._clock())
 
     def report(self, episodes: Sequence[Trajectory], *, once: str = "") -> None:
         """See `AttentiveMemory.report`: count the readers of each tip, and what they gained over those without it."""
@@ -141,19 +156,39 @@ class TipMemory(Kept):
             if not once or self.store.once(f"read/{once}"):
                 self.store.read(readings)
 
-    def _add(self, tip: Tip, vector: Floats) -> int:
+    def measure(self, readings: Sequence[Lead], *, once: str = "") -> None:
+        """See `MeasuringMemory.measure`; with `config.distilled` those that change nothing any more are retired."""
+        config = self.config
+        if not readings:
+            return
+        with self.store.transaction():
+            if once and not self.store.once(f"lead/{once}"):
+                return
+            self.store.measure(readings, config.distilled_readers)
+            for tip_id in dict.fromkeys(reading.tip for reading in readings) if config.distilled else ():
+                found = self.store.readers(tip_id).get(tip_id)
+                if found and found.measured >= config.distilled_readers and found.anyway >= config.distilled:
+                    by = f"{found.anyway:.2f} as often without it, by {found.measured} readers who did well"
+                    self.store.retire([tip_id], DISTILLED, by, on=self._clock())
+
+    def _add(self, tip: Tip, vector: Floats | None) -> int:
         tip_id = self.store.find(tip, same_key=self.config.entries == "step")
         if tip_id is None:
             self.store.insert(tip, vector)
             return 1
-        if self.config.duplicates == "reject":
+        mark = self.store.retirements(tip_id).get(tip_id)
+        kept = self.store.stands_for(tip_id) if mark and mark.into else None
+        comes_back = mark is not None and kept is None and mark.rule != DISTILLED and tip.enabled
+        if self.config.duplicates == "reject" and not comes_back:
             return 0
-        old = self.store.tip(tip_id)
+        old = self.store.tip(kept or tip_id)
         assert old is not None, "rows do not vanish within a transaction"
+        if kept is not None:  # what finds the other stays
+            tip, vector = replace(tip, key=old.key, action=old.action), None
         best = max(old, tip, key=lambda candidate: candidate.score)
         merged = replace(
             old, key=tip.key, action=tip.action, support=old.support + tip.support,
-            score=best.score, max_score=best.max_score,
+            score=best.score, max_score=best.max_score, enabled=old.enabled or comes_back,
         )  # fmt: skip
         self.store.update(merged, vector, refresh=True)
         return 1
@@ -162,13 +197,19 @@ class TipMemory(Kept):
         """What finds each of `tips`: float32 (len(tips), dim)."""
         return self._embed([tip.key for tip in tips])
 
-    def _page(self, namespace: str, vector: Floats | None = None, top_k: int = 0) -> Page:
-        """What a task searches; of a task with many tips those nearest to `vector`, if there is one."""
+    def _place(self, namespace: str) -> Searched:
+        """What a task searches."""
         namespace, config = encodable(namespace), self.config
-        if vector is not None and self._is_large(namespace):
-            return self.store.near(namespace, self._sorted_by, vector, max(8 * top_k, config.candidates))
-        place = None if config.scope == "task" else self.store.place(namespace, config.scope, config.open_split)
-        return self._sorted_page(place or namespace)
+        wider = None if config.scope == "task" else self.store.place(namespace, config.scope, config.open_split)
+        place = wider or namespace
+        asks_index = config.index != "exact" and config.retrieval == "dense" and is_installed()
+        return Searched(place, asks_index and self.store.size(place) >= config.exact_below)
+
+    def _page(self, searched: Searched, vector: Floats | None, top_k: int) -> Page:
+        """The tips of a place; of one with many those nearest to `vector`, if there is one."""
+        if vector is None or not searched.by_index:
+            return self._sorted_page(searched.place)
+        return self.store.near(searched.place, self._sorted_by, vector, max(8 * top_k, self.config.candidates))
 
     def _sorted_page(self, place: str | Place) -> Page:
         return self.store.page(place, self._sorted_by)
@@ -177,22 +218,22 @@ class TipMemory(Kept):
     def _sorted_by(self) -> list[str]:
         return [name for name in self.config.ranking if name not in COMPUTED]
 
-    def _is_large(self, namespace: str) -> bool:
-        """Whether the index is asked for the tips of a namespace."""
-        config = self.config
-        if config.index == "exact" or config.scope != "task" or config.retrieval != "dense":
-            return False
-        return self.store.size(namespace) >= config.exact_below and is_installed()
-
-    def _takes_all(self, namespace: str, top_k: int) -> bool:
+    def _takes_all(self, searched: Searched, top_k: int) -> bool:
         """Whether the answer does not depend on the query, so that nothing need be embedded."""
         if top_k <= 0:
             return True
-        if self._is_large(encodable(namespace)):
+        if searched.by_index:
             return False
         config = self.config
         ranks_all = config.threshold <= -1 and config.retrieval != "sparse" and not config.rerank
-        return not self._page(namespace).ids or (ranks_all and "similarity" not in config.ranking)
+        return not self._sorted_page(searched.place).ids or (ranks_all and "similarity" not in config.ranking)
+
+    def _first(self, searched: Searched, top_k: int) -> list[Tip]:
+        """The best tips of a place, whatever the query."""
+        if top_k <= 0:
+            return []
+        page = self._sorted_page(searched.place)
+        return self._best(page, np.arange(len(page.ids)), None, top_k)
 
     def _similar(self, page: Page, query: str, vector: Floats | None, top_k: int) -> list[Tip]:
         rows, similarities = self._candidates(page, query, vector)
@@ -245,19 +286,20 @@ def _ranked(page: Page, rows: Ints, computed: Mapping[str, Numbers], order: Sequ
 
 def open_memory(
     path: StrPath | None,
-    config: MemoryConfig,
+    config: MemoryConfig | None = None,
     *,
     clock: Callable[[], str] | None = None,
     embedder: Embedder | None = None,
 ) -> TipMemory:
     """The memory in the file `path`, made if it is missing; None keeps it in this process only.
 
-    Without an `embedder` it is that of `config.embedder`, on the CPU.
+    Without a `config` every setting is the default. Without an `embedder` it is that of `config.embedder`, on the CPU.
 
     Raises:
         MemoryStoreError: the file is damaged, of a newer version, or belongs to another embedder.
         MissingExtraError: the embedder needs a package that is not installed.
     """
+    config = config or MemoryConfig()
     embedder = embedder or make_embedder(config.embedder)
     store = TipStore(path, Identity(embedder.name, embedder.dim))
     try:

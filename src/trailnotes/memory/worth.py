@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from math import exp
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ import numpy.typing as npt
 from trailnotes.types import Trajectory
 
 Numbers = npt.NDArray[Any]
+PRIOR = 4  # readers who gained nothing, that every tip is taken to have had before it is retired for its worth
 
 
 class Reading(NamedTuple):
@@ -22,6 +24,13 @@ class Reading(NamedTuple):
     gained: float | None  # that, less the mean of those of its group that were not shown the tip; None for nobody
 
 
+class Lead(NamedTuple):
+    """What a tip changed in one episode that was shown it."""
+
+    tip: int
+    nats: float  # log p(what was done | with tips) - log p(the same | without any)
+
+
 class Readers(NamedTuple):
     """All episodes that were shown a tip."""
 
@@ -30,11 +39,18 @@ class Readers(NamedTuple):
     compared: int  # of how many a member of their group was not shown the tip
     gained: float  # by these together, each -1 to 1, over the mean of such members
     used: int  # number of the write that counted the last of them
+    measured: int = 0  # of how many, who did well, the actions were scored without tips, too
+    lead: float = 0.0  # nats by which tips made these actions likelier: a running mean, see `TipStore.measure`
 
     @property
     def worth(self) -> float:
         """See `mean_gain`."""
         return float(mean_gain(np.array(self.compared), np.array(self.gained)))
+
+    @property
+    def anyway(self) -> float:
+        """exp(-lead), 0 to 1: how often the policy does without tips what these readers did; 1: as often as with."""
+        return min(1.0, exp(-self.lead))
 
 
 def readings_of(episodes: Iterable[Trajectory]) -> Iterator[Reading]:
@@ -74,6 +90,17 @@ def mean_gain(compared: Numbers, gained: Numbers) -> Numbers:
         (n,)
     """
     gains: Numbers = gained / (1.0 + compared)
+    return gains
+
+
+def cautious_gain(compared: Numbers, gained: Numbers) -> Numbers:
+    """gained_i / (PRIOR + compared_i): the worth that a tip is retired by; arguments as of `mean_gain`.
+
+    A reader's gain varies by about one half, what tips are worth by about a quarter, so that a mean over readers is
+    best drawn towards 0 as if (1/2)^2 / (1/4)^2 = 4 more had gained nothing (a normal mean with a normal prior).
+    One unlucky reader costs a tip a fifth at most, and one that nobody read outlasts all that mislead.
+    """
+    gains: Numbers = gained / (float(PRIOR) + compared)
     return gains
 
 

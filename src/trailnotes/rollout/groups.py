@@ -119,7 +119,7 @@ async def run_groups(  # noqa: PLR0913 (see `run_episode`)
 
     await take_turns(policy, [seat.episode for seat in seats], play_seat, keep, limit=config.env.max_envs)
     # Ahead of the update, what is counted here and what is stored there would stand in the order that timing gives.
-    if not config.rollout.ahead or not {"ucb", "worth"}.isdisjoint(config.memory.ranking):
+    if not config.rollout.ahead or config.memory.goes_by_readers:
         _report([(seat.memory, played[seat.episode]) for row in rows for seat in row], once)
     groups = (_group(task, [played[seat.episode] for seat in row]) for task, row in zip(tasks, rows, strict=True))
     return [group for group in groups if group is not None]

@@ -11,7 +11,8 @@
     memory.start.db      those that training began with
     rehearsal/           what the start model recorded before training, with rehearsal.split
     checkpoints/         step-000010/ ... as `checkpoint` writes them
-    tensorboard/         drawn from metrics.jsonl, if run.tensorboard is set
+    tensorboard/         drawn from metrics.jsonl, if run.trackers has it
+    trackers/            what the others know this run by, and what they keep here
     lock                 held by the process that trains
 """
 
@@ -35,10 +36,11 @@ from typing import Any, Self
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import diff, flatten, load_config, to_toml, within
 from trailnotes.envs.tasks import identity_of
-from trailnotes.errors import ConfigError, MissingExtraError, RunError, how_to_install
+from trailnotes.errors import ConfigError, RunError
 from trailnotes.storage import checkpoint
 from trailnotes.storage.files import append_jsonl, read_jsonl, set_aside, write_text_atomic
 from trailnotes.storage.records import trajectory_to_json
+from trailnotes.tracking.process import Trackers
 from trailnotes.types import StrPath, Trajectory
 
 TRAJECTORIES = "trajectories.jsonl"  # in a run directory: all its episodes
@@ -54,7 +56,8 @@ class RunDir:
         self.trajectories_path = path / TRAJECTORIES
         self.memory_path = path / "memory.db"
         self.checkpoints = path / "checkpoints"
-        self._tracker: _TensorBoard | None = None
+        self._tracked = config.run.tracked
+        self._trackers: Trackers | None = None  # once no line is set aside any more
 
     @classmethod
     def open(
@@ -93,18 +96,13 @@ class RunDir:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(finished=kind is None)
 
     def append_metrics(self, line: Mapping[str, Any]) -> None:
         """Add the line of one iteration; it has "iteration" (from 0), which is written first."""
         append_jsonl(self.metrics_path, [{"iteration": line["iteration"], **line}])
-        if self.config.run.tensorboard:
-            if self._tracker is None:
-                self._tracker = _TensorBoard(self.path / "tensorboard")
-                self._tracker.draw(read_jsonl(self.metrics_path))
-            else:
-                self._tracker.draw([line])
+        self._tell_trackers()
 
     def append_trajectories(self, iteration: int, trajectories: Iterable[Trajectory]) -> None:
         """Add whole episodes, the failed ones too."""
@@ -118,14 +116,27 @@ class RunDir:
     def set_aside_after(self, iterations: int) -> list[Path]:
         """Move the lines that follow the first `iterations` iterations to files of their own, and name these."""
         moved = [set_aside(file, iterations) for file in (self.metrics_path, self.trajectories_path)]
+        self._tell_trackers()
         return [file for file in moved if file is not None]
 
-    def close(self) -> None:
-        """Let the next process in. Twice is fine."""
-        if self._tracker is not None:
-            self._tracker.close()
-            self._tracker = None
-        self._lock.release()
+    def close(self, *, finished: bool = True) -> None:
+        """Let the trackers show the rest, and then the next process in. Twice is fine.
+
+        `finished`: the run ended by itself, and was not stopped.
+        """
+        try:
+            if finished and self.metrics_path.exists():
+                self._tell_trackers()  # an earlier start may have left something to show
+            if self._trackers is not None:
+                self._trackers.close(finished=finished)
+        finally:
+            self._lock.release()
+
+    def _tell_trackers(self) -> None:
+        if self._tracked and self._trackers is None:
+            self._trackers = Trackers(self._tracked, self.path)
+        if self._trackers is not None:
+            self._trackers.tell()
 
     def _settle_config(self, allow_change: Sequence[str]) -> dict[str, Any]:
         """Write config.toml, or refuse a changed one. Returns what changed since the run began, name -> [old, new]."""
@@ -227,28 +238,6 @@ def is_trained(path: Path, config: Config) -> bool:
     """
     saved = checkpoint.latest(path / "checkpoints")
     return saved is not None and config.train.share(checkpoint.load_meta(saved)) >= 1.0
-
-
-class _TensorBoard:
-    """Event files, drawn anew from the lines so far by each process, so that they never disagree."""
-
-    def __init__(self, path: Path) -> None:
-        try:
-            from tensorboard.summary import Writer
-        except ImportError:
-            raise MissingExtraError(f"run.tensorboard needs tensorboard: {how_to_install('tensorboard')}") from None
-        shutil.rmtree(path, ignore_errors=True)
-        self._writer: Any = Writer(str(path))
-
-    def draw(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        for line in lines:
-            for name, value in line.items():
-                if isinstance(value, int | float) and name != "iteration":
-                    self._writer.add_scalar(name, float(value), line["iteration"])
-        self._writer.flush()
-
-    def close(self) -> None:
-        self._writer.close()
 
 
 def _write(path: Path, text: str) -> None:

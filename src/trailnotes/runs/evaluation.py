@@ -88,11 +88,12 @@ def play_subject(
             return Played(run_to_end(play(None)))
         with closing(open_memory(None, config.memory, embedder=embedder_of(config))) as memory:
             memory.restore(subject.memory)
-            if subject.trained is not None:  # beyond the task: a training with scope = task kept nothing of its games
-                memory.meet(tasks_of(subject.trained, subject.trained.train.split))
+            view = shown(memory, config.eval.show_tips)
+            if subject.trained is not None:  # a training with scope = task has kept nothing of its games
+                view.meet(tasks_of(subject.trained, subject.trained.train.split))
             if said := seen_by_authors({tip.namespace for tip in memory.store.tips()}, config):
                 logger.warning("%s", said)
-            episodes = run_to_end(play(shown(memory, config.eval.show_tips)))
+            episodes = run_to_end(play(view))
             return Played(episodes, tips_remark(episodes, tasks, memory, config))
 
 

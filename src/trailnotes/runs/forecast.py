@@ -32,7 +32,7 @@ def small(config: Config) -> Config:
             rehearsal = config.rehearsal
             num_tasks, trials = min(GAMES, rehearsal.num_tasks) or GAMES, min(1, rehearsal.trials)
             changes["rehearsal"] = {"num_tasks": num_tasks, "num_samples": 1, "trials": trials}
-    changes["run"] = {"name": "dry run"}
+    changes["run"] = {"name": "dry run", "tensorboard": False, "trackers": ()}
     sections = {name: getattr(config, name).model_copy(update=values) for name, values in changes.items()}
     return config.model_copy(update=sections)
 

@@ -13,10 +13,11 @@ import time
 from typing import TYPE_CHECKING
 
 from trailnotes.credit.episodes import scores_of, valid_share
+from trailnotes.credit.leads import leads_of
 from trailnotes.envs.tasks import batch_of
 from trailnotes.errors import RunError
 from trailnotes.learner.samples import anchor_rows, build_samples
-from trailnotes.memory.base import VersionedMemory
+from trailnotes.memory.base import MeasuringMemory, VersionedMemory
 from trailnotes.rollout import rollout_metrics, run_groups, tip_metrics, write_tips
 from trailnotes.rollout.archive import from_start
 from trailnotes.rollout.dynamic import further_tasks, replace_equal
@@ -269,6 +270,16 @@ class Iteration:
     def _from_start(self, groups: Sequence[TrajectoryGroup]) -> Sequence[TrajectoryGroup]:
         """Those of episodes that began as the game does, and did not return to a kept state."""
         return groups if self.run.archive is None else from_start(groups)
+
+    def measure_tips(
+        self, groups: Sequence[TrajectoryGroup], off_policy: Sequence[Sample], tip_free: Sequence[Sequence[float]]
+    ) -> None:
+        """Tell the memory what its tips still change; arguments as of `leads_of`."""
+        if isinstance(self.run.shown, MeasuringMemory):
+            leads = leads_of(groups, off_policy, tip_free)
+            self.run.shown.measure(leads)
+            mean = sum(lead.nats for lead in leads) / max(1, len(leads))
+            self.add_metrics("tips", {"lead": mean, "measured": float(len(leads))})
 
     def add_novelty(self, groups: Sequence[TrajectoryGroup]) -> list[TrajectoryGroup]:
         """The groups with `reward_intrinsic` of every step filled in, by `algorithm.intrinsic`."""

@@ -16,7 +16,7 @@ def refuse_missing(config: Config, model: str | None = None, *, plays_only: bool
     Args:
         config: of a start.
         model: who plays, where that is not `config.model.path`.
-        plays_only: nothing is trained, and no curve is written for TensorBoard.
+        plays_only: nothing is trained.
         memory: whether tips may be looked for.
 
     Raises:
@@ -26,7 +26,7 @@ def refuse_missing(config: Config, model: str | None = None, *, plays_only: bool
     absent = {
         extra: (missing_package(extra), why)
         for extra, why in _wanted(config, model).items()
-        if not (extra == "tensorboard" and plays_only) and not (extra == "embed" and not memory)
+        if not (extra == "embed" and not memory)
     }
     lacking = {extra: f"{why} needs the package {package}" for extra, (package, why) in absent.items() if package}
     if lacking:
@@ -51,10 +51,9 @@ def _wanted(config: Config, model: str | None) -> dict[str, str]:
         wanted["train"] = f"model.path = {path!r}"
     if config.cluster.address:
         wanted["ray"] = f"cluster.address = {config.cluster.address!r}"
-    if config.run.tensorboard:
-        wanted["tensorboard"] = "run.tensorboard"
     if config.memory.embedder != "hashing" and _embeds(config):
-        wanted["embed"] = f"memory.embedder = {config.memory.embedder!r}"
+        extra = "openai" if config.memory.embedder.startswith(OPENAI) else "embed"
+        wanted[extra] = f"memory.embedder = {config.memory.embedder!r}"
     return wanted
 
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from trailnotes.runs.console import Bar
 
 PLACE, FILE = "rehearsal", "rehearsal.jsonl"
-FREE = (*SURROUNDINGS, "run.name", "run.tensorboard")
+FREE = (*SURROUNDINGS, "run.name", "run.tensorboard", "run.trackers")
 """What may differ when a recording is continued, or used."""
 
 
@@ -137,7 +137,7 @@ def recording_config(config: Config) -> Config:
     env = config.env.model_copy(update={"options": {**config.env.options, **rehearsal.options}})
     played = Config().model_copy(
         update={
-            "run": config.run,
+            "run": config.run.model_copy(update={"tensorboard": False, "trackers": ()}),
             "model": config.model.model_copy(update={"lora": LoraConfig()}),
             "engine": config.engine,
             "endpoint": config.endpoint,

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 TRIALS = 2  # after trial 0: by then a link that is weak shows, and one that heals itself, too
-FREE = (*SURROUNDINGS, "eval.trials", "eval.confidence", "run.tensorboard")
+FREE = (*SURROUNDINGS, "eval.trials", "eval.confidence", "run.tensorboard", "run.trackers")
 """What may differ when an exchange is resumed."""
 MakeBar = Callable[[str], AbstractContextManager["Bar | None"]]
 

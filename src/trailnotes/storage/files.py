@@ -12,11 +12,13 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from trailnotes.errors import RunError
+from trailnotes.errors import ConfigError, RunError
+
+T = TypeVar("T")
 
 _FIX = "free space or fix the permissions, then run the same command again"
 _ITERATION = re.compile(rb'\{"iteration": (\d+)[,}]')
@@ -26,6 +28,28 @@ def user_cache(name: str) -> Path:
     """Where what can be made again is kept: ``$TRAILNOTES_CACHE/<name>``, or ``~/.cache/trailnotes/<name>``."""
     root = os.environ.get("TRAILNOTES_CACHE")
     return (Path(root) if root else Path.home() / ".cache" / "trailnotes") / name
+
+
+def made_once(folder: Path, make: Callable[[], T], open_made: Callable[[], T]) -> T:
+    """What lies in a folder of the user's cache: opened, or made now where it is not there.
+
+    Several processes may make it at once: each does so aside, and the first to be done gives its own.
+
+    Args:
+        folder: is there when it is whole.
+        make: makes it, whole or not at all.
+        open_made: opens it.
+
+    Raises:
+        RunError: it cannot be made; set TRAILNOTES_CACHE to another folder.
+    """
+    try:
+        if not folder.is_dir():
+            return make()
+    except (ConfigError, RunError, OSError) as error:
+        if isinstance(error, OSError) or not folder.is_dir():  # else another process was faster
+            raise RunError(f"{error} (set TRAILNOTES_CACHE to another folder)") from error
+    return open_made()
 
 
 def write_bytes_atomic(path: Path, data: bytes) -> None:
@@ -83,7 +107,7 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
     Raises:
         RunError: a damaged line, by number.
     """
-    for number, line in enumerate(_whole_lines(path), 1):
+    for number, line in enumerate(read_on(path), 1):
         try:
             record = json.loads(line)
         except ValueError:
@@ -91,6 +115,23 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
         if not isinstance(record, dict):
             raise RunError(f"{path}: line {number} is damaged: delete it, or restore the file")
         yield record
+
+
+def read_on(path: Path, offset: int = 0) -> Iterator[bytes]:
+    """The whole lines from `offset` on, in bytes, of a file that may grow; none if there is no such file."""
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        file.seek(offset)
+        for line in file:
+            if line.endswith(b"\n"):
+                yield line
+
+
+def iteration_of(line: bytes) -> int | None:
+    """Which iteration a line of a run says that it is of, without parsing it."""
+    found = _ITERATION.match(line)
+    return int(found[1]) if found else None
 
 
 def set_aside(path: Path, iterations: int | None = None) -> Path | None:
@@ -150,21 +191,12 @@ def _finite(value: Any) -> Any:
             return value
 
 
-def _whole_lines(path: Path) -> Iterator[bytes]:
-    if not path.exists():
-        return
-    with path.open("rb") as file:
-        for line in file:
-            if line.endswith(b"\n"):
-                yield line
-
-
 def _cut(path: Path, iterations: int | None) -> int:
     """Byte offset of the first line to move, or the end of the whole lines."""
     offset = 0
-    for line in _whole_lines(path):
-        found = _ITERATION.match(line)
-        if iterations is not None and found and int(found[1]) >= iterations:
+    for line in read_on(path):
+        iteration = iteration_of(line)
+        if iterations is not None and iteration is not None and iteration >= iterations:
             break
         offset += len(line)
     return offset

@@ -16,7 +16,7 @@ from trailnotes.view.drawing import Href, draw
 from trailnotes.view.episodes import TURNS, capped, roles_of, told
 from trailnotes.view.index import DAMAGED, Episode, EpisodeIndex, Wanted
 from trailnotes.view.places import Place, holder
-from trailnotes.view.tips import ORDERS, PAGE, SORTED, TipsFile, mark_of
+from trailnotes.view.tips import ORDERS, PAGE, SORTED, Opening, TipsFile, mark_of
 from trailnotes.view.window import Missing, Query, Window
 
 EPISODES: Final = PAGE  # on a page
@@ -122,13 +122,16 @@ def tips(window: Window, place: Place, query: Query) -> dict[str, Any]:
     page = _page_number(query)
     values: dict[str, Any] = {
         "task": task, "q": words, "orders": list(ORDERS), "page": page, "found": None, "listed": None, "pages": 1,
-        "before": None, "size": PAGE, "most": SORTED,
+        "before": None, "size": PAGE, "most": SORTED, "opening": False,
         "said": SAID.get(_one(query, "said"), ""), "asked": _asked(query, "task", "order"), "order": order,
     }  # fmt: skip
     if task and words:
         config = window.settings(place)[0] or Config()
-        found = window.searcher.search(file.path, config.memory, task, words)
-        return values | {"found": found, "memory": config.memory, "tasks": file.tasks()}
+        values |= {"memory": config.memory, "tasks": file.tasks()}
+        try:
+            return values | {"found": window.searcher.search(file.path, config.memory, task, words)}
+        except Opening:
+            return values | {"found": [], "opening": True}
     before = _whole(_one(query, "before"))
     listed = file.newest(before) if before and not task else file.page(task, order, (page - 1) * PAGE)
     pages = -(-listed.total // PAGE) if listed.sorted else 1

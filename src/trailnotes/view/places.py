@@ -19,7 +19,9 @@ from trailnotes.view.lines import Line, is_number
 
 DEEPEST: Final = 4  # folders below the one that is viewed
 MOST: Final = 5_000  # folders that are looked into
-SKIPPED: Final = frozenset({"checkpoints", "tensorboard", "phases", "rehearsal", "logs", "settings", "eval", "roles"})
+SKIPPED: Final = frozenset({
+    "checkpoints", "tensorboard", "trackers", "phases", "rehearsal", "logs", "settings", "eval", "roles"
+})  # fmt: skip
 SIGNS: Final = ("metrics.jsonl", "trajectories.jsonl", "memory.db", "run.json")  # any of them beside config.toml
 COMPARISON: Final = "table.json"
 UNTOLD: Final = ("run.name", "run.seed", "algorithm.name")  # keys that have a place of their own

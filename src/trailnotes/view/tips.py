@@ -7,9 +7,9 @@ Searching and changing go through the store itself (`memory/`), as the agent and
 from __future__ import annotations
 
 import sqlite3
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -20,6 +20,7 @@ from trailnotes.config.schema import MemoryConfig
 from trailnotes.errors import MemoryStoreError
 from trailnotes.memory.exchange import check_namespace, delete_tips, edit_tip, enable_tips, open_store, show_tip
 from trailnotes.memory.migrations import MIGRATIONS
+from trailnotes.memory.retired import MARK, Retirement
 from trailnotes.memory.retrieval import make_embedder
 from trailnotes.memory.schema import APPLICATION_ID, named_errors
 from trailnotes.memory.store import READINGS, SELECT, TipStore
@@ -30,6 +31,7 @@ from trailnotes.types import Tip
 PAGE: Final = 50  # tips on a page
 NEAREST: Final = 20  # of a search
 KEPT_OPEN: Final = 4  # memories that are searched
+PATIENCE_S: Final = 1.0  # that a page waits for a memory to be opened
 STALE: Final = "this tip has changed since its page was drawn, so nothing was done: here it is as it is now"
 
 ORDERS: Final = {
@@ -49,6 +51,7 @@ class Row:
     tip: Tip
     readers: Readers
     similarity: float | None = None
+    retirement: Retirement | None = None
 
     @property
     def shown(self) -> int:
@@ -136,14 +139,15 @@ class TipsFile:
 
     def _row(self, connection: sqlite3.Connection, tip_id: int) -> Row | None:
         columns, _, table = SELECT.partition(" FROM ")
-        sql = f"{columns}, {', '.join(READINGS)} FROM {table} WHERE id = ?"
+        sql = f"{columns}, {', '.join((*MARK, *READINGS))} FROM {table} WHERE id = ?"
         found = connection.execute(sql, [tip_id]).fetchone()
         if found is None:
             return None
         names = [name.strip() for name in columns.removeprefix("SELECT ").split(",")]
         values = dict(zip(names, found, strict=False))
         tip = Tip(**{**values, "imported": bool(values["imported"]), "enabled": bool(values["enabled"])})
-        return Row(tip, Readers(*found[-len(READINGS) :]))
+        mark = Retirement(*found[len(names) : len(names) + len(MARK)])
+        return Row(tip, Readers(*found[-len(READINGS) :]), retirement=mark if mark.rule else None)
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
@@ -169,19 +173,23 @@ def _check(connection: sqlite3.Connection, path: Path) -> None:
         )
 
 
+class Opening(MemoryStoreError):  # noqa: N818 (it is an answer)
+    """A memory is still being opened: its file is checked, or its index built."""
+
+
 class Searcher:
-    """Searches as an agent does. Memories that were searched stay open, since opening one checks all of it."""
+    """Searches as an agent does, in a thread of its own. What was searched stays open, since opening may take long."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="searcher")
         self._open: OrderedDict[tuple[Path, int, str], TipMemory] = OrderedDict()
 
     def close(self) -> None:
-        """Let go of all files."""
-        with self._lock:
-            for memory in self._open.values():
-                memory.close()
-            self._open.clear()
+        """Let go of all files, once what is under way has ended."""
+        self._thread.shutdown(cancel_futures=True)
+        for memory in self._open.values():
+            memory.close()
+        self._open.clear()
 
     def search(self, path: Path, config: MemoryConfig, namespace: str, query: str) -> list[Row]:
         """What an agent of these settings would be shown for `query`, the best first, each with its similarity.
@@ -189,19 +197,27 @@ class Searcher:
         Raises:
             MemoryStoreError: the file cannot be used, or has no tip of that task.
             MissingExtraError: its embedder is not installed.
+            Opening: it takes longer than `PATIENCE_S`; it goes on meanwhile.
         """
-        with self._lock:
-            memory = self._memory(path, config)
-            if not (found := memory.search(namespace, query, NEAREST)):
-                check_namespace(memory.store, namespace)  # goes through all names
-                return []
-            (vector,) = memory.embedder.embed([query[:MAX_KEY_CHARS]])
-            alike = memory.vectors(found) @ vector
-            return [
-                Row(tip, readers, float(each))
-                for tip, each in zip(found, alike, strict=True)
-                for readers in memory.store.readers(tip.id or 0).values()  # none of one that was just deleted
-            ]
+        found = self._thread.submit(self._search, path, config, namespace, query)
+        try:
+            return found.result(PATIENCE_S)
+        except TimeoutError:
+            found.cancel()  # a later page asks again
+            raise Opening(f"{path.name} is being opened") from None
+
+    def _search(self, path: Path, config: MemoryConfig, namespace: str, query: str) -> list[Row]:
+        memory = self._memory(path, config)
+        if not (found := memory.search(namespace, query, NEAREST)):
+            check_namespace(memory.store, namespace)  # goes through all names
+            return []
+        (vector,) = memory.embedder.embed([query[:MAX_KEY_CHARS]])
+        alike = memory.vectors(found) @ vector
+        return [
+            Row(tip, readers, float(each))
+            for tip, each in zip(found, alike, strict=True)
+            for readers in memory.store.readers(tip.id or 0).values()  # none of one that was just deleted
+        ]
 
     def _memory(self, path: Path, config: MemoryConfig) -> TipMemory:
         with named_errors(path):

@@ -7,6 +7,7 @@ rebinding).
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
@@ -23,6 +24,7 @@ POLICY: Final = (
 
 ELSEWHERE: Final = "This form was sent by a page of another site, so nothing was done."
 OTHER_NAME: Final = "This site answers to the address that its command has printed."
+NO_TOKEN: Final = "Say the token of this site in the header Authorization: Bearer TOKEN."  # noqa: S105
 
 
 def headers_of(policy: str = POLICY) -> dict[str, str]:
@@ -98,3 +100,26 @@ class Guard:
         if scope["method"] == "POST" and from_elsewhere(host, headers.get("origin"), headers.get("sec-fetch-site")):
             return self.refuse(403, ELSEWHERE)
         return None
+
+
+class Bearer:
+    """Wraps a site that is for those who know a token, and say it in the header Authorization.
+
+    Args:
+        app: the site.
+        token: what they say.
+        refuse: makes the answer to others from its status and a text.
+    """
+
+    def __init__(self, app: ASGIApp, token: str, refuse: Callable[[int, str], ASGIApp]) -> None:
+        self.app, self.refuse = app, refuse
+        self._wanted = f"Bearer {token}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request; anything but HTTP goes through as it is."""
+        answer = self.app
+        if scope["type"] == "http":
+            given = Headers(scope=scope).get("authorization", "").encode()
+            if not hmac.compare_digest(given, self._wanted):
+                answer = self.refuse(401, NO_TOKEN)
+        await answer(scope, receive, send)

@@ -66,21 +66,32 @@ def address_of(door: socket.socket) -> str:
     return f"http://{host_of(door)}:{door.getsockname()[1]}"
 
 
-def serve(app: ASGIApp, door: socket.socket, ready: Callable[[], None] = lambda: None) -> None:
+def serve(
+    app: ASGIApp,
+    door: socket.socket,
+    ready: Callable[[], None] = lambda: None,
+    *,
+    lifespan: bool = False,
+    most_ws_bytes: int = 0,
+) -> None:
     """Answer until this process is interrupted; requests under way are finished first.
 
     Args:
         app: the application.
         door: a socket that listens.
         ready: called once, when the first visitor may come.
+        lifespan: whether the application wants to be told when it begins and ends.
+        most_ws_bytes: of a message over a WebSocket; 0 lets nobody open one.
     """
     config = uvicorn.Config(
         app,
         access_log=False,
         log_level="error",  # below it, a line for each request that is none
-        lifespan="off",
+        lifespan="on" if lifespan else "off",
         proxy_headers=False,
-        ws="none",
+        ws="websockets-sansio" if most_ws_bytes else "none",
+        ws_max_size=max(1, most_ws_bytes),
+        ws_per_message_deflate=False,
         limit_concurrency=CONNECTIONS,
         timeout_graceful_shutdown=5,
         server_header=False,

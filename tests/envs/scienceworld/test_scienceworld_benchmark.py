@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from trailnotes.envs.scienceworld.jvm import OPTIONS, find_java
+from trailnotes.envs.java.simulator import OPTIONS, find_java
 
 FOLDER = Path(__file__).parents[3] / "benchmarks"
 BUSY = "import time\nend = time.process_time() + 0.3\nwhile time.process_time() < end: pass\nprint(), input()"

@@ -17,10 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from py4j.protocol import escape_new_line, get_command_part, unescape_new_line
 
-from trailnotes.envs.scienceworld import jvm
-from trailnotes.envs.scienceworld.gateway import Gateway, Reference, SimulatorLostError, decoded, encoded
+from trailnotes.envs.java import simulator as java_simulator
+from trailnotes.envs.java.gateway import Gateway, Reference, SimulatorLostError, decoded, encoded
+from trailnotes.envs.java.process import Child
 from trailnotes.envs.scienceworld.jvm import Simulator, find_jars, find_java
-from trailnotes.envs.scienceworld.process import Child
 from trailnotes.errors import ConfigError, EnvError, MissingExtraError
 
 
@@ -157,7 +157,7 @@ def test_a_file_that_cannot_run_is_named(tmp_path: Path) -> None:
 
 def test_a_java_that_has_worked_meets_a_passing_trouble(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     java = program(tmp_path / "java", "echo 'cannot allocate memory' >&2; exit 1")
-    monkeypatch.setattr(jvm, "_started_before", {java})
+    monkeypatch.setattr(java_simulator, "_started_before", {java})
     with pytest.raises(EnvError, match="cannot allocate memory") as caught:
         Simulator(java)
     assert not isinstance(caught.value, ConfigError)  # one episode is lost, not the run

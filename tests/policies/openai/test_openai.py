@@ -25,8 +25,8 @@ from trailnotes.commands import main
 from trailnotes.config.model_schema import EndpointConfig
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config, to_toml
+from trailnotes.endpoint import faults
 from trailnotes.errors import BudgetError, ConfigError, PolicyError, RunError
-from trailnotes.policies.openai import faults
 from trailnotes.policies.openai.answers import Amount, Answers, PaidAnswer, Query, request_key
 from trailnotes.policies.openai.policy import OpenAIPolicy
 from trailnotes.rollout import gather

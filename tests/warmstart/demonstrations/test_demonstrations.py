@@ -441,7 +441,7 @@ def test_all_families_are_drawn_as_before() -> None:
 
 
 def test_who_has_demonstrations() -> None:
-    assert set(DEMONSTRATORS) == {"scienceworld", "waymarks", "waymarks-simulator", "webshop"}
+    assert set(DEMONSTRATORS) == {"scienceworld", "waymarks", "waymarks-simulator", "webshop", "wikihow"}
 
 
 # -- conversations from a file

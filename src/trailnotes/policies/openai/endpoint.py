@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from trailnotes.config.model_schema import EndpointConfig
-from trailnotes.errors import ConfigError, MissingExtraError, PolicyError, how_to_install
-from trailnotes.policies.openai.answers import Amount, Query
-from trailnotes.policies.openai.faults import (
+from trailnotes.endpoint.faults import (
     Late,
     Trouble,
     explain,
@@ -22,6 +19,9 @@ from trailnotes.policies.openai.faults import (
     retry_after,
     said,
 )
+from trailnotes.endpoint.keys import NO_KEY, key_of, without
+from trailnotes.errors import ConfigError, MissingExtraError, PolicyError, how_to_install
+from trailnotes.policies.openai.answers import Amount, Query
 from trailnotes.types import FinishReason
 
 try:
@@ -30,7 +30,6 @@ except ModuleNotFoundError as missing:
     raise MissingExtraError(f"{missing.name} is not installed: {how_to_install('openai')}") from missing
 
 MAX_STOPS = 4  # that a request may have
-NO_KEY = "none"  # what is sent where there is no key: the client insists on one
 _NEVER_SENT = ("ConnectError", "ConnectTimeout", "PoolTimeout")  # the transport's failures before anything was sent
 
 
@@ -66,7 +65,7 @@ class Endpoint:
         self.config, self.model, self.options = config, model, options
         if not config.base_url.startswith(("http://", "https://")):
             raise ConfigError(f"endpoint.base_url = {config.base_url!r} must begin with http:// or https://")
-        self._key = _key_of(config)
+        self._key = key_of(config)
         self._line: Line | None = None
 
     async def line(self) -> Line:
@@ -135,8 +134,7 @@ class Endpoint:
         return explain(status, body, url=url, model=self.model, key_env=key_env, has_key=has_key, extra=extra)
 
     def _public(self, text: str) -> str:
-        """`text` without the key, which servers may repeat."""
-        return text.replace(self._key, "[key]") if self._key else text
+        return without(self._key, text)
 
 
 async def _open(config: EndpointConfig, key: str) -> AsyncIterator[AsyncOpenAI]:
@@ -188,16 +186,3 @@ def _was_sent(error: BaseException) -> bool:
 def _sendable(text: str) -> str:
     """`text` without halves of surrogate pairs, which no UTF-8 can hold."""
     return text.encode("utf-8", "replace").decode()
-
-
-def _key_of(config: EndpointConfig) -> str:
-    """The key; "" for none, which is refused where one is surely needed."""
-    key = os.environ.get(config.api_key_env, "").strip()
-    if not key and "//api.openai.com" in config.base_url:
-        raise ConfigError(
-            f"{config.base_url} wants a key: export {config.api_key_env}=..., or name another environment variable in "
-            "endpoint.api_key_env, or another server in endpoint.base_url"
-        )
-    if not key.isascii() or any(map(str.isspace, key)):
-        raise ConfigError(f"the environment variable {config.api_key_env} holds no key: it has blanks or odd letters")
-    return key

@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from trailnotes.config.schema import Config
+from trailnotes.endpoint.faults import LONGEST_RETRY_AFTER, Late, Trouble, pause
 from trailnotes.errors import BudgetError, ConfigError, PolicyError
 from trailnotes.policies.openai.answers import Amount, Answers, PaidAnswer, Query, request_key
 from trailnotes.policies.openai.endpoint import Endpoint, Line, Said
-from trailnotes.policies.openai.faults import LONGEST_RETRY_AFTER, Late, Trouble, pause
 from trailnotes.types import Completion, Message, Sampling, TokenIds, answer_of
 
 logger = logging.getLogger(__name__)

@@ -18,10 +18,15 @@ __all__ = ["DEMONSTRATORS", "Demonstration", "demonstrator_of", "from_jsonl", "s
 # By environment. Called with (config, count_tokens, seed), it is an endless iterable of `Demonstration`; so is what its
 # class method `apart` returns, of games that `config` neither trains on nor examines.
 DEMONSTRATORS: dict[str, str] = {
+    "alfworld": "trailnotes.warmstart.demonstrations.experts:ExpertDemonstrator",
+    "minesweeper": "trailnotes.warmstart.demonstrations.experts:ExpertDemonstrator",
     "scienceworld": "trailnotes.warmstart.demonstrations.scienceworld:ScienceWorldDemonstrator",
+    "sokoban": "trailnotes.warmstart.demonstrations.experts:ExpertDemonstrator",
+    "textworld-express": "trailnotes.warmstart.demonstrations.experts:ExpertDemonstrator",
     "waymarks": "trailnotes.warmstart.demonstrations.waymarks:WaymarksDemonstrator",
     "waymarks-simulator": "trailnotes.warmstart.demonstrations.waymarks:WaymarksDemonstrator",
     "webshop": "trailnotes.warmstart.demonstrations.webshop:WebShopDemonstrator",
+    "wikihow": "trailnotes.warmstart.demonstrations.wikihow:WikiHowDemonstrator",
 }
 
 # Those of them that have another script where `rollout.style` is "full".

@@ -9,21 +9,17 @@ from __future__ import annotations
 
 import logging
 import random
-from dataclasses import dataclass
 from functools import cached_property, partial
-from hashlib import sha256
 from typing import TYPE_CHECKING, Self
 
 from trailnotes.envs import make_env
 from trailnotes.envs.scienceworld.client import close_gold_paths, gold_path
 from trailnotes.envs.scienceworld.tasks import scienceworld_tasks
 from trailnotes.envs.tasks import kept_apart
-from trailnotes.envs.textworld.interpreter import cache_dir
 from trailnotes.errors import ConfigError
-from trailnotes.storage.files import encode_line, read_jsonl, write_bytes_atomic
-from trailnotes.storage.records import trajectory_from_json, trajectory_to_json
-from trailnotes.types import Task, Tip, Trajectory
-from trailnotes.warmstart.demonstrations.episodes import actions_of, conversations, follow, of_rehearsal, played
+from trailnotes.types import Task, Trajectory
+from trailnotes.warmstart.demonstrations.episodes import follow, of_rehearsal, played
+from trailnotes.warmstart.demonstrations.recorded import WANDERINGS, Recorded, RecordedDemonstrator, read_or_record
 from trailnotes.warmstart.demonstrations.scienceworld_scripts import shortened, wandering
 
 if TYPE_CHECKING:
@@ -35,38 +31,15 @@ if TYPE_CHECKING:
     from trailnotes.storage.demonstrations import Demonstration
 
 logger = logging.getLogger(__name__)
-WANDERINGS = 4  # recorded for each variation
 VERSION = 1  # of the scripts: recordings of another are not used
 
 
-@dataclass(frozen=True, slots=True)
-class Recorded:
-    """What was recorded of one variation."""
-
-    gold: Trajectory | None  # None where no short enough path reaches the full score
-    wandered: tuple[Trajectory, ...]
-
-    @property
-    def everything(self) -> tuple[Trajectory, ...]:
-        """All its episodes."""
-        return (*self.wandered, self.gold) if self.gold else self.wandered
-
-
-class ScienceWorldDemonstrator:
+class ScienceWorldDemonstrator(RecordedDemonstrator):
     """Endless demonstrations drawn from recorded episodes of the training variations of `env.options.task`.
 
     The episodes are recorded once, by the simulator, into the cache folder (minutes), `warmstart.variations` of each
     task spread over its training variations.
-
-    Args:
-        config: prompts, memory, `env.options`, and the shares of `config.warmstart`.
-        count_tokens: of the tokenizer, for the length caps.
-        seed: of everything drawn here; what was recorded does not depend on it.
     """
-
-    def __init__(self, config: Config, count_tokens: Callable[[str], int], seed: int) -> None:
-        self.config, self.count_tokens = config, count_tokens
-        self.rng = random.Random(seed)
 
     @classmethod
     def apart(cls, config: Config, count_tokens: Callable[[str], int], seed: int) -> Self:
@@ -99,52 +72,6 @@ class ScienceWorldDemonstrator:
         """One for each variation, from the cache or recorded now."""
         return recordings(self.config)
 
-    def episode(self, recorded: Recorded) -> list[Demonstration]:
-        """One episode's demonstrations: a row to act, and where it acted on tips, a tip-free row to write."""
-        warm = self.config.warmstart
-        if self.rng.random() < warm.obey:
-            trajectory = self.rng.choice(recorded.everything)
-            tips = self.praising(trajectory, recorded)
-        elif recorded.gold and self.rng.random() >= warm.read:
-            trajectory = recorded.gold
-            tips = self.failures(recorded, trajectory) if self.rng.random() < 0.3 else ()
-        else:
-            trajectory = self.rng.choice(recorded.wandered)
-            tips = self.failures(recorded, trajectory) if self.rng.random() < 0.3 else ()
-        return self.rows(trajectory, tips)
-
-    def praising(self, trajectory: Trajectory, recorded: Recorded) -> tuple[Tip, ...]:
-        """Tips of which the first has a full score and tells `trajectory`, whatever that was really worth."""
-        right = self.tip(trajectory, trajectory.max_score)
-        others = self.failures(recorded, trajectory) if self.rng.random() < 0.4 else ()
-        return (right, *others)[: self.config.memory.top_k]
-
-    def failures(self, recorded: Recorded, trajectory: Trajectory) -> tuple[Tip, ...]:
-        """Tips that tell other endings than that of `trajectory`, with the bad scores they had."""
-        others = [t for t in recorded.wandered if t.score < 100 and actions_of(t)[-1] != actions_of(trajectory)[-1]]
-        self.rng.shuffle(others)
-        chosen = sorted(others[: self.rng.randint(1, 2)], key=lambda t: -t.score)
-        return tuple(self.tip(t, t.score) for t in chosen)[: self.config.memory.top_k]
-
-    def tip(self, trajectory: Trajectory, score: float) -> Tip:
-        """What a memory would hold of an episode that ended with `score`."""
-        return Tip(trajectory.task.id, self.note(trajectory, score), key="", score=score, max_score=100.0)
-
-    def note(self, trajectory: Trajectory, score: float) -> str:  # noqa: ARG002 (told in English alone)
-        """What is written about an episode that ended with `score`."""
-        return note_of(trajectory)
-
-    def rows(self, trajectory: Trajectory, tips: tuple[Tip, ...]) -> list[Demonstration]:
-        """The conversations of an episode that showed `tips` in its first turn."""
-        note = self.note(trajectory, trajectory.score)
-        act, *write = conversations(trajectory, tips, note, self.config, self.count_tokens)
-        return [act, *write] if tips and self.rng.random() < 0.2 else [act]  # every row without tips writes, too
-
-
-def note_of(trajectory: Trajectory) -> str:
-    """The tip that a good writer writes: what was done, in order; the score is shown beside every tip."""
-    return " ; ".join(actions_of(trajectory))
-
 
 # --- recording --------------------------------------------------------------------------------------------------
 
@@ -161,21 +88,10 @@ def recordings(config: Config, folder: Path | None = None) -> list[Recorded]:
         "variations": config.warmstart.variations,
         "max_steps": config.rollout.max_steps,
     }
-    name = sha256(encode_line(wanted)).hexdigest()[:24]
-    path = (folder or cache_dir()) / f"scienceworld-{name}.jsonl"
-    if not path.is_file():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_bytes_atomic(path, b"".join(encode_line(trajectory_to_json(t)) for t in _record(config)))
-    groups: dict[str, list[Trajectory]] = {}
-    for record in read_jsonl(path):
-        trajectory = trajectory_from_json(record)
-        groups.setdefault(trajectory.task.id, []).append(trajectory)
-    if not groups:
+    found = read_or_record("scienceworld", wanted, lambda: _record(config), folder)
+    if not found:
         raise ConfigError(f"no episode of {config.env.options.get('task')!r} fits rollout.max_steps: raise it")
-    return [
-        Recorded(next((t for t in group if t.member == 0), None), tuple(t for t in group if t.member))
-        for group in groups.values()
-    ]
+    return found
 
 
 def _record(config: Config) -> Iterator[Trajectory]:

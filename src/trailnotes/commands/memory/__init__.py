@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trailnotes.commands.command import Command, argument
+from trailnotes.commands.memory import sharing
+from trailnotes.commands.memory.sharing import printable, settings_of
 from trailnotes.errors import ConfigError
 
 if TYPE_CHECKING:
     from argparse import Namespace
 
+    from trailnotes.memory.retired import Retirement
     from trailnotes.memory.store import TipStore
     from trailnotes.types import Tip
 
@@ -41,11 +44,13 @@ def _list(args: Namespace) -> None:
     few_letters = not (sys.stdout.encoding or "").lower().startswith("utf")
     with _store(args) as store:
         readers = store.readers()
-        for tip in list_tips(store, args.namespace, limit=args.limit, by=args.by):
+        marks = store.retirements()
+        for tip in list_tips(store, args.namespace, limit=args.limit, by=args.by, retired=args.retired):
             if args.json:
                 print(json.dumps(asdict(tip), ensure_ascii=few_letters))
             else:
-                print(_line(tip, f"worth {readers[tip.id or 0].worth:+.2f}  " if args.by == "worth" else ""))
+                worth = f"worth {readers[tip.id or 0].worth:+.2f}  " if args.by == "worth" else ""
+                print(_line(tip, worth + (f"{_why(marks[tip.id or 0])}  " if args.retired else "")))
 
 
 def _show(args: Namespace) -> None:
@@ -54,8 +59,9 @@ def _show(args: Namespace) -> None:
     with _store(args) as store:
         tip, written = show_tip(store, args.id), store.sequence
         (readers,) = store.readers(args.id).values()
+        mark, joined = store.retirements(args.id).get(args.id), store.merged_into(args.id)
     for name, value in asdict(tip).items():
-        print(f"{name:<10} {value}")
+        print(printable(f"{name:<10} {value}"))
     if readers.shown:
         mean = readers.earned / readers.shown
         print(f"{'readers':<10} {readers.shown} episodes, which earned {mean:.2g} of 1 on average")
@@ -63,7 +69,19 @@ def _show(args: Namespace) -> None:
     if readers.compared:
         gain = readers.gained / readers.compared
         print(f"{'gain':<10} {gain:+.2g}, mean of {readers.compared} readers less members that did not read it")
+    if readers.measured:
+        lead = f"{readers.anyway:.2g} as often without tips as with them ({readers.lead:+.2g} nats)"
+        print(f"{'anyway':<10} what {readers.measured} readers who did well did: {lead}")
+    if mark is not None:
+        print(f"{'retired':<10} {_why(mark)}, at write {mark.write} of {written}{f' on {mark.on}' * bool(mark.on)}")
+    if joined:
+        print(f"{'merged':<10} with it: tip {', tip '.join(map(str, joined))}")
     print("".join(f"{'read by':<10} {line}\n" for line in _episodes(args.place, tip)), end="")
+
+
+def _why(mark: Retirement) -> str:
+    """What has retired a tip."""
+    return f"{mark.rule} ({mark.by})"
 
 
 def _episodes(place: Path, tip: Tip) -> Iterator[str]:
@@ -95,7 +113,7 @@ def _stats(args: Namespace) -> None:
         for name, value in store.stats().items():
             print(f"{name:<12} {value:.0f}")
         for namespace, count in store.namespaces().items():
-            print(f"  {count:>6} {namespace}")
+            print(printable(f"  {count:>6} {namespace}"))
 
 
 def _export(args: Namespace) -> None:
@@ -109,18 +127,9 @@ def _import(args: Namespace) -> None:
     from trailnotes.memory.exchange import import_tips
 
     with _store(args) as store:
-        result = import_tips(store, args.file, enable=args.enable, capacity=_capacity(args.place))
+        result = import_tips(store, args.file, enable=args.enable, settings=settings_of(args.place))
     state = "enabled" if args.enable else "off until `trailnotes memory enable`"
     print(f"{result.added} tips imported ({state}), {result.known} were known")
-
-
-def _capacity(place: Path) -> int:
-    """`memory.capacity` of the run that the memory belongs to; the default where it belongs to none."""
-    from trailnotes.config.schema import MemoryConfig
-    from trailnotes.runs.directory import run_config
-
-    run = place if place.is_dir() else place.parent
-    return run_config(run).memory.capacity if (run / "config.toml").is_file() else MemoryConfig().capacity
 
 
 def _add(args: Namespace) -> None:
@@ -130,7 +139,7 @@ def _add(args: Namespace) -> None:
         first = args.namespace not in store.namespaces()
         tip = add_tip(
             store, args.namespace, args.text,
-            key=args.key, score=args.score, enabled=not args.off, capacity=_capacity(args.place),
+            key=args.key, score=args.score, enabled=not args.off, settings=settings_of(args.place),
         )  # fmt: skip
     print(_line(tip))
     if first:
@@ -164,7 +173,7 @@ def _enable(args: Namespace) -> None:
 
 def _line(tip: Tip, measured: str = "") -> str:
     marks = "".join([" imported" * tip.imported, " off" * (not tip.enabled), f" x{tip.support}" * (tip.support > 1)])
-    return f"{tip.id or 0:>6}  {measured}{tip.score:g}/{tip.max_score:g}  {tip.namespace}{marks}  {tip.text}"
+    return printable(f"{tip.id or 0:>6}  {measured}{tip.score:g}/{tip.max_score:g}  {tip.namespace}{marks}  {tip.text}")
 
 
 COMMANDS = (
@@ -187,6 +196,12 @@ COMMANDS = (
                 help="what comes first: the newest, the best score, most readers, or those that helped their readers "
                 "most",
             ),
+            argument(
+                "--retired",
+                action="store_true",
+                help="instead those that are searched no more, since they had to make room (memory.retire) or the "
+                "policy knows them by heart (memory.distilled), and why; `memory enable` brings them back",
+            ),
             argument("--json", action="store_true", help="one JSON object a line, with all fields"),
         ),
     ),
@@ -194,8 +209,8 @@ COMMANDS = (
         name="memory show",
         summary="one tip with its author and its worth",
         about="Print every field of one tip: text, task, retrieval key, score, and the model, version and run that "
-        "wrote it; how its readers fared, against members of their group that did not read it; and the episodes of the "
-        "run that read it.",
+        "wrote it; how its readers fared, against members of their group that did not read it; how often the policy "
+        "does without tips what they did; why it was retired, if it was; and the episodes of the run that read it.",
         example="trailnotes memory show runs/smoke 1",
         run=_show,
         arguments=(_PLACE, argument("id", type=int, metavar="ID", help="id of a tip")),
@@ -232,7 +247,8 @@ COMMANDS = (
     Command(
         name="memory export",
         summary="write tips to a JSONL file",
-        about="Write tips to a file that people and other programs can read, one JSON object a line.",
+        about="Write tips to a file that people and other programs can read, one JSON object a line behind a header: "
+        "docs/tip-format.md names the fields.",
         example="trailnotes memory export runs/smoke tips.jsonl",
         run=_export,
         arguments=(
@@ -310,14 +326,16 @@ COMMANDS = (
     Command(
         name="memory enable",
         summary="let tips be retrieved, or not",
-        about="Switch tips on, for example imported ones after reading them; or off, without deleting them.",
+        about="Switch tips on, for example imported ones after reading them; or off, without deleting them. A retired "
+        "tip that is named comes back as the newest; --all leaves those that are retired.",
         example="trailnotes memory enable runs/smoke --all",
         run=_enable,
         arguments=(
             _PLACE,
             argument("ids", type=int, metavar="ID", nargs="*", help="ids of tips, as `memory list` prints them"),
-            argument("--all", action="store_true", help="all tips instead of IDs"),
+            argument("--all", action="store_true", help="all tips that are not retired, instead of IDs"),
             argument("--off", action="store_true", help="switch off instead of on"),
         ),
     ),
+    *sharing.COMMANDS,
 )

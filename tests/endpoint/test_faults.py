@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from trailnotes.policies.openai.faults import (
+from trailnotes.endpoint.faults import (
     LONGEST_RETRY_AFTER,
     explain,
     missing_model,

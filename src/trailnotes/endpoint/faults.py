@@ -114,7 +114,7 @@ def explain(
         return f"{text}; the key in {key_env} (endpoint.api_key_env) does not allow this, or not the model {model!r}"
     if status == 429:
         return f"{text}; the account has nothing left to spend: top it up, and run the same command again"
-    if status == 413 or _is_overflow(body):
+    if status == 413 or is_overflow(body):
         return (
             f"{text}; set endpoint.context_tokens to what the model {model!r} holds, so that episodes end before, "
             "and run the same command again"
@@ -137,7 +137,8 @@ def missing_model(status: int, body: object, *, url: str, model: str, offered: S
     )
 
 
-def _is_overflow(body: object) -> bool:
+def is_overflow(body: object) -> bool:
+    """Whether a text was longer than the model takes."""
     if isinstance(body, Mapping) and "context" in str(body.get("code") or body.get("type") or ""):
         return True
     return _OVERFLOW.search(said(body).lower()) is not None

@@ -1,0 +1,182 @@
+"""The commands that share a memory: several made one, what two do not have in common, and one for other agents."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trailnotes.commands.command import Command, argument
+from trailnotes.errors import ConfigError, MissingExtraError, how_to_install, missing_package
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Callable, Mapping
+
+    from starlette.types import ASGIApp
+
+    from trailnotes.config.schema import MemoryConfig
+    from trailnotes.types import Tip
+
+TOKEN = "TRAILNOTES_MCP_TOKEN"  # noqa: S105 (the variable that holds one)
+SOURCE = "a run directory, a memory file, or a file that `memory export` wrote"
+
+
+def printable(text: str) -> str:
+    """`text` as a terminal may show it: what is no letter there, as names from a foreign file may hold, is escaped."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
+def settings_of(place: Path) -> MemoryConfig:
+    """Those of the run that the memory belongs to; the default where it belongs to none."""
+    from trailnotes.config.schema import MemoryConfig
+    from trailnotes.runs.directory import run_config
+
+    run = place if place.is_dir() else place.parent
+    return run_config(run).memory if (run / "config.toml").is_file() else MemoryConfig()
+
+
+def _merge(args: Namespace) -> None:
+    from trailnotes.memory.merging import merge
+
+    merged = merge(args.out, args.sources, embedder=args.embedder)
+    print(f"{merged.tips} tips written to {args.out}, of {merged.read} read from {len(args.sources)} memories")
+
+
+def _diff(args: Namespace) -> None:
+    from trailnotes.memory.merging import changes, differences
+    from trailnotes.memory.tipfile import read_tips
+
+    sides = [read_tips(args.here), read_tips(args.there)]
+    if args.namespace is not None:
+        sides = [[tip for tip in tips if tip.namespace == args.namespace] for tips in sides]
+    found = differences(*sides)
+    changed = [(ours, changes(ours, theirs)) for ours, theirs in found.changed]
+    if args.json:
+        for name, tips in (("only_here", found.only_here), ("only_there", found.only_there)):
+            for tip in tips:
+                print(json.dumps({name: asdict(tip)}))
+        for tip, fields in changed:
+            print(json.dumps({"changed": asdict(tip), "fields": fields}))
+        return
+    for sign, tips in (("-", found.only_here), ("+", found.only_there)):
+        for tip in tips:
+            print(f"{sign} {_told(tip)}")
+    for tip, fields in changed:
+        print(f"~ {_told(tip)}: {_what(fields)}")
+    print(
+        f"{len(found.only_here)} only in {args.here}, {len(found.only_there)} only in {args.there}, {len(changed)} "
+        f"changed, {found.same} the same"
+    )
+
+
+def _told(tip: Tip) -> str:
+    return printable(f"{tip.namespace}  {tip.text}")
+
+
+def _what(fields: Mapping[str, tuple[object, object]]) -> str:
+    return ", ".join(f"{name} {here!a} -> {there!a}" for name, (here, there) in fields.items())
+
+
+def _serve(args: Namespace) -> None:
+    if package := missing_package("mcp"):
+        raise MissingExtraError(f"the protocol needs the package {package}: {how_to_install('mcp')}")
+    if args.rate < 1:
+        raise ConfigError(f"--rate {args.rate} allows no call: give 1 or more calls a minute")
+    if args.off and not args.write:
+        raise ConfigError("--off is about what is added: give --write, too, or leave it out")
+    from trailnotes.config.schema import MemoryConfig
+    from trailnotes.memory.exchange import open_store
+    from trailnotes.memory.mcp.server import make_app, serve_stdio
+    from trailnotes.memory.mcp.tools import Rules, Toolbox
+    from trailnotes.memory.retrieval import make_embedder
+    from trailnotes.memory.schema import Identity
+    from trailnotes.memory.tips import TipMemory
+
+    new = MemoryConfig().embedder
+    with open_store(args.place, Identity(new, make_embedder(new).dim) if args.write else None) as store:
+        rules = Rules(args.write, args.namespace, not args.off, settings_of(args.place).capacity, args.rate)
+        # A task that is full takes no more by the rules; the memory itself would let the oldest go.
+        config = MemoryConfig(embedder=store.identity.name, threshold=-1, capacity=sys.maxsize)
+        toolbox = Toolbox(TipMemory(store, make_embedder(config.embedder), config), rules)
+        if args.port is None:
+            serve_stdio(toolbox)
+        else:
+            _serve_http(partial(make_app, toolbox), args.port)
+
+
+def _serve_http(make_app: Callable[[str], ASGIApp], port: int) -> None:
+    import secrets
+
+    from trailnotes.web.serving import address_of, listening, serve
+
+    given = os.environ.get(TOKEN, "").strip()
+    token = given or secrets.token_urlsafe(18)
+    told = f"the token in {TOKEN}" if given else f"Authorization: Bearer {token}"
+    with listening("127.0.0.1", port) as door:
+        ready = f"ready: {address_of(door)}/mcp with {told}"
+        serve(make_app(token), door, lambda: print(ready, flush=True), lifespan=True)
+
+
+COMMANDS = (
+    Command(
+        name="memory merge",
+        summary="make one memory of several",
+        about="Write a new memory file with the tips of all sources, which stay as they are. The same text under the "
+        "same key of a task becomes one tip, with its first author, the best score and the most support; it is on if "
+        "nobody switched it off. The order of the sources does not matter, and merging again changes nothing. Begin a "
+        "run with it by `trailnotes train --memory`.",
+        example="trailnotes memory merge runs/both.db runs/smoke tips.jsonl",
+        run=_merge,
+        arguments=(
+            argument("out", type=Path, metavar="FILE", help="the memory file to write, which is not there yet"),
+            argument("sources", type=Path, metavar="SOURCE", nargs="+", help=SOURCE),
+            argument(
+                "--embedder",
+                metavar="NAME",
+                default="",
+                help="whose vectors the new memory has (those of the memory files among the sources, or hashing)",
+            ),
+        ),
+    ),
+    Command(
+        name="memory diff",
+        summary="what two memories do not have in common",
+        about="Print the tips that are only here (-), those that are only there (+), and those that both have with "
+        "other fields (~). Tips are compared by what they say, not by their ids; an edited one is found by its author "
+        "and key.",
+        example="trailnotes memory diff runs/smoke tips.jsonl",
+        run=_diff,
+        arguments=(
+            argument("here", type=Path, metavar="HERE", help=SOURCE),
+            argument("there", type=Path, metavar="THERE", help="another one"),
+            argument("--namespace", metavar="TASK", help="only the tips of this task"),
+            argument("--json", action="store_true", help="one JSON object a line, with all fields, without the sums"),
+        ),
+    ),
+    Command(
+        name="memory serve",
+        summary="let any agent use a memory, over MCP",
+        about="Speak the Model Context Protocol, so that any agent that does can list tasks, search tips and read "
+        "them; with --write it can add some, marked with its name. Over standard input and output, as agents start "
+        "it; or with --port over streamable HTTP on this machine, for those who say the token that is printed (or that "
+        f"in {TOKEN}). Tips that are off are never told. Needs the extra `mcp`.",
+        example="trailnotes memory serve runs/smoke --write",
+        run=_serve,
+        arguments=(
+            argument(
+                "place", type=Path, metavar="DIR",
+                help="a run directory, or a memory file, which --write makes if it is missing",
+            ),
+            argument("--write", action="store_true", help="let agents add tips"),
+            argument("--off", action="store_true", help="what they add waits for `memory enable`"),
+            argument("--namespace", metavar="TASK", help="only the tips of this task"),
+            argument("--port", type=int, metavar="N", help="serve over HTTP there; 0 takes a free port"),
+            argument("--rate", type=int, metavar="N", default=120, help="calls a minute, of all clients (120)"),
+        ),
+    ),
+)  # fmt: skip

@@ -1,0 +1,31 @@
+"""The key of a server: from the environment alone, and never in a message."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Final
+
+from trailnotes.errors import ConfigError
+
+if TYPE_CHECKING:
+    from trailnotes.config.model_schema import EndpointConfig
+
+NO_KEY: Final = "none"  # what is sent where there is no key: the client insists on one
+
+
+def key_of(config: EndpointConfig) -> str:
+    """The key; "" for none, which is refused where one is surely needed."""
+    key = os.environ.get(config.api_key_env, "").strip()
+    if not key and "//api.openai.com" in config.base_url:
+        raise ConfigError(
+            f"{config.base_url} wants a key: export {config.api_key_env}=..., or name another environment variable in "
+            "endpoint.api_key_env, or another server in endpoint.base_url"
+        )
+    if not key.isascii() or any(map(str.isspace, key)):
+        raise ConfigError(f"the environment variable {config.api_key_env} holds no key: it has blanks or odd letters")
+    return key
+
+
+def without(key: str, text: str) -> str:
+    """`text` without the key, which servers may repeat."""
+    return text.replace(key, "[key]") if key else text

@@ -1,0 +1,104 @@
+"""What environments of other makers do not say: which games there are, and when one is won."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from trailnotes.errors import ConfigError
+from trailnotes.types import Task
+
+FIRST_SEED: Final[Mapping[str, int]] = {"train": 0, "validation": 1_000_000, "test": 2_000_000}
+"""Split -> its first seed. A split has fewer seeds than lie between two of these, so no seed is on two sides."""
+
+_MOST_SEEDS: Final = 1_000_000
+_LONGEST_NAME: Final = 80  # of a game in a task's id; longer settings are told by a digest
+
+
+def game_name(name: str, settings: Mapping[str, Any]) -> str:
+    """A game with its settings, as task ids have it: ``FrozenLake-v1?is_slippery=false``; bounded in length.
+
+    Raises:
+        ConfigError: the settings are no JSON values.
+    """
+    if not settings:
+        return name
+    try:
+        told = "&".join(f"{key}={json.dumps(settings[key], sort_keys=True)}" for key in sorted(settings))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"env.options must hold JSON values: {error}") from error
+    if len(told) > _LONGEST_NAME:
+        told = hashlib.blake2b(told.encode(), digest_size=6).hexdigest()
+    return f"{name}?{told}"
+
+
+def seeded_tasks(env: str, game: str, split: str, numbers: Mapping[str, int]) -> list[Task]:
+    """Tasks ``ENV/GAME/SEED`` of one split, by consecutive seeds that no other split has.
+
+    Args:
+        env: name of the environment.
+        game: what is played under each seed; one family.
+        split: one of `FIRST_SEED`.
+        numbers: split -> how many seeds it has.
+
+    Raises:
+        ConfigError: an unknown split, or a number of seeds that cannot be.
+    """
+    if split not in FIRST_SEED:
+        raise ConfigError(f"unknown split {split!r} of {env}; use one of {', '.join(FIRST_SEED)}")
+    number = numbers[split]
+    if not isinstance(number, int) or isinstance(number, bool) or not 0 < number <= _MOST_SEEDS:
+        raise ConfigError(f"env.options.num_{split} = {number!r}: give a number of seeds from 1 to {_MOST_SEEDS:,}")
+    first, family = FIRST_SEED[split], f"{env}/{game}"
+    return [Task(f"{family}/{seed}", env, seed, split, {"game": game}, family) for seed in range(first, first + number)]
+
+
+@dataclass(frozen=True)
+class Success:
+    """When an episode is won, by its rewards alone. That it is over says nothing: it may be over because it is lost."""
+
+    least_return: float | None = None  # sum of all rewards; None asks for none
+    least_reward: float | None = None  # of the step that ends the episode; None asks for none
+    max_return: float | None = None  # scores are sums up to this; None: a success is 1, everything else 0
+
+    def __post_init__(self) -> None:
+        for name, value in (
+            ("success_return", self.least_return),
+            ("success_reward", self.least_reward),
+            ("max_return", self.max_return),
+        ):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+                raise ConfigError(f"env.options.{name} = {value!r} is no number")
+            if value is not None and not math.isfinite(value):
+                raise ConfigError(f"env.options.{name} = {value} must be finite")
+        if self.max_return is not None and self.max_return <= 0:
+            raise ConfigError(f"env.options.max_return = {self.max_return:g} must be above 0, or be left out")
+
+    @property
+    def told(self) -> bool:
+        """Whether there is a rule at all."""
+        return self.least_return is not None or self.least_reward is not None
+
+    def reached(self, total: float, reward: float) -> bool:
+        """Whether an episode that ended by its own rules was won.
+
+        Args:
+            total: sum of its rewards.
+            reward: the last of them.
+        """
+        return (
+            self.told
+            and (self.least_return is None or total >= self.least_return)
+            and (self.least_reward is None or reward >= self.least_reward)
+            and (self.max_return is None or total > 0)  # a success has a score above 0
+        )
+
+    def score(self, total: float, *, success: bool) -> tuple[float, float]:
+        """The score so far, and the highest that there is."""
+        if self.max_return is None:
+            return float(success), 1.0
+        return min(max(total, 0.0), self.max_return), float(self.max_return)

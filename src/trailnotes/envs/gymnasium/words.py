@@ -1,0 +1,120 @@
+"""Words for what Gymnasium has as numbers and colours: actions, drawings, values."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final
+
+from trailnotes.errors import ConfigError
+
+_COLOURS: Final = ("gray", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
+_COLOURED: Final = re.compile(r"\x1b\[([0-9;]*)m(.*?)\x1b\[0?m", re.DOTALL)
+_CONTROL: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
+
+
+@dataclass(frozen=True)
+class Toy:
+    """One of Gymnasium's toy texts: names of its actions, its goal in words, and the last reward of a success."""
+
+    actions: tuple[str, ...]
+    instruction: str
+    success_reward: float
+
+
+TOYS: Final[dict[str, Toy]] = {
+    "FrozenLake": Toy(
+        ("left", "down", "right", "up"),
+        "Cross the frozen lake from the start (S) to the goal (G) over frozen squares (F), without falling into a hole "
+        "(H). You stand on the square that is marked red.",
+        1.0,
+    ),
+    "Taxi": Toy(
+        ("south", "north", "east", "west", "pickup", "dropoff"),
+        "Drive the taxi to the passenger, pick them up, and drop them off at their destination. The taxi is marked "
+        "yellow, with the passenger aboard green; the passenger waits at the letter marked blue and wants to go to the "
+        "one marked magenta. Walls are |, and : can be passed.",
+        20.0,
+    ),
+    "CliffWalking": Toy(
+        ("up", "right", "down", "left"),
+        "Walk from where you are (x) to the target (T). A step onto the cliff (C) puts you back to the start.",
+        -1.0,
+    ),
+    "Blackjack": Toy(
+        ("stick", "hit"),
+        "Beat the dealer at blackjack: hit for another card, stick to stop; more than 21 loses. You see your sum, the "
+        "dealer's card, and 1 if you hold an ace that counts 11.",
+        1.0,
+    ),
+}
+"""Name without version -> words. Sources: the pages of Gymnasium 1.4 on each of them."""
+
+
+def toy_of(env_id: str) -> Toy | None:
+    """The toy text of that id, whatever its version and the module that it is imported from."""
+    return TOYS.get(env_id.rpartition(":")[2].rpartition("/")[2].partition("-v")[0])
+
+
+def action_names(space: Any, unwrapped: Any, given: Sequence[str] | None, toy: Toy | None) -> tuple[str, ...]:
+    """A name for each action of a discrete space, in its order.
+
+    Those that are given, or of a toy text, or that the environment tells (`get_action_meanings`, as Atari's do, or an
+    enumeration `actions`, as MiniGrid's have), or the numbers themselves.
+
+    Raises:
+        ConfigError: there are too many or too few names, or one stands for two actions.
+    """
+    number, start = int(space.n), int(space.start)
+    names: Iterable[Any]
+    if given is not None:
+        names = given
+    elif toy:
+        names = toy.actions
+    elif callable(meanings := getattr(unwrapped, "get_action_meanings", None)):
+        names = meanings()
+    elif members := getattr(getattr(unwrapped, "actions", None), "__members__", None):
+        names = members
+    else:
+        names = (str(start + index) for index in range(number))
+    words = tuple(normal(str(name)) for name in names)
+    if len(words) != number or len(set(words)) != number or not all(words):
+        raise ConfigError(
+            f"env.options.action_names: {number} actions need {number} different names, not {', '.join(words)[:200]}"
+        )
+    return words
+
+
+def normal(action: str) -> str:
+    """An action as names are compared: in lower case, blanks joined."""
+    return " ".join(action.lower().split())
+
+
+@lru_cache(maxsize=1024)  # a game has few drawings, and each is drawn often
+def plain(drawing: str) -> str:
+    """A drawing without control characters; what is coloured in it says so: ``[red:S]``.
+
+    Colours are all that tells where the player stands in Gymnasium's toy texts.
+    """
+    return _CONTROL.sub("", _COLOURED.sub(_named, drawing.replace("\r\n", "\n"))).strip("\n")
+
+
+def _named(found: re.Match[str]) -> str:
+    for code in found[1].split(";"):
+        if len(code) == 2 and code[0] in "349" and code[1] in "01234567":
+            return f"[{_COLOURS[int(code[1])]}:{found[2]}]"
+    return found[2]
+
+
+def valued(value: Any) -> str:
+    """An observation of numbers as JSON. Raises `TypeError` for what is no number, text, sequence or mapping."""
+    return json.dumps(value, default=_of_numpy)
+
+
+def _of_numpy(part: Any) -> Any:
+    if not hasattr(part, "tolist"):
+        raise TypeError(f"{type(part).__name__} is not JSON")
+    return part.tolist()

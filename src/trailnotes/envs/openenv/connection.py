@@ -1,0 +1,241 @@
+"""A session with an OpenEnv server: addresses, requests and answers, each within a time limit."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+import socket
+import struct
+import time
+import urllib.request
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from http.client import HTTPException
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+from trailnotes.envs.base import one_line
+from trailnotes.errors import ConfigError, EnvError
+
+if TYPE_CHECKING:
+    from websockets.sync.client import ClientConnection
+
+_SCHEMES: Final = {"http": "http", "https": "https", "ws": "http", "wss": "https"}
+_MOST_PAGE: Final = 1 << 20  # bytes of a page that says what a server is
+_MOST_TOLD: Final = 300  # characters of a server's own words in an error
+_CLOSING_S: Final = 1.0  # to say goodbye
+
+FULL: Final = "CAPACITY_REACHED"
+INVALID: Final = "VALIDATION_ERROR"
+
+
+class LostError(EnvError):
+    """The connection is gone, or never was: another one may be had."""
+
+
+class RefusedError(EnvError):
+    """The server answered a request with an error; `code` is the protocol's, `data` all that it said."""
+
+    def __init__(self, text: str, code: str, data: Mapping[str, Any]) -> None:
+        super().__init__(text)
+        self.code, self.data = code, data
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a server is. `name` is what messages and task ids call it: it holds no secret."""
+
+    base: str  # "http://host:port/path" or https, without a slash at its end
+
+    @classmethod
+    def of(cls, url: object) -> Address:
+        """Read ``http://host:port/path``, or the same with https, ws or wss.
+
+        Raises:
+            ConfigError: it is none, or holds what would end up in logs.
+        """
+        if not isinstance(url, str):
+            raise ConfigError(f"env.options.url must be a text, not {type(url).__name__}")
+        try:
+            parts = urlsplit(url.strip())
+            host, port = parts.hostname, parts.port
+        except ValueError as error:
+            raise ConfigError(f"env.options.url cannot be read ({error}): write http://HOST:PORT") from error
+        if parts.username or parts.password or parts.query or parts.fragment:
+            raise ConfigError(
+                "env.options.url must hold no name, password or query, since it is logged: name the environment "
+                "variable that holds a token in env.options.token_env"
+            )
+        if parts.scheme not in _SCHEMES or not host:
+            raise ConfigError(f"env.options.url = {url!r} is no address of a server: write http://HOST:PORT")
+        place = f"[{host}]" if ":" in host else host
+        return cls(f"{_SCHEMES[parts.scheme]}://{place}{f':{port}' if port else ''}{parts.path.rstrip('/')}")
+
+    @property
+    def name(self) -> str:
+        """Host, port and path."""
+        return self.base.partition("://")[2]
+
+    @property
+    def socket(self) -> str:
+        """Where sessions are opened."""
+        return f"ws{self.base.removeprefix('http')}/ws"
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the server is on this machine, so that no proxy leads to it."""
+        host = urlsplit(self.base).hostname or ""
+        try:
+            return host == "localhost" or ipaddress.ip_address(host).is_loopback
+        except ValueError:
+            return False
+
+
+def headers_of(token_env: str) -> dict[str, str]:
+    """What is sent along to be let in. Raises `ConfigError` where the variable holds no token."""
+    if not token_env:
+        return {}
+    token = os.environ.get(token_env, "").strip()
+    if not token or not token.isascii() or not token.isprintable() or " " in token:
+        raise ConfigError(f"env.options.token_env: the environment variable {token_env} holds no token; export it")
+    return {"Authorization": f"Bearer {token}"}
+
+
+class Session:
+    """One connection to ``/ws``, opened at once.
+
+    Args:
+        address: of the server.
+        headers: of the request that opens it.
+        timeout: seconds that one call may take, as the user has set it.
+        left: of these, what is left to open it.
+        most_bytes: of one answer.
+
+    Raises:
+        LostError: nobody is there, or it speaks no WebSocket.
+        EnvError: it lets nobody in at that address.
+    """
+
+    def __init__(
+        self, address: Address, headers: Mapping[str, str], timeout: float, left: float, most_bytes: int
+    ) -> None:
+        from websockets.exceptions import InvalidHandshake, InvalidStatus, InvalidURI
+        from websockets.sync.client import connect
+
+        self._address, self._timeout = address, timeout
+        self._open = ExitStack()
+        try:
+            self._socket: ClientConnection = self._open.enter_context(
+                connect(
+                    address.socket, additional_headers=headers, open_timeout=left, close_timeout=_CLOSING_S,
+                    max_size=most_bytes, ping_interval=None, compression=None,
+                    proxy=None if address.is_here else True,
+                )
+            )  # fmt: skip
+            self._limit_sending()
+        except (OSError, EOFError, InvalidHandshake, InvalidURI, ValueError) as error:
+            self._open.close()
+            lasting = isinstance(error, InvalidStatus) and 400 <= error.response.status_code < 500
+            raise (EnvError if lasting else LostError)(
+                f"no OpenEnv server can be reached at {address.name} ({one_line(error)}): is env.options.url right?"
+            ) from error
+
+    def _limit_sending(self) -> None:
+        """A server that reads nothing must not hold a request up for longer than it may take."""
+        seconds = struct.pack("ll", int(self._timeout), int(self._timeout % 1 * 1e6))
+        self._socket.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, seconds)
+
+    def ask(self, kind: str, data: Mapping[str, Any], left: float) -> dict[str, Any]:
+        """Send a request; the data of the observation that answers it within `left` seconds.
+
+        Raises:
+            LostError: the connection has gone.
+            RefusedError: the answer is an error.
+            EnvError: there is no answer in time, or it is not the protocol's.
+        """
+        from websockets.exceptions import ConnectionClosed
+
+        try:
+            if (early := self._received(0.0)) is not None:
+                self._read(early)  # an error that came with the connection says more than that it is unasked
+                raise EnvError(f"{self._address.name} has sent an answer that nothing was asked for")
+            self._socket.send(json.dumps({"type": kind, "data": data}))
+            answer = self._received(left)
+        except (ConnectionClosed, OSError) as error:
+            if (words := self._last_words()) is not None:
+                self._read(words)
+            raise LostError(f"{self._address.name} has closed the connection ({_why(error)})") from error
+        if answer is None:
+            raise EnvError(f"{self._address.name} did not answer within env.options.timeout = {self._timeout:g} s")
+        return self._read(answer)
+
+    def close(self) -> None:
+        """End the session. Never raises, never waits long."""
+        with suppress(Exception):
+            self._socket.send(json.dumps({"type": "close"}))
+        with suppress(Exception):
+            self._open.close()
+
+    def _received(self, timeout: float) -> str | bytes | None:
+        try:
+            return self._socket.recv(timeout=timeout)
+        except TimeoutError:
+            return None
+
+    def _last_words(self) -> str | bytes | None:
+        """What came before the connection closed."""
+        try:
+            return self._received(0.0)
+        except Exception:  # noqa: BLE001 - it is closed: there are none
+            return None
+
+    def _read(self, text: str | bytes) -> dict[str, Any]:
+        name = self._address.name
+        if not isinstance(text, str):
+            raise EnvError(f"{name} answered with bytes: OpenEnv speaks JSON texts")
+        try:
+            answer = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise EnvError(f"{name} answered with something that is no JSON: {one_line(error)}") from error
+        data = answer.get("data") if isinstance(answer, dict) else None
+        if not isinstance(data, dict):
+            raise EnvError(f"{name} answered outside the protocol: {text[:100]!r}")
+        if answer.get("type") == "error":
+            code = str(data.get("code", "UNKNOWN"))[:40]
+            said = " ".join(str(data.get("message", "")).split())[:_MOST_TOLD]
+            raise RefusedError(f"{name} answered with an error ({code}): {said}", code, data)
+        if answer.get("type") != "observation":
+            raise EnvError(f"{name} answered a request with {str(answer.get('type'))[:40]!r}, not an observation")
+        return data
+
+
+def _why(error: BaseException) -> str:
+    """What closed a connection: the reason behind websockets' own where there is one."""
+    return one_line(error.__cause__ or error)
+
+
+def page_of(address: Address, path: str, headers: Mapping[str, str], timeout: float) -> dict[str, Any]:
+    """The JSON object at a path of the server, {} where there is none: what a server says of itself is optional."""
+
+    class Staying(urllib.request.HTTPRedirectHandler):
+        """Goes nowhere else: the headers are for this server."""
+
+        def redirect_request(self, *_: Any) -> None:
+            return None
+
+    handlers: list[urllib.request.BaseHandler] = [Staying()]
+    if address.is_here:
+        handlers.append(urllib.request.ProxyHandler({}))
+    opener = urllib.request.build_opener(*handlers)
+    request = urllib.request.Request(f"{address.base}{path}", headers=dict(headers))  # noqa: S310 - http(s) by `of`
+    body, until = b"", time.monotonic() + timeout
+    try:
+        with opener.open(request, timeout=timeout) as response:
+            while (part := response.read1(1 << 16)) and len(body) <= _MOST_PAGE and time.monotonic() < until:
+                body += part
+        page = json.loads(body)
+    except (OSError, HTTPException, ValueError, RecursionError):
+        return {}
+    return page if isinstance(page, dict) else {}

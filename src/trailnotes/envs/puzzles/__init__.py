@@ -1,0 +1,1 @@
+"""Sokoban and Minesweeper as text: seeded, graded, and each level can be solved."""

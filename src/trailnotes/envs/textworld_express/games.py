@@ -1,0 +1,137 @@
+"""Which games TextWorldExpress has, with their settings and folds. No simulator needed.
+
+Source: Jansen and Côté 2022, "TextWorldExpress: Simulating Text Games at One Million Steps Per Second" (arXiv
+2208.01174), package 1.1.0.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
+
+from trailnotes.errors import ConfigError
+from trailnotes.types import Task
+
+# Split -> the simulator's name of the fold, and its first seed. Each fold has objects, recipes or rules of its own.
+FOLDS: Mapping[str, tuple[str, int]] = MappingProxyType(
+    {"train": ("train", 0), "validation": ("dev", 10_000), "test": ("test", 20_000)}
+)
+SEEDS = 1000  # of each fold
+_SWITCH = range(2)
+
+# Settings of each game with what they may be, as the package documents them.
+GAMES: Mapping[str, Mapping[str, range]] = MappingProxyType(
+    {
+        "cookingworld": {
+            "numLocations": range(1, 12),
+            "numIngredients": range(1, 6),
+            "numDistractorItems": range(11),
+            "includeDoors": _SWITCH,
+            "limitInventorySize": _SWITCH,
+        },
+        "twc": {
+            "numLocations": range(1, 4),
+            "numItemsToPutAway": range(1, 11),
+            "includeDoors": _SWITCH,
+            "limitInventorySize": _SWITCH,
+        },
+        "coin": {
+            "numLocations": range(1, 12),
+            "numDistractorItems": range(11),
+            "includeDoors": _SWITCH,
+            "limitInventorySize": _SWITCH,
+        },
+        "mapreader": {
+            "numLocations": range(1, 51),
+            "maxDistanceApart": range(1, 9),
+            "maxDistractorItemsPerLocation": range(4),
+            "includeDoors": _SWITCH,
+            "limitInventorySize": _SWITCH,
+        },
+        "arithmetic": {},
+        "sorting": {},
+        "simonsays": {
+            "gameLength": range(1, 1001),
+            "numDistractors": range(6),
+            "memorization": _SWITCH,
+            "verbose": _SWITCH,
+        },
+        "peckingorder": {},
+    }
+)
+
+
+def resolve_games(game: str | Sequence[str]) -> tuple[str, ...]:
+    """The names that an option `game` stands for: a name, "all", or a list of names.
+
+    Raises:
+        ConfigError: an unknown name, no name, or one game twice.
+    """
+    names = tuple(GAMES) if game == "all" else (game,) if isinstance(game, str) else tuple(map(str, game))
+    if not names:
+        raise ConfigError("game = [] names no game of TextWorldExpress: name one, or 'all'")
+    for index, name in enumerate(names):
+        if name not in GAMES:
+            raise ConfigError(f"game = {name!r} is unknown{_nearest(name, GAMES)}")
+        if name in names[:index]:
+            raise ConfigError(f"game names {name} twice: name it once")
+    return names
+
+
+def check_params(names: Sequence[str], params: Mapping[str, int] | None) -> dict[str, int]:
+    """`params`, if each of them is a setting of one of these games, with a value that it may have.
+
+    Raises:
+        ConfigError: names the setting, and what may be said.
+    """
+    known = {key: allowed for name in names for key, allowed in GAMES[name].items()}
+    for key, value in (params or {}).items():
+        if key not in known:
+            raise ConfigError(f"params.{key}: {' and '.join(names)} have no such setting{_nearest(key, known)}")
+        if isinstance(value, bool) or not isinstance(value, int) or value not in known[key]:
+            raise ConfigError(f"params.{key} = {value!r} must be {known[key][0]} to {known[key][-1]}")
+    return dict(params or {})
+
+
+def textworld_express_tasks(
+    split: str,
+    game: str | Sequence[str] = "coin",
+    params: Mapping[str, int] | None = None,
+    num_games: int = 100,
+) -> list[Task]:
+    """The games of one split, family by family, in the order of their seeds.
+
+    Args:
+        split: train, validation or test: the package's folds train, dev and test.
+        game: a name, "all", or a list of names.
+        params: settings of the games, such as ``{numLocations = 5}``; each game takes those that it has.
+        num_games: the first so many seeds of the fold, of each game.
+
+    Returns:
+        Tasks ``textworld-express/<game>/<seed>``, with the settings that were given behind the name of the game.
+
+    Raises:
+        ConfigError: an unknown split, game or setting, or a number out of range.
+    """
+    if split not in FOLDS:
+        raise ConfigError(f"split = {split!r} is unknown{_nearest(split, FOLDS)}")
+    if isinstance(num_games, bool) or not isinstance(num_games, int) or not 1 <= num_games <= SEEDS:
+        raise ConfigError(f"num_games = {num_games!r} must be 1 to {SEEDS}: a fold has no more")
+    names = resolve_games(game)
+    checked, (fold, first) = check_params(names, params), FOLDS[split]
+    tasks = []
+    for name in names:
+        own = {key: checked[key] for key in sorted(checked) if key in GAMES[name]}
+        family = "textworld-express/" + "-".join([name, *(f"{key}{value}" for key, value in own.items())])
+        options = {"game": name, "params": own, "fold": fold}
+        seeds = range(first, first + num_games)
+        tasks += [Task(f"{family}/{seed}", "textworld-express", seed, split, options, family) for seed in seeds]
+    return tasks
+
+
+def _nearest(word: str, known: Collection[str]) -> str:
+    close = difflib.get_close_matches(word, known, n=1)
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return f" (known: {', '.join(known) or 'none'})"

@@ -1,0 +1,206 @@
+"""A verifiers environment turned inside out: there it calls the model, here whoever plays is asked in its place.
+
+It runs in an event loop of its own, in a thread; where it waits for an answer, we have our observation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Coroutine
+from contextlib import suppress
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+import verifiers.v1 as vf
+
+from trailnotes.envs.base import one_line
+from trailnotes.errors import ConfigError, EnvError
+
+_T = TypeVar("_T")
+_PROMPTLESS: Final = "it wants the user to open the conversation, and has no user"
+
+
+def refuse_unplayable(env: vf.Env[Any], task: vf.Task[Any, Any, Any], name: str) -> None:
+    """Refuse what cannot be played without the machinery of verifiers.
+
+    Raises:
+        ConfigError: says what is missing.
+    """
+    config = env.taskset.config
+    lacking = {
+        f"it has {len(env._agent_specs)} agents": len(env._agent_specs) != 1,  # noqa: SLF001 - told nowhere else
+        "its tasks run in a container": bool(task.NEEDS_CONTAINER or task.data.image),
+        "its tasks have tools": bool(type(task).toolsets(config.task) or type(env.taskset).toolsets(config)),
+        "its tasks prepare a machine": any(
+            getattr(type(task), hook) is not getattr(vf.Task, hook) for hook in ("setup", "finalize")
+        ),
+        "it starts servers": type(env).start is not vf.Env.start,
+        "a reward or a metric looks at a machine": any(
+            map(_needs_machine, task.hooks("reward") + task.hooks("metric"))
+        ),
+        "its rewards come from judge models": bool(task.config.judges),
+        "it has conditions to stop (@vf.stop)": bool(task.hooks("stop")),
+    }
+    if reasons := [reason for reason, lacks in lacking.items() if lacks]:
+        raise ConfigError(f"env.options.taskset = {name!r} cannot be played here: {'; '.join(reasons)}")
+
+
+def _needs_machine(hook: Any) -> bool:
+    parameter = inspect.signature(hook).parameters.get("runtime")
+    return parameter is not None and parameter.default is inspect.Parameter.empty
+
+
+@dataclass(frozen=True)
+class Over:
+    """An episode has ended, with this sum of weighted rewards."""
+
+    reward: float
+
+
+class Stage:
+    """Plays one task after the other of an environment with one agent. Not for several threads."""
+
+    def __init__(self, env: vf.Env[Any]) -> None:
+        self._env = env
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="verifiers", daemon=True)
+        self._thread.start()
+        self._episode: asyncio.Task[float] | None = None
+        self._asked: asyncio.Future[str] = self._loop.create_future()
+        self._answer: asyncio.Future[str] = self._loop.create_future()
+
+    def begin(self, task: vf.Task[Any, Any, Any]) -> str | Over:
+        """What the player is shown first, or that it is over at once. Raises `EnvError` if the environment does."""
+        return self._await(self._begin(task))
+
+    def reply(self, text: str) -> str | Over:
+        """What follows an answer. Raises as `begin` does."""
+        return self._await(self._reply(text))
+
+    def close(self) -> None:
+        """End the episode and the thread. Twice is fine."""
+        if self._thread.is_alive():
+            with suppress(EnvError):
+                self._await(self._end())
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+    async def ask(self, text: str) -> str:
+        """Show a text to the player; their answer."""
+        self._answer = self._loop.create_future()
+        self._asked.set_result(text)
+        return await self._answer
+
+    def _await(self, doing: Coroutine[Any, Any, _T]) -> _T:
+        return asyncio.run_coroutine_threadsafe(doing, self._loop).result()
+
+    async def _begin(self, task: vf.Task[Any, Any, Any]) -> str | Over:
+        await self._end()
+        self._asked = self._loop.create_future()
+        self._episode = self._loop.create_task(self._run(task))
+        return await self._next()
+
+    async def _reply(self, text: str) -> str | Over:
+        self._asked = self._loop.create_future()
+        self._answer.set_result(text)
+        return await self._next()
+
+    async def _next(self) -> str | Over:
+        """What the player is asked next, or how it ended."""
+        assert self._episode
+        either: set[asyncio.Future[Any]] = {self._asked, self._episode}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if self._asked.done():
+            return self._asked.result()
+        try:
+            return Over(await self._episode)
+        except (Exception, SystemExit) as error:
+            raise EnvError(f"{type(self._env).__name__} raised {one_line(error)}") from error
+
+    async def _end(self) -> None:
+        if self._episode and not self._episode.done():
+            self._episode.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await self._episode
+
+    async def _run(self, task: vf.Task[Any, Any, Any]) -> float:
+        """The environment's own course of an episode, with a seat in place of its agent."""
+        episode = vf.Episode(env=vf.EnvInfo(id=self._env.config.env_id), task=_told(task))
+        agents: Any = vf.Agents(self._env.config, lambda name, spec: Seat(self, name, spec, episode.traces))
+        await self._env.setup(agents)
+        await self._env.run(task, agents)
+        await self._env.finalize(task, episode)
+        return float(sum(trace.reward for trace in episode.traces))
+
+
+class Seat:
+    """Stands where an environment expects an agent."""
+
+    def __init__(self, stage: Stage, name: str, spec: vf.AgentConfig, finished: list[Any]) -> None:
+        self.name, self.trainable = name, True
+        self._stage, self._spec, self._finished = stage, spec, finished
+
+    async def run(self, task: vf.Task[Any, Any, Any], **_: Any) -> Any:
+        """One question and its answer."""
+        async with self.interaction(task) as talk:
+            await talk.turn()
+        return talk.trace
+
+    def interaction(self, task: vf.Task[Any, Any, Any], **_: Any) -> Talk:
+        """A conversation in which the environment is the user."""
+        agent = vf.AgentInfo(config=self._spec, name=self.name)
+        return Talk(self._stage, task, vf.Trace(task=_told(task), agent=agent), self._finished)
+
+
+class Talk:
+    """One conversation, recorded as verifiers' rewards read it."""
+
+    def __init__(self, stage: Stage, task: vf.Task[Any, Any, Any], trace: Any, finished: list[Any]) -> None:
+        self.trace = trace
+        self._stage, self._task, self._finished = stage, task, finished
+
+    async def __aenter__(self) -> Self:
+        if self._task.data.system_prompt:
+            self._record(vf.SystemMessage(content=self._task.data.system_prompt))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.trace.is_completed = self.trace.ok = True
+            await self._task.score(self.trace)
+            self._finished.append(self.trace)
+
+    async def turn(self, message: Any = None) -> vf.Segment:
+        """Show a message (the task's prompt where there is none), and take the answer."""
+        if message is None:
+            text = self._task.data.prompt_text
+            if not text:
+                raise EnvError(_PROMPTLESS)
+        else:
+            parts = [{"role": "user", "content": message}] if isinstance(message, str) else list(message)
+            text = "\n\n".join(_text_of(part) for part in parts)
+        self._record(vf.UserMessage(content=text))
+        reply = vf.AssistantMessage(content=await self._stage.ask(text))
+        self._record(reply, sampled=True)
+        return vf.Segment(messages=[reply])
+
+    def _record(self, message: Any, *, sampled: bool = False) -> None:
+        nodes = self.trace.nodes
+        nodes.append(vf.MessageNode(message=message, sampled=sampled, parent=len(nodes) - 1 if nodes else None))
+
+
+def _text_of(message: Any) -> str:
+    content = message["content"] if isinstance(message, dict) else message.content
+    if not isinstance(content, str):
+        raise EnvError("a turn of it is more than text, which nobody here can read")
+    return content
+
+
+def _told(task: vf.Task[Any, Any, Any]) -> Any:
+    return vf.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash)

@@ -1,0 +1,1 @@
+"""WikiHow: a simulated app of articles, judged by the task files of Mobile-Env. See ``docs/wikihow.md``."""

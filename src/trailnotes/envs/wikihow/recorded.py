@@ -1,0 +1,199 @@
+"""A recorded page of the real site: an HTTP response in a file, and what of its HTML the app shows.
+
+What tasks are judged by is found by the marks that Mobile-Env's own scripts go by (``collect_web_info.py``, commit
+8223087): title, authors, categories, and the articles that authors and categories list. Paragraphs, steps and
+references are taken as they come.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Final, NamedTuple, TypeVar
+from urllib.parse import unquote, urlsplit
+
+from trailnotes.errors import ConfigError
+
+Kept = TypeVar("Kept", str, "Link")
+
+MAX_BYTES: Final = 8_000_000  # of a page; a larger one is none that was meant to be read
+_MAX_KEPT: Final = 5_000  # texts of a kind that are kept of a page
+_MAX_TEXT: Final = 20_000  # characters of one of them
+_VOID: Final = frozenset(
+    ("area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr")
+)
+_BY_ID: Final = {"section_0": "title", "coauthor_byline": "byline", "breadcrumb": "crumbs",
+                 "author_articles": "listed"}  # fmt: skip
+_BY_CLASS: Final = {"responsive_thumb": "listed", "step": "step", "references": "references"}
+_SILENT: Final = frozenset(("script", "style", "template", "noscript"))
+_TEXTS: Final = frozenset(("p", "li", "h1", "h2", "h3"))
+
+
+class Link(NamedTuple):
+    """A link of a page, within the marked part that it is in."""
+
+    path: str  # after the host, without query
+    text: str
+
+
+class Recorded(NamedTuple):
+    """What a page holds: texts and links by the mark that they lie in, "" for none."""
+
+    texts: Mapping[str, list[str]]
+    links: Mapping[str, list[Link]]
+
+
+def read_page(path: Path) -> str:
+    """The HTML of a file: the body of an HTTP response, or HTML as it is; gzip is undone.
+
+    Raises:
+        ConfigError: it cannot be read, is too large, was cut off, or was answered with an error.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"cannot be read: {error.strerror}") from error
+    if len(content) > MAX_BYTES:
+        raise ConfigError("too large")
+    if content.startswith(b"HTTP/"):
+        head, found, content = content.partition(b"\r\n\r\n")
+        if not found:
+            raise ConfigError("cut off in its head")
+        if not re.match(rb"HTTP/[\d.]+ 200\b", head):
+            raise ConfigError("answered with an error")
+    if content.startswith(b"\x1f\x8b"):
+        content = _unzipped(content)
+    return content.decode("utf-8", "replace")
+
+
+def _unzipped(content: bytes) -> bytes:
+    unzip = zlib.decompressobj(zlib.MAX_WBITS | 16)
+    try:
+        plain = unzip.decompress(content, MAX_BYTES)
+    except zlib.error as error:
+        raise ConfigError("its gzip is damaged") from error
+    if unzip.unconsumed_tail:
+        raise ConfigError("too large")
+    if not unzip.eof:
+        raise ConfigError("its gzip was cut off")
+    return plain
+
+
+def parse_page(html: str) -> Recorded:
+    """What of a page's HTML is looked at; whatever it is, it is read to its end."""
+    reader = _Reader()
+    reader.feed(html)
+    reader.close()
+    reader.end_all()
+    return Recorded(reader.texts, reader.links)
+
+
+def path_of(href: str) -> str:
+    """The path of a link, without host, query and leading slash; "" where it leads elsewhere."""
+    try:
+        parts = urlsplit(href.strip())
+    except ValueError:
+        return ""
+    if parts.netloc and parts.netloc.removeprefix("www.").removeprefix("m.") != "wikihow.com":
+        return ""
+    return parts.path.removeprefix("/")
+
+
+class _Open(NamedTuple):
+    tag: str
+    mark: str
+
+
+class _Reader(HTMLParser):
+    """Keeps the texts of paragraphs and headings, and links, each under the marked part that it lies in."""
+
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.texts: defaultdict[str, list[str]] = defaultdict(list)
+        self.links: defaultdict[str, list[Link]] = defaultdict(list)
+        self._open: list[_Open] = []
+        self._tags, self._marks = Counter[str](), Counter[str]()
+        self._text: list[str] | None = None  # of the paragraph that is open
+        self._link: list[str] | None = None
+        self._href = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag in _VOID:
+            self.handle_data(" ")  # a break parts words
+            return
+        values = {name: value or "" for name, value in attrs}
+        classes = values.get("class", "").split()
+        mark = _BY_ID.get(values.get("id", ""), "") or next(filter(None, map(_BY_CLASS.get, classes)), "")
+        if tag in _TEXTS or mark in ("step", "title"):
+            self._end_text()
+            self._text = []
+        if tag == "a":
+            self._end_link()
+            self._link, self._href = [], values.get("href", "")
+        self._open.append(_Open(tag, mark))
+        self._tags[tag] += 1
+        self._marks[mark] += 1
+
+    def handle_endtag(self, tag: str) -> None:
+        if not self._tags[tag]:
+            return
+        while self._open:
+            closed = self._open[-1]
+            if closed.tag in _TEXTS or closed.mark in ("step", "title"):
+                self._end_text()
+            if closed.tag == "a":
+                self._end_link()
+            self._open.pop()
+            self._tags[closed.tag] -= 1
+            self._marks[closed.mark] -= 1
+            if closed.tag == tag:
+                return
+
+    def handle_data(self, data: str) -> None:
+        if any(self._tags[tag] for tag in _SILENT):
+            return
+        for kept in (self._text, self._link):
+            if kept is not None:
+                kept.append(data)
+
+    def end_all(self) -> None:
+        """The file is over, whatever is still open."""
+        self._end_text()
+        self._end_link()
+
+    def _mark(self) -> str:
+        return next((mark for mark in _MARKS if self._marks[mark]), "")
+
+    def _end_text(self) -> None:
+        if self._text is not None and (text := " ".join("".join(self._text).split())):
+            _keep(self.texts[self._mark()], text[:_MAX_TEXT])
+        self._text = None
+
+    def _end_link(self) -> None:
+        if self._link is not None and (path := path_of(self._href)):
+            _keep(self.links[self._mark()], Link(path, " ".join("".join(self._link).split())[:_MAX_TEXT]))
+        self._link = None
+
+
+_MARKS: Final = tuple(dict.fromkeys((*_BY_ID.values(), *_BY_CLASS.values())))
+
+
+def _keep(values: list[Kept], value: Kept) -> None:
+    if len(values) < _MAX_KEPT:
+        values.append(value)
+
+
+def doc_id(name: str) -> str:
+    """The path of the page that a file is of: ``%2fBoil-an-Egg?wh_an=1&amp=1`` is that of Boil-an-Egg."""
+    bare = re.sub(r"(?:\.html?)?(?:\.gz)?$", "", name.partition("?")[0])
+    return bare.replace("%2f", "/").replace("%2F", "/").removeprefix("/")
+
+
+def name_of(path: str) -> str:
+    """What a path says in words, where nothing else does."""
+    return unquote(path.rpartition("/")[2].removeprefix("Category:")).replace("-", " ")

@@ -1,0 +1,183 @@
+"""Protocol buffers' text format, read without a schema: what a task file is written in.
+
+protobuf's own reader asks for compiled descriptors of all that a file may hold, the emulator's set-up included; here a
+file becomes messages of named values, and whoever reads those says what is wanted. Nothing in a file is executed.
+
+Source: the grammar at protobuf.dev, "Text Format Language Specification".
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from trailnotes.errors import ConfigError
+
+MAX_SIZE: Final = 1_000_000  # characters of a file
+MAX_DEPTH: Final = 64  # messages within messages
+
+_TOKEN: Final = re.compile(
+    r"""(?P<blank>[\s;,]+|\#[^\n]*)
+    | (?P<string>"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')
+    | (?P<number>-?(?:0[xX][0-9a-fA-F]+|(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)[fF]?(?![\w.]))
+    | (?P<name>-?[A-Za-z_]\w*)
+    | (?P<sign>[{}<>\[\]:])""",
+    re.VERBOSE,
+)
+_ESCAPE: Final = re.compile(
+    r"\\(?:([0-7]{1,3})|[xX]([0-9a-fA-F]{1,2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL
+)
+_SIMPLE: Final = {"a": 7, "b": 8, "f": 12, "n": 10, "r": 13, "t": 9, "v": 11, "\\": 92, "'": 39, '"': 34, "?": 63}
+_CLOSING: Final = {"{": "}", "<": ">"}
+
+
+class Name(str):
+    """A bare word: the value of an enumeration, or ``true``."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """Fields by name, each with its values in the order of the file."""
+
+    where: str  # FILE:LINE, for errors
+    fields: dict[str, list[Value]] = field(default_factory=dict)
+
+
+Value = str | float | Name | Message
+
+
+class _Token(NamedTuple):
+    kind: str  # "string", "number", "name", "sign", or "end"
+    text: str
+    line: int
+
+
+def parse(text: str, source: str) -> Message:
+    """The message that a text is.
+
+    Args:
+        text: of the file, `MAX_SIZE` characters at most.
+        source: its name, for errors.
+
+    Raises:
+        ConfigError: it is too long, or no text format; the text says where.
+    """
+    if len(text) > MAX_SIZE:
+        raise ConfigError(f"{source} has more than {MAX_SIZE:,} characters: it is no task file")
+    return _Reader(text, source).message("", 1, 0)
+
+
+class _Reader:
+    def __init__(self, text: str, source: str) -> None:
+        self._source = source
+        self._tokens = self._split(text)
+        self._place = 0
+
+    def message(self, end: str, line: int, depth: int) -> Message:
+        """Fields up to the closing sign `end`, or to the end of the file."""
+        if depth > MAX_DEPTH:
+            raise self._wrong(line, f"more than {MAX_DEPTH} messages within each other")
+        read = Message(f"{self._source}:{line}")
+        while not self._ends(end):
+            name = self._next("name", "the name of a field")
+            values = read.fields.setdefault(name.text, [])
+            is_marked = self._took(":")
+            if self._took("["):
+                while not self._took("]"):
+                    values.append(self._value(depth))
+            elif is_marked or self._peek().text in _CLOSING:
+                values.append(self._value(depth))
+            else:
+                raise self._wrong(name.line, f"{name.text} is followed by neither a colon nor a message")
+        return read
+
+    def _value(self, depth: int) -> Value:
+        token = self._next("", "a value")
+        if token.kind == "string":
+            parts = [self._unquoted(token)]
+            while self._peek().kind == "string":  # neighbours are one string
+                parts.append(self._unquoted(self._next("string", "")))
+            return self._decoded(b"".join(parts), token.line)
+        if token.kind == "number":
+            return _number(token.text)
+        if token.kind == "name":
+            return Name(token.text)
+        if token.text in _CLOSING:
+            return self.message(_CLOSING[token.text], token.line, depth + 1)
+        raise self._wrong(token.line, f"{token.text!r} is no value")
+
+    def _ends(self, end: str) -> bool:
+        token = self._peek()
+        if token.kind == "end" and end:
+            raise self._wrong(token.line, f"the file ends before {end!r}: it was cut off")
+        return token.kind == "end" or (bool(end) and self._took(end))
+
+    def _peek(self) -> _Token:
+        return self._tokens[self._place]
+
+    def _took(self, sign: str) -> bool:
+        token = self._peek()
+        found = token.kind == "sign" and token.text == sign
+        self._place += found
+        return found
+
+    def _next(self, kind: str, wanted: str) -> _Token:
+        token = self._peek()
+        if token.kind == "end" or (kind and token.kind != kind):
+            found = "the file ends" if token.kind == "end" else f"{token.text[:40]!r} stands"
+            raise self._wrong(token.line, f"{found} where {wanted} should be")
+        self._place += 1
+        return token
+
+    def _split(self, text: str) -> list[_Token]:
+        tokens, place, line = [], 0, 1
+        while place < len(text):
+            match = _TOKEN.match(text, place)
+            if match is None:
+                raise self._wrong(line, f"{text[place : place + 20]!r} is no text format")
+            if match.lastgroup != "blank":
+                tokens.append(_Token(str(match.lastgroup), match[0], line))
+            line += match[0].count("\n")
+            place = match.end()
+        return [*tokens, _Token("end", "", line)]
+
+    def _unquoted(self, token: _Token) -> bytes:
+        """The bytes of a string: octal and hexadecimal escapes are bytes, as in C."""
+        parts, place, text = [], 1, token.text
+        for match in _ESCAPE.finditer(text, 1, len(text) - 1):
+            parts.append(text[place : match.start()].encode("utf-8", "replace"))
+            octal, hexadecimal, short, long, simple = match.groups()
+            code = int(octal, 8) if octal else int(hexadecimal or "0", 16) if hexadecimal else _SIMPLE.get(simple or "")
+            if short or long:
+                parts.append(self._character(int(short or long, 16), token.line))
+            elif code is None or code > 255:
+                raise self._wrong(token.line, f"{match[0]!r} is no escape")
+            else:
+                parts.append(bytes([code]))
+            place = match.end()
+        return b"".join((*parts, text[place:-1].encode("utf-8", "replace")))
+
+    def _character(self, code: int, line: int) -> bytes:
+        if code > 0x10FFFF or 0xD800 <= code < 0xE000:
+            raise self._wrong(line, f"{code:#x} is no character")
+        return chr(code).encode()
+
+    def _decoded(self, text: bytes, line: int) -> str:
+        try:
+            return text.decode()
+        except UnicodeDecodeError as error:
+            raise self._wrong(line, "a string that is no UTF-8") from error
+
+    def _wrong(self, line: int, what: str) -> ConfigError:
+        return ConfigError(f"{self._source}:{line}: {what}")
+
+
+def _number(text: str) -> float:
+    digits = text.lower()
+    if "0x" in digits:
+        return int(digits, 16)
+    digits = digits.removesuffix("f")
+    return float(digits) if set(digits) & set(".e") else int(digits, 8 if re.fullmatch(r"-?0[0-7]+", digits) else 10)

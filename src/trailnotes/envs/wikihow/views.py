@@ -1,0 +1,106 @@
+"""The view hierarchy of a screen, and the lines of HTML that an agent reads instead of it.
+
+Source: the wrapper of Mobile-Env (commit 976145e) that lists leaves, and the words that REMEMBERER (commit 552cb62)
+makes of them.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+WIDTH: Final = 1080  # pixels
+HEIGHT: Final = 1920
+PACKAGE: Final = "com.wikihow.wikihowapp"
+
+TEXT: Final = "android.widget.TextView"
+BUTTON: Final = "android.widget.Button"
+IMAGE: Final = "android.widget.Image"
+IMAGE_VIEW: Final = "android.widget.ImageView"
+INPUT: Final = "android.widget.EditText"
+PLAIN: Final = "android.view.View"
+
+
+class Box(NamedTuple):
+    """Where a view is, in pixels from the left and from the top."""
+
+    left: int = 0
+    top: int = 0
+    right: int = 0
+    bottom: int = 0
+
+
+NOWHERE: Final = Box()
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One node."""
+
+    kind: str  # its class
+    text: str = ""
+    name: str = ""  # resource-id
+    described: str = ""  # content-desc
+    clickable: bool = False
+    box: Box = NOWHERE
+    children: tuple[View, ...] = ()
+    target: str = ""  # what a tap on it does, see `app.py`; no part of the hierarchy
+
+
+class Leaf(NamedTuple):
+    """A view that can be pointed at by its place in the list."""
+
+    view: View
+    clickable: bool  # itself, or something around it
+
+
+def leaves(root: View) -> tuple[Leaf, ...]:
+    """The views without children below `root` that take up any room, in document order."""
+    return tuple(_leaves(root, root.clickable))
+
+
+def _leaves(view: View, clickable: bool) -> Iterator[Leaf]:
+    for child in view.children:
+        reacts = clickable or child.clickable
+        if child.children:
+            yield from _leaves(child, reacts)
+        elif child.box.left < child.box.right and child.box.top < child.box.bottom:
+            yield Leaf(child, reacts)
+
+
+def lines_of(listed: tuple[Leaf, ...]) -> list[str]:
+    """The screen in words: a line of HTML for each leaf, its place in the list as its id."""
+    return [_line(leaf, place) for place, leaf in enumerate(listed)]
+
+
+def _line(leaf: Leaf, place: int) -> str:
+    tag, text, alt = _tag(leaf.view.kind), leaf.view.text, leaf.view.described
+    if tag == "img":
+        alt, text = f"{alt}: {text}" if alt and text else alt or text, ""
+    attributes = {"class": " ".join(leaf.view.name.rpartition("/")[2].split("_")), "alt": alt}
+    if tag == "input":
+        attributes, text = {**attributes, "value": text, "type": "text"}, ""
+    attributes |= {"id": str(place), "clickable": str(leaf.clickable).lower()}
+    shown = "".join(f" {name}={_quoted(value)}" for name, value in attributes.items() if value)
+    body = "" if tag in ("img", "input") else f"{html.escape(text, quote=False)}</{tag}>"
+    return f"<{tag}{shown}>{body}".replace("\n", "&#10;").replace("\r", "&#13;")
+
+
+def _tag(kind: str) -> str:
+    if kind.endswith("TextView"):
+        return "p"
+    if kind.endswith(("Button", "MenuItemView")):
+        return "button"
+    if kind.endswith(("ImageView", "IconView", "Image")):
+        return "img"
+    return "input" if kind.endswith("EditText") else "div"
+
+
+def _quoted(value: str) -> str:
+    """As libxml2 quotes it: by apostrophes where the value has double quotes alone."""
+    value = html.escape(value, quote=False)
+    if '"' in value and "'" not in value:
+        return f"'{value}'"
+    return '"' + value.replace('"', "&quot;") + '"'

@@ -1,0 +1,198 @@
+"""Vectors from any OpenAI-compatible endpoint: the model behind its ``/embeddings``."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import time
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from trailnotes.config.model_schema import OPENAI, EndpointConfig
+from trailnotes.endpoint.faults import Trouble, is_about_model, is_overflow, passes, pause, retry_after, said
+from trailnotes.endpoint.keys import NO_KEY, key_of, without
+from trailnotes.errors import ConfigError, MemoryStoreError, MissingExtraError, how_to_install
+
+if TYPE_CHECKING:
+    from openai import APIStatusError
+
+logger = logging.getLogger(__name__)
+Floats = npt.NDArray[np.float32]
+
+NAMED: Final = re.compile(rf"{OPENAI}(?P<model>.+?)(@(?P<url>https?://.*))?", re.DOTALL)
+OWN_KEY: Final = "TRAILNOTES_EMBEDDER_KEY"  # of an address that memory.embedder names itself
+BASE_URL: Final = "OPENAI_BASE_URL"  # as the official client calls it
+BATCH_TEXTS: Final = 64
+BATCH_CHARS: Final = 100_000
+TOO_LARGE: Final = "too large to process"  # llama.cpp, of a text beyond its physical batch, with status 500
+SHORTEST: Final = 64  # characters: a model that takes no more finds nothing
+
+
+class EndpointEmbedder:
+    """The embedding model `name`, which is openai:NAME or openai:NAME@URL.
+
+    Vectors belong to the model and not to its address, so the identity is openai:NAME alone. A text that the model
+    finds too long is cut to a half, as often as it takes: its vector depends on nothing but the text.
+
+    Args:
+        name: as `memory.embedder` has it.
+        endpoint: of a run. Without it the address is that in the name or in the environment variable OPENAI_BASE_URL,
+            so that nothing is ever sent where nobody said.
+
+    Raises:
+        ConfigError: there is no such model, no address, or a key that does not fit.
+        MemoryStoreError: nobody answers.
+        MissingExtraError: the client is not installed.
+    """
+
+    def __init__(self, name: str, endpoint: EndpointConfig | None = None) -> None:
+        self._model, self._endpoint = _place_of(name, endpoint)
+        self.name = f"{OPENAI}{self._model}"
+        self._key = key_of(self._endpoint)
+        self._client = _client(self._endpoint, self._key)
+        weakref.finalize(self, self._client.close)
+        self.dim = 0
+        self.dim = len(self.embed(["dim"])[0])
+
+    def embed(self, texts: Sequence[str]) -> Floats:
+        """See `Embedder.embed`. Waits for the server, and asks again where that may help."""
+        batches = [self._vectors(batch) for batch in _batches([text or " " for text in texts])]  # "" is refused
+        return np.concatenate(batches) if batches else np.empty((0, self.dim), np.float32)
+
+    def _vectors(self, texts: list[str]) -> Floats:
+        """Of one batch, or of parts of it where it is too long."""
+        vectors = self._patiently(texts)
+        if vectors is not None:
+            return vectors
+        if len(texts) > 1:
+            return np.concatenate([self._vectors([text]) for text in texts])
+        if len(texts[0]) <= SHORTEST:
+            raise ConfigError(f"{self._who} takes no text of {len(texts[0])} characters: name another model")
+        return self._vectors([texts[0][: len(texts[0]) // 2]])
+
+    def _patiently(self, texts: list[str]) -> Floats | None:
+        """Unit vectors (len(texts), dim); None where the model takes less at once."""
+        tries = 0
+        while True:
+            try:
+                return self._ask(texts)
+            except Trouble as trouble:
+                tries += 1
+                reason = without(self._key, trouble.reason)
+                if tries > self._endpoint.max_retries:
+                    raise MemoryStoreError(
+                        f"{self._who} failed {tries} times, at last with {reason}: see that it runs and is "
+                        f"the right address ({BASE_URL}, endpoint.base_url or {self.name}@URL), and start again"
+                    ) from None
+                seconds = pause(tries, trouble.wait)
+                logger.info("%s: %s; another try in %.1f s", self._who, reason, seconds)
+                time.sleep(seconds)
+
+    def _ask(self, texts: list[str]) -> Floats | None:
+        """One request."""
+        from openai import APIConnectionError, APIStatusError, APITimeoutError
+
+        try:
+            answer = self._client.embeddings.with_raw_response.create(
+                model=self._model, input=texts, encoding_format="float"
+            )
+        except APITimeoutError:
+            raise Trouble(f"no answer within {self._endpoint.timeout:g} s") from None
+        except APIStatusError as error:
+            if error.status_code == 413 or is_overflow(error.body) or TOO_LARGE in said(error.body):
+                return None
+            if passes(error.status_code, error.body):
+                reason = f"{error.status_code}: {said(error.body)}"
+                raise Trouble(reason, wait=retry_after(error.response.headers)) from None
+            raise ConfigError(without(self._key, self._refusal(error))) from None
+        except APIConnectionError as error:
+            raise Trouble(f"no connection ({error.__cause__ or error})") from None
+        vectors = _read(answer.http_response.text, len(texts))
+        if self.dim and vectors.shape[1] != self.dim:
+            raise MemoryStoreError(
+                f"{self._who} answers vectors of {vectors.shape[1]} dimensions, and a moment ago of {self.dim}: "
+                "another model runs there now; name the one that the memory belongs to, or convert it with "
+                "trailnotes.memory.reembed(path, name)"
+            )
+        return vectors
+
+    def _refusal(self, error: APIStatusError) -> str:
+        """What the server refused, and the fix."""
+        text, key_env = f"{self._who} answers {error.status_code}: {said(error.body)}", self._endpoint.api_key_env
+        if error.status_code in {401, 403}:
+            fix = "holds no key that is valid for it" if self._key else "is not set: export it with your key"
+            return f"{text}; the environment variable {key_env} {fix}"
+        if error.status_code == 429:
+            return f"{text}; the account has nothing left to spend: top it up, and start again"
+        if is_about_model(error.status_code, error.body):
+            return f"{text}; either it has no model {self._model!r}, or the address, which mostly ends in /v1, is wrong"
+        return f"{text}; name another model in memory.embedder"
+
+    @property
+    def _who(self) -> str:
+        return f"{self.name} at {self._endpoint.base_url}"
+
+
+def _place_of(name: str, endpoint: EndpointConfig | None) -> tuple[str, EndpointConfig]:
+    """The model's name there, and where that is."""
+    named = NAMED.fullmatch(name)
+    if named is None or not named["model"].strip():
+        raise ConfigError(f"memory.embedder = {name!r} names no model: write openai:NAME, as the server calls it")
+    if url := named["url"]:
+        # A key of one server is no business of another.
+        there = {"base_url": url, "api_key_env": OWN_KEY}
+        return named["model"], (endpoint or EndpointConfig()).model_copy(update=there)
+    if endpoint is None:
+        url = os.environ.get(BASE_URL, "").strip()
+        if not url.startswith(("http://", "https://")):
+            raise ConfigError(
+                f"memory.embedder = {name!r} is a model of a server, and nobody said which: export {BASE_URL}=URL, "
+                f"such as https://api.openai.com/v1, or name it {name}@URL"
+            )
+        endpoint = EndpointConfig(base_url=url)
+    return named["model"], endpoint
+
+
+def _client(endpoint: EndpointConfig, key: str) -> Any:
+    try:
+        from openai import OpenAI
+    except ModuleNotFoundError as missing:
+        raise MissingExtraError(f"{missing.name} is not installed: {how_to_install('openai')}") from missing
+    return OpenAI(api_key=key or NO_KEY, base_url=endpoint.base_url, timeout=endpoint.timeout, max_retries=0)
+
+
+def _batches(texts: Sequence[str]) -> Iterator[list[str]]:
+    """`texts` in order, in pieces that a server takes at once."""
+    batch: list[str] = []
+    chars = 0
+    for text in texts:
+        if batch and (len(batch) == BATCH_TEXTS or chars + len(text) > BATCH_CHARS):
+            yield batch
+            batch, chars = [], 0
+        batch.append(text)
+        chars += len(text)
+    if batch:
+        yield batch
+
+
+def _read(text: str, count: int) -> Floats:
+    """Unit vectors (count, dim) of a server's answer. Raises `Trouble` if it is none."""
+    try:
+        rows = json.loads(text)["data"]
+        by_index = {row["index"]: row["embedding"] for row in rows}
+        vectors = np.array([by_index[number] for number in range(count)], np.float64)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise Trouble("an answer that is no list of vectors, one for each text") from None
+    if vectors.ndim != 2 or not vectors.shape[1] or len(rows) != count:
+        raise Trouble("an answer whose vectors do not fit the texts")
+    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    if not np.all(np.isfinite(norms) & (norms > 0)):
+        raise Trouble("a vector that is zero, or not finite")
+    unit: Floats = (vectors / norms).astype(np.float32)
+    return unit

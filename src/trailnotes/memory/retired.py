@@ -1,0 +1,120 @@
+"""Tips that are searched no more, by a rule and not by their owner: which those are, and why. None is deleted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from trailnotes.memory.migrations import WORTH
+from trailnotes.memory.schema import OpenFile
+from trailnotes.memory.scope import Place
+
+DISTILLED: Final = "distilled"  # beside the rules of `memory.retire`
+FIRST: Final = {"oldest": "age", "least_used": "shown, age", "least_worth": f"{WORTH}, age"}  # who goes first
+MARK: Final = ("retired", "retired_at", "retired_on", "retired_by", "merged_into")  # columns of a `Retirement`
+UNMARKED: Final = "retired = '', retired_at = 0, retired_on = '', retired_by = '', merged_into = 0"
+
+
+class Retirement(NamedTuple):
+    """Why a tip is searched no more."""
+
+    rule: str  # of `memory.retire`, or `DISTILLED`
+    write: int  # number of the write that retired it
+    on: str  # ISO 8601, UTC; information only
+    by: str  # the setting, the tip or the measure that decided
+    into: int  # id of the tip that it became one with; 0 = none
+
+
+class Alike(NamedTuple):
+    """What is compared of a tip that may become one with another."""
+
+    id: int
+    text: str
+    vector: bytes
+    worth: float  # `cautious_gain`
+    score: float
+    support: int
+    age: int
+
+
+class RetiredTips(OpenFile):
+    """Marks of retirement, on rows of tips. An enabled tip has none, whoever enabled it."""
+
+    def retirements(self, tip_id: int | None = None) -> dict[int, Retirement]:
+        """All that are retired, or one if it is: by id."""
+        where, values = ("id = ?", (tip_id,)) if tip_id is not None else ("retired_at > 0", ())
+        sql = f"SELECT id, {', '.join(MARK)} FROM tips WHERE {where}"  # noqa: S608 (constants)
+        return {tip: Retirement(*mark) for tip, *mark in self._rows(f"{sql} AND retired <> '' ORDER BY id", values)}
+
+    def merged_into(self, tip_id: int) -> list[int]:
+        """The tips that became one with this, by id."""
+        return [tip for (tip,) in self._rows("SELECT id FROM tips WHERE merged_into = ? ORDER BY id", (tip_id,))]
+
+    def stands_for(self, tip_id: int) -> int | None:
+        """The tip that a retired one became one with, at the end of the way; None if there is none that is searched."""
+        sql = """
+            WITH RECURSIVE way (id) AS (
+                SELECT merged_into FROM tips WHERE id = ? AND merged_into > 0
+                UNION SELECT merged_into FROM tips JOIN way USING (id) WHERE merged_into > 0
+            )
+            SELECT id FROM tips JOIN way USING (id) WHERE merged_into = 0 AND retired = ''
+        """
+        return next((int(kept) for (kept,) in self._rows(sql, (tip_id,))), None)
+
+    def first_to_go(self, pool: Place, rule: str, count: int, *, spared: int = 0) -> list[int]:
+        """Ids of `count` enabled tips, by a rule of `FIRST`; the `spared` newest are not among them."""
+        enabled = f"{pool.condition} AND enabled"
+        where, values = enabled, list[str | int](pool.values)
+        if spared:
+            newest = f"SELECT age FROM tips WHERE {enabled} ORDER BY age DESC LIMIT ?"  # noqa: S608 (constants)
+            where = f"{where} AND +age < (SELECT MIN(age) FROM ({newest}))"  # noqa: S608 (constants)
+            values += [*pool.values, spared]
+        sql = f"SELECT id FROM tips WHERE {where} ORDER BY {FIRST[rule]} LIMIT ?"  # noqa: S608 (constants)
+        return [tip for (tip,) in self._rows(sql, [*values, count])]
+
+    def oldest(self, pool: Place, count: int) -> list[Alike]:
+        """The `count` oldest enabled tips, as they are compared with each other."""
+        sql = f"SELECT id, text, vector, {WORTH}, score, support, age FROM tips"  # noqa: S608 (constants)
+        where = f"WHERE {pool.condition} AND enabled ORDER BY age LIMIT ?"
+        return [Alike(*row) for row in self._rows(f"{sql} {where}", [*pool.values, count])]
+
+    # writing, inside `with store.transaction():`
+
+    def retire(self, ids: Iterable[int], rule: str, by: str, *, on: str = "", into: int = 0) -> int:
+        """Search enabled tips no more, and mark them; returns how many.
+
+        It is a write like any other, so that a run that goes back to a snapshot knows of it.
+        """
+        sql = (
+            "UPDATE tips SET enabled = 0, retired = ?, retired_at = ?, retired_on = ?, retired_by = ?, merged_into = ? "
+            "WHERE id = ? AND enabled RETURNING namespace"
+        )
+        number, gone = self._next_number(), []
+        for tip_id in ids:
+            gone += [name for (name,) in self._rows(sql, (rule, number, on, by, into, tip_id))]
+        if gone:
+            self._next_age()
+        self._touched.update(gone)
+        return len(gone)
+
+    def join(self, kept: int, gone: int) -> None:
+        """Add what is counted of `gone` to `kept`, whose words stay; the higher score is that of both.
+
+        An episode that read both counts twice.
+        """
+        sql = """
+            UPDATE tips AS kept SET
+                score = MAX(kept.score, gone.score),
+                max_score = CASE WHEN gone.score > kept.score THEN gone.max_score ELSE kept.max_score END,
+                support = kept.support + gone.support,
+                shown = kept.shown + gone.shown,
+                earned = kept.earned + gone.earned,
+                compared = kept.compared + gone.compared,
+                gained = kept.gained + gone.gained,
+                used = MAX(kept.used, gone.used),
+                measured = kept.measured + gone.measured,
+                lead = (kept.lead * kept.measured + gone.lead * gone.measured)
+                    / MAX(1, kept.measured + gone.measured)
+            FROM (SELECT * FROM tips WHERE id = ?) AS gone WHERE kept.id = ? RETURNING namespace
+        """
+        self._touched.update(name for (name,) in self._rows(sql, (gone, kept)))

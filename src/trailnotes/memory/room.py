@@ -1,0 +1,78 @@
+"""Room for new tips: which of those that there are go, once there are more than `memory.capacity`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from math import ceil
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from trailnotes.memory.indexed import matrix
+from trailnotes.memory.retrieval import DECIMALS, HashingEmbedder
+from trailnotes.memory.store import TipStore
+
+if TYPE_CHECKING:
+    from trailnotes.config.schema import MemoryConfig
+    from trailnotes.memory.retired import Alike
+    from trailnotes.memory.scope import Place
+
+SPARED: Final = 0.25  # share of the capacity, the newest tips, that is not judged by its readers
+COMPARED: Final = 2048  # tips, the oldest, that are compared with each other
+
+
+def make_room(store: TipStore, namespaces: Iterable[str], config: MemoryConfig, on: str = "") -> None:
+    """Retire tips of these tasks, or of their scope, until `config.capacity` are enabled; within a transaction.
+
+    By use and by worth the newest quarter is not judged: what was just written has had no reader yet, and would go at
+    once (the window of W-TinyLFU, arXiv 1512.00727, for the same reason). By worth see `worth.cautious_gain`.
+
+    Args:
+        store: the rows.
+        namespaces: tasks whose tips have become more.
+        config: `capacity`, `retire`, `scope`, `merge_similarity`.
+        on: the time, which the marks keep.
+    """
+    by = f"memory.capacity = {config.capacity}"
+    for pool in dict.fromkeys(store.pool(namespace, config.scope) for namespace in namespaces):
+        excess = store.size(pool) - config.capacity
+        if excess > 0 and config.retire == "merge":
+            excess -= _merge(store, pool, excess, config.merge_similarity, on)
+        if excess > 0:
+            rule = "oldest" if config.retire == "merge" else config.retire
+            spared = 0 if rule == "oldest" else ceil(SPARED * config.capacity)
+            store.retire(store.first_to_go(pool, rule, excess, spared=spared), rule, by, on=on)
+
+
+def _merge(store: TipStore, pool: Place, most: int, least: float, on: str) -> int:
+    """Make one of two tips that say nearly the same of nearly the same states, `most` times; returns how often.
+
+    The one of more worth stays, of equals that of the higher score, the more often written, the newer.
+    """
+    tips = store.oldest(pool, COMPARED)
+    gone: set[int] = set()
+    for first, second, similarity in _alike(tips, least, store.identity.dim):
+        if len(gone) == most:
+            break
+        if first.id in gone or second.id in gone:
+            continue
+        kept, other = sorted((first, second), key=lambda tip: tip[3:], reverse=True)
+        store.join(kept.id, other.id)
+        store.retire([other.id], "merge", f"{similarity:.2f} like tip {kept.id}", on=on, into=kept.id)
+        gone.add(other.id)
+    return len(gone)
+
+
+def _alike(tips: list[Alike], least: float, dim: int) -> Iterator[tuple[Alike, Alike, float]]:
+    """Pairs whose keys and whose words are at least so similar, with the lower of both cosines, the highest first.
+
+    Words are compared by the hashing embedder, whatever finds the keys: to a model of meaning "go left" is much like
+    "go right".
+    """
+    keys = matrix([tip.vector for tip in tips], dim)
+    words = HashingEmbedder().embed([tip.text for tip in tips])
+    alike = np.triu(np.round(np.minimum(keys @ keys.T, words @ words.T), DECIMALS), 1)
+    rows, columns = np.nonzero(alike >= np.float32(least))
+    values = alike[rows, columns]
+    for pair in np.lexsort((columns, rows, -values)).tolist():
+        yield tips[rows[pair]], tips[columns[pair]], float(values[pair])

@@ -1,0 +1,212 @@
+"""Tips as a file of their own: JSONL, a tip a line, that people and other programs read and write.
+
+`docs/tip-format.md` names every field, and `docs/tip-format.schema.json` says the same for programs.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import MISSING, asdict, fields
+from pathlib import Path
+from typing import Any, BinaryIO, Final, get_type_hints
+
+from trailnotes import __version__
+from trailnotes.errors import MemoryStoreError
+from trailnotes.memory.schema import opened_snapshot
+from trailnotes.memory.store import COLUMNS
+from trailnotes.memory.tips import clean_tip
+from trailnotes.storage.files import write_text_atomic
+from trailnotes.types import StrPath, Tip
+
+FORMAT: Final = "trailnotes-tips"
+VERSION: Final = 1
+HEADER: Final = {"format": str, "version": int, "tips": int, "program": str, "memory": str}
+LONGEST_LINE: Final = 512 * 1024  # bytes: more than twice what the longest key and text can take
+FILE_NAME: Final = "memory.db"
+TYPES = {name: kind for name, kind in get_type_hints(Tip).items() if name != "id"}
+REQUIRED = [field.name for field in fields(Tip) if field.default is MISSING]
+NAMED_LINES = 10  # malformed lines that an error spells out
+SQLITE = b"SQLite format 3\0"  # how every memory file begins
+
+
+def file_of(path: StrPath) -> Path:
+    """The memory file of the run directory `path`, or `path` itself."""
+    path = Path(path)
+    return path / FILE_NAME if path.is_dir() else path
+
+
+def write_tips(path: StrPath, tips: Sequence[Tip], *, memory: str = "") -> None:
+    """Write `tips` as JSONL behind a header, atomically. The same tips give the same bytes.
+
+    Args:
+        path: the file to write or replace.
+        tips: in the order of the lines.
+        memory: `lineage` of the memory file that they come from.
+
+    Raises:
+        MemoryStoreError: the file cannot be written.
+    """
+    program = f"trailnotes {__version__}"
+    header = {"format": FORMAT, "version": VERSION, "tips": len(tips), "program": program, "memory": memory}
+    lines = (json.dumps(record, ensure_ascii=False) for record in (header, *map(asdict, tips)))
+    try:
+        write_text_atomic(Path(path), "".join(f"{line}\n" for line in lines))
+    except OSError as error:
+        raise MemoryStoreError(f"cannot write {path} ({error.strerror}): nothing was exported") from error
+
+
+def read_tips(path: StrPath) -> list[Tip]:
+    """The tips of a JSONL file (blank lines are skipped), of a memory file, or of the memory file of a run directory.
+
+    Raises:
+        MemoryStoreError: it cannot be read, was cut, is of a newer version, or has malformed lines, named by number.
+    """
+    path = file_of(path)
+    try:
+        with path.open("rb") as file:
+            if is_database(file):
+                return _tips_of_database(path)
+            reader = _Reader()
+            for number, line in _lines(file):
+                reader.take(number, line)
+    except OSError as error:
+        raise MemoryStoreError(f"cannot read {path} ({error.strerror})") from error
+    return reader.result(path)
+
+
+def is_database(file: BinaryIO) -> bool:
+    """Whether a file, which is at its beginning and stays there, is a memory file."""
+    start = file.read(len(SQLITE))
+    file.seek(0)
+    return start == SQLITE
+
+
+class _Reader:
+    """Takes the lines of one file, and then says what they were."""
+
+    def __init__(self) -> None:
+        self.tips: list[Tip] = []
+        self.faults: list[str] = []
+        self.count = 0  # of lines that are to be tips
+        self.last = 0
+        self.announced: int | None = None
+        self._lines: dict[int, int] = {}  # id -> the line that has it
+
+    def take(self, number: int, line: bytes | None) -> None:
+        """One line that is not blank; None for one that is too long."""
+        try:
+            record = _record_of(line)
+            if not self.last and isinstance(record, dict) and "format" in record:
+                self.announced = _announced(record)
+            else:
+                self.count += 1
+                self._take_tip(number, record)
+        except (ValueError, RecursionError) as error:
+            self.faults.append(f"line {number}: {error}")
+        self.last = number
+
+    def _take_tip(self, number: int, record: Any) -> None:
+        if isinstance(record, dict) and "format" in record:
+            raise ValueError("a second header: `trailnotes memory merge` joins files")
+        if isinstance(record, dict) and (tip_id := record.get("id")) is not None:
+            if type(tip_id) is not int:
+                raise ValueError(f"id must be int, got {type(tip_id).__name__}")
+            if (before := self._lines.setdefault(tip_id, number)) != number:
+                raise ValueError(f"id {tip_id} again, which line {before} has")
+        self.tips.append(tip_of(record))
+
+    def result(self, path: Path) -> list[Tip]:
+        """All tips. Raises `MemoryStoreError` where a line was none, or some are missing."""
+        if self.faults:
+            more = f"; and {len(self.faults) - NAMED_LINES} more" if len(self.faults) > NAMED_LINES else ""
+            raise MemoryStoreError(
+                f"{path} has {len(self.faults)} malformed lines, nothing was imported: fix or remove "
+                f"{'; '.join(self.faults[:NAMED_LINES])}{more}"
+            )
+        if self.announced not in {None, self.count}:
+            raise MemoryStoreError(
+                f"{path} ends at line {self.last} with {self.count} tips, and its first line promises "
+                f"{self.announced}: it was cut, and nothing was imported. Fetch it again; where lines were taken out "
+                'or added on purpose, mend "tips" in the first line'
+            )
+        return self.tips
+
+
+def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes | None]]:
+    """Number and content of each line that is not blank; None for one of more than `LONGEST_LINE` bytes."""
+    number = 0
+    while line := file.readline(LONGEST_LINE + 1):
+        number += 1
+        too_long = len(line) > LONGEST_LINE and not line.endswith(b"\n")
+        if too_long:
+            while (rest := file.readline(LONGEST_LINE)) and not rest.endswith(b"\n"):
+                pass
+        if too_long or line.strip():
+            yield number, None if too_long else line.rstrip(b"\n")
+
+
+def _record_of(line: bytes | None) -> Any:
+    if line is None:
+        raise ValueError(f"longer than {LONGEST_LINE:,} bytes, and no tip is")
+    return json.loads(line)
+
+
+def _announced(header: dict[str, Any]) -> int | None:
+    """The number of tips that a header promises, if it does; ValueError says what is wrong with it."""
+    if header["format"] != FORMAT:
+        raise ValueError(f"format must be {FORMAT!r}, got {header['format']!r}")
+    version = header.get("version")
+    if type(version) is not int or version < 1:
+        raise ValueError(f"version must be {VERSION}, got {version!r}")
+    if version > VERSION:
+        raise ValueError(f"version {version}, and this Trailnotes reads up to {VERSION}: upgrade Trailnotes")
+    for name, value in header.items():
+        if name not in HEADER:
+            raise ValueError(f"unknown field {name!r} of a header")
+        if type(value) is not HEADER[name]:
+            raise ValueError(f"{name} must be {HEADER[name].__name__}, got {type(value).__name__}")
+    return header.get("tips")
+
+
+def _tips_of_database(path: Path) -> list[Tip]:
+    """All tips of a memory file but those retired, the oldest first; it is only read."""
+    with opened_snapshot(path) as source:
+        columns = {name for _, name, *_ in source.execute("PRAGMA table_info(tips)")}
+        kept = "WHERE retired = ''" if "retired" in columns else ""  # an earlier version retired none
+        rows = source.execute(f"SELECT {', '.join(COLUMNS)} FROM tips {kept} ORDER BY age").fetchall()  # noqa: S608 (constants)
+    records = [dict(zip(COLUMNS, row, strict=True)) for row in rows]
+    switches = [{name: bool(record[name]) for name in ("imported", "enabled")} for record in records]
+    try:
+        return [tip_of(record | both) for record, both in zip(records, switches, strict=True)]
+    except ValueError as error:  # a program of its own may have written it
+        raise MemoryStoreError(f"{path} holds a damaged tip ({error}): export it, and mend the line") from error
+
+
+def tip_of(record: Any) -> Tip:
+    """The tip of a JSON object, without its id; ValueError says what is wrong with it."""
+    if not isinstance(record, dict):
+        raise ValueError("not a JSON object")  # noqa: TRY004 (its reader names the line)
+    record.pop("id", None)
+    if unknown := sorted(set(record) - set(TYPES)):
+        raise ValueError(f"unknown field {unknown[0]!r}")
+    if missing := [name for name in REQUIRED if name not in record]:
+        raise ValueError(f"no field {missing[0]!r}")
+    values = {name: _value(name, value) for name, value in record.items()}
+    if not clean_tip(values["text"]):
+        raise ValueError("its text has no letter or digit")
+    return Tip(**values)
+
+
+def _value(name: str, value: Any) -> Any:
+    kind = TYPES[name]
+    if kind is float and type(value) is int:
+        value = float(value) if abs(value) < 2**1000 else math.inf
+    if type(value) is not kind:
+        raise ValueError(f"{name} must be {kind.__name__}, got {type(value).__name__}")
+    if kind is float and not math.isfinite(value):
+        raise ValueError(f"{name} must be finite")
+    if kind is int and abs(value) >= 2**31:
+        raise ValueError(f"{name} is out of range")
+    return value

@@ -1,0 +1,36 @@
+"""What others get to see of a run: no keys, no passwords in addresses, nothing that the environment holds of either."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+HIDDEN = "***"
+_SHORTEST = 8  # letters of a secret: a shorter value would be found in innocent text
+_NAMES = re.compile(r"(^|[._-])(api_?key|key|token|secret|password|passwd|credentials)$", re.IGNORECASE)
+_IN_ADDRESS = re.compile(r"(?<=://)[^\s/@]+(?=@)")
+
+
+def presentable(value: Any) -> Any:
+    """JSON values with all that looks like a secret replaced by `HIDDEN`, at any depth, and in letters that exist."""
+    match value:
+        case str():
+            return _scrubbed(value)
+        case Mapping():
+            return {
+                name: HIDDEN if _NAMES.search(str(name)) and item else presentable(item) for name, item in value.items()
+            }
+        case list() | tuple():
+            return [presentable(item) for item in value]
+        case _:
+            return value
+
+
+def _scrubbed(text: str) -> str:
+    for name, value in os.environ.items():
+        if _NAMES.search(name) and len(value) >= _SHORTEST:
+            text = text.replace(value, HIDDEN)
+    text = _IN_ADDRESS.sub(HIDDEN, text)
+    return text.encode(errors="replace").decode()  # half a surrogate pair: no service can store one

@@ -1,0 +1,86 @@
+"""A server of embeddings on the loopback, which answers with real vectors, or as it is told to."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from trailnotes.memory.retrieval import HashingEmbedder
+
+Answer = Callable[[dict[str, Any]], tuple[int, Any]]
+
+
+class EmbeddingServer(ThreadingHTTPServer):
+    """What was asked, and what is to be answered next."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.embedder = HashingEmbedder(64)
+        self.scale = 3.0  # length of its vectors
+        self.asked: list[dict[str, Any]] = []
+        self.keys: list[str] = []
+        self.faults: list[Answer] = []  # for the next requests, one each
+        self.longest = 10**9  # characters of a text
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}/v1"
+
+    @property
+    def texts(self) -> list[list[str]]:
+        """Of each request."""
+        return [asked["input"] for asked in self.asked]
+
+    def answer(self, asked: dict[str, Any]) -> tuple[int, Any]:
+        """Status and body."""
+        self.asked.append(asked)
+        return self.faults.pop(0)(asked) if self.faults else self.good(asked)
+
+    def good(self, asked: dict[str, Any]) -> tuple[int, Any]:
+        """As on all other days."""
+        if (longest := max(map(len, asked["input"]))) > self.longest:
+            message = f"This model's maximum context length is {self.longest}, and this has {longest}"
+            return 400, {"error": {"message": message, "code": "context_length_exceeded"}}
+        rows = [{"index": n, "embedding": row} for n, row in enumerate(self.vectors(asked["input"]))]
+        return 200, {"object": "list", "data": rows[::-1], "model": asked["model"]}  # in whatever order
+
+    def vectors(self, texts: list[str]) -> list[list[float]]:
+        return (self.scale * self.embedder.embed(texts).astype(float)).tolist()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: EmbeddingServer
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.keys.append(self.headers.get("Authorization", ""))
+        status, body = self.server.answer(asked) if self.path == "/v1/embeddings" else (404, {"error": "no such page"})
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@contextmanager
+def embedding_server() -> Iterator[EmbeddingServer]:
+    """A server, until the end of the block."""
+    with EmbeddingServer() as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()

@@ -1,0 +1,212 @@
+"""The official client of the protocol against the real command, over stdio and over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trailnotes.commands import main
+from trailnotes.config.schema import MemoryConfig
+from trailnotes.errors import MemoryStoreError, MissingExtraError
+from trailnotes.memory import open_memory
+from trailnotes.memory.exchange import open_store
+from trailnotes.types import Tip
+
+mcp = pytest.importorskip("mcp", reason="needs the extra mcp")
+httpx2 = pytest.importorskip("httpx2")
+types = pytest.importorskip("mcp_types")
+
+from mcp.client.streamable_http import streamable_http_client  # noqa: E402
+
+from trailnotes.memory.mcp.server import LONGEST_BODY, make_server  # noqa: E402
+from trailnotes.memory.mcp.tools import Rules, Toolbox  # noqa: E402
+
+COMMAND = ["-m", "trailnotes", "memory", "serve"]
+CLIENT = types.Implementation(name="somebody", version="1")
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    with open_memory(tmp_path / "memory.db", MemoryConfig()) as memory:
+        memory.add([Tip("maze/1", "go left at the well", "a yard with a well", 1.0)])
+    return tmp_path
+
+
+def started(*words: object) -> mcp.StdioServerParameters:
+    env = {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
+    return mcp.StdioServerParameters(command=sys.executable, args=[*COMMAND, *map(str, words)], env=env)
+
+
+async def said(client: Any, name: str, **arguments: Any) -> tuple[bool, str]:
+    """Whether a call was done, and its text."""
+    result = await client.call_tool(name, arguments)
+    (content,) = result.content
+    if not result.is_error:
+        assert json.loads(content.text) == result.structured_content
+    return not result.is_error, content.text
+
+
+def test_an_agent_searches_adds_and_reads_back(place: Path) -> None:
+    async def talk() -> None:
+        async with mcp.Client(started(place, "--write"), client_info=CLIENT) as client:
+            tools = {tool.name: tool for tool in (await client.list_tools()).tools}
+            assert list(tools) == ["list_tasks", "search_tips", "read_tip", "add_tip"]
+            assert "similar" in tools["search_tips"].description
+            assert tools["search_tips"].annotations.read_only_hint
+            assert not tools["add_tip"].annotations.read_only_hint
+            assert "search_tips" in client.instructions
+            done, text = await said(client, "search_tips", task="maze/1", query="the well in the yard")
+            assert done
+            assert "go left at the well" in text
+            done, text = await said(client, "add_tip", task="maze/1", text="mind the step", state="a dark stair")
+            assert done
+            done, text = await said(client, "read_tip", id=json.loads(text)["id"])
+            assert (json.loads(text)["text"], json.loads(text)["model"]) == ("mind the step", "mcp: somebody")
+            for name, arguments, reason in [
+                ("search_tips", {"task": "maze/9", "query": "q"}, "no tip of 'maze/9'"),
+                ("add_tip", {"task": "maze/1", "text": "la" * 5000}, "at most 2000"),
+                ("nothing", {}, "no tool"),
+            ]:
+                done, text = await said(client, name, **arguments)
+                assert not done
+                assert reason in text
+                assert str(place) not in text
+
+    asyncio.run(talk())
+    with open_store(place) as store:
+        assert [tip.imported for tip in store.tips("maze/1")] == [False, True]
+
+
+def test_without_write_nothing_is_added(place: Path) -> None:
+    """In the protocol of before 2026, too, as most agents speak it."""
+
+    async def talk() -> None:
+        async with mcp.Client(started(place), client_info=CLIENT, mode="legacy") as client:
+            assert "add_tip" not in {tool.name for tool in (await client.list_tools()).tools}
+            done, text = await said(client, "add_tip", task="maze/1", text="mind the step")
+            assert not done
+            assert "--write" in text
+
+    asyncio.run(talk())
+    with open_store(place) as store:
+        assert store.sequence == 1
+
+
+# --- over HTTP
+
+
+TOKEN = "hush-hush"
+
+
+@contextmanager
+def served(*words: object) -> Iterator[str]:
+    """Address of a server that knows `TOKEN`, and never says it."""
+    env = os.environ | {"TRAILNOTES_MCP_TOKEN": TOKEN}
+    command = [sys.executable, *COMMAND, *map(str, words), "--port", "0"]
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            line = process.stdout.readline()
+            assert line.startswith("ready: http://127.0.0.1:"), process.stderr.read()
+            yield line.split()[1]
+        finally:
+            process.send_signal(signal.SIGTERM)
+            output, errors = process.communicate(timeout=60)
+    assert "Traceback" not in errors
+    assert TOKEN not in line + output + errors
+
+
+def test_over_http_the_token_opens(place: Path) -> None:
+    known = {"authorization": f"Bearer {TOKEN}"}
+
+    async def talk(url: str) -> None:
+        async with (
+            httpx2.AsyncClient(headers=known) as http,
+            mcp.Client(streamable_http_client(url, http_client=http), client_info=CLIENT) as client,
+        ):
+            done, text = await said(client, "add_tip", task="maze/1", text="mind the step")
+            assert done, text
+            done, text = await said(client, "search_tips", task="maze/1", query="mind the step")
+            assert json.loads(text)["tips"][0]["text"] == "mind the step"
+
+    with served(place, "--write") as url:
+        asyncio.run(talk(url))
+        with httpx2.Client() as http:
+            for headers in ({}, {"authorization": f"Bearer {TOKEN}x"}, {"authorization": TOKEN}):
+                refused = http.post(url, json={}, headers=headers)
+                assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Bearer")
+                assert TOKEN not in refused.text
+            assert http.post(url, json={}, headers=known | {"host": "evil.example"}).status_code == 421
+            assert http.post(url, json={}, headers=known | {"origin": "http://evil.example"}).status_code == 403
+            assert http.post(url, content=b"x" * (LONGEST_BODY + 1), headers=known).status_code == 413
+            assert http.post(url, content=b"{", headers=known).status_code in {400, 406}
+    with open_store(place) as store:
+        assert [tip.model for tip in store.tips()] == ["", "mcp: somebody"]
+
+
+def test_a_token_is_made_and_printed_where_none_is_given(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.delenv("TRAILNOTES_MCP_TOKEN", raising=False)
+    monkeypatch.setattr("trailnotes.web.serving.serve", lambda app, door, ready, lifespan: ready())
+    lines = set()
+    for _ in range(2):
+        assert main(["memory", "serve", str(place), "--port", "0"]) == 0
+        lines.add(capsys.readouterr().out.partition("Authorization: Bearer ")[2].strip())
+    assert len(lines) == 2
+    assert all(len(token) >= 20 for token in lines)
+
+
+# --- in this process
+
+
+@pytest.mark.parametrize("fault", [ZeroDivisionError("at /srv/x.db"), MemoryStoreError("/srv/x.db: the disk is full")])
+def test_a_fault_of_ours_is_told_to_the_owner_alone(
+    place: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fault: Exception
+) -> None:
+    def fail(*_: object) -> None:
+        raise fault
+
+    async def talk(toolbox: Toolbox) -> tuple[bool, str]:
+        async with mcp.Client(make_server(toolbox)) as client:
+            return await said(client, "search_tips", task="maze/1", query="q")
+
+    with open_memory(place / "memory.db", MemoryConfig()) as memory:
+        monkeypatch.setattr(memory, "nearest", fail)
+        done, text = asyncio.run(talk(Toolbox(memory, Rules())))
+    assert not done
+    assert text == "the memory failed; its owner's terminal says how"
+    assert "/srv/x.db" in caplog.text
+
+
+# --- the command
+
+
+def test_a_missing_memory_is_made_to_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr("trailnotes.memory.mcp.server.serve_stdio", lambda toolbox: print(toolbox.rules))
+    assert main(["memory", "serve", str(tmp_path / "new.db")]) == 2
+    assert "no memory file" in capsys.readouterr().err
+    assert main(["memory", "serve", str(tmp_path / "new.db"), "--write", "--off", "--namespace", "maze/1"]) == 0
+    assert capsys.readouterr().out.strip() == str(Rules(write=True, namespace="maze/1", enabled=False))
+    with open_store(tmp_path / "new.db") as store:
+        assert store.identity == ("hashing", 256)
+    for words, reason in [(["--rate", "0"], "allows no call"), (["--off"], "give --write")]:
+        assert main(["memory", "serve", str(tmp_path / "new.db"), *words]) == 2
+        assert reason in capsys.readouterr().err
+
+
+def test_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from trailnotes.commands.memory import sharing
+
+    monkeypatch.setattr(sharing, "missing_package", lambda extra: extra)
+    with pytest.raises(MissingExtraError, match=r"mcp: .*\[mcp\]"):
+        sharing._serve(None)

@@ -1,0 +1,175 @@
+"""What agents may do with a memory: each tool, its limits, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from trailnotes.config.schema import MemoryConfig
+from trailnotes.memory import TipMemory, open_memory
+from trailnotes.memory.exchange import enable_tips
+from trailnotes.memory.mcp.tools import Rate, Refused, Rules, Toolbox
+from trailnotes.types import Tip
+
+WRITE = Rules(write=True)
+
+
+@pytest.fixture
+def memory() -> Iterator[TipMemory]:
+    with open_memory(None, MemoryConfig(threshold=-1), clock=lambda: "") as memory:
+        memory.add([Tip("maze/1", f"door {n}", f"a hall with {n} doors", float(n), 5.0, model="m") for n in range(3)])
+        memory.add([Tip("maze/2", "mind the well", "a yard", 1.0)])
+        yield memory
+
+
+def call(
+    memory: TipMemory, name: str, rules: Rules = WRITE, client: str = "tester", **arguments: Any
+) -> dict[str, Any]:
+    return Toolbox(memory, rules).call(name, arguments, client)
+
+
+def test_tasks_are_listed_with_what_can_be_found(memory: TipMemory) -> None:
+    enable_tips(memory.store, [1], enabled=False)
+    assert call(memory, "list_tasks") == {
+        "tasks": [{"task": "maze/1", "tips": 2}, {"task": "maze/2", "tips": 1}], "total": 2,
+    }  # fmt: skip
+    assert call(memory, "list_tasks", limit=1) == {"tasks": [{"task": "maze/1", "tips": 2}], "total": 2}
+    assert call(memory, "list_tasks", contains="/2") == {"tasks": [{"task": "maze/2", "tips": 1}], "total": 1}
+
+
+def test_the_most_similar_come_first(memory: TipMemory) -> None:
+    (first, second) = call(memory, "search_tips", task="maze/1", query="a hall with 1 doors", limit=2)["tips"]
+    assert (first["text"], first["similarity"], first["score"], first["max_score"]) == ("door 1", 1.0, 1.0, 5.0)
+    assert second["similarity"] < 1
+    enable_tips(memory.store, [2], enabled=False)
+    found = call(memory, "search_tips", task="maze/1", query="a hall with 1 doors")["tips"]
+    assert {tip["text"] for tip in found} == {"door 0", "door 2"}, "what is off is never told"
+
+
+def test_long_states_are_cut_among_others_and_whole_alone(memory: TipMemory) -> None:
+    memory.add([Tip("maze/3", "run", "la " * 1000, 1.0)])
+    (found,) = call(memory, "search_tips", task="maze/3", query="la")["tips"]
+    assert len(found["state"]) < 500
+    assert call(memory, "read_tip", id=found["id"])["state"] == "la " * 1000
+
+
+def test_what_is_added_is_marked_and_found(memory: TipMemory) -> None:
+    added = call(memory, "add_tip", task="maze/1", text='<b>Go</b> "left"\nat once', client="agent\x1b[2J\n7", score=4)
+    (tip,) = memory.store.tips("maze/1")[-1:]
+    assert (tip.text, tip.key, tip.imported, tip.enabled) == ("Go 'left' at once", "Go 'left' at once", True, True)
+    assert (tip.model, tip.score, tip.max_score, tip.id) == ("mcp: agent[2J 7", 4.0, 5.0, added["id"])
+    assert tip.created
+    assert call(memory, "read_tip", id=tip.id)["model"] == tip.model
+    assert memory.search("maze/1", "go left", 1)[0].id == tip.id
+    unnamed = call(memory, "add_tip", task="new/1", text="look up", state="a tower", client="")
+    (tip,) = memory.store.tips("new/1")
+    assert (tip.model, tip.key, tip.score, tip.id) == ("mcp: unknown", "a tower", 1.0, unnamed["id"])
+    assert call(memory, "add_tip", task="maze/1", text="stand still")["score"] == 4.0, "as good as the best"
+
+
+def test_what_is_added_may_have_to_wait(memory: TipMemory) -> None:
+    added = call(memory, "add_tip", Rules(write=True, enabled=False), task="maze/2", text="look up")
+    assert "switched it on" in added["shown"]
+    with pytest.raises(Refused, match="no tip 5"):
+        call(memory, "read_tip", id=added["id"])
+    enable_tips(memory.store, [added["id"]])
+    assert call(memory, "read_tip", id=added["id"])["text"] == "look up"
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "reason"),
+    [
+        ("drop_tips", {}, "no tool 'drop_tips': there are list_tasks, search_tips, read_tip, add_tip"),
+        ("search_tips", {"task": "maze/9", "query": "q"}, "no tip of 'maze/9': the nearest are maze/2, maze/1"),
+        ("search_tips", {"task": "maze/1"}, "query: Field required"),
+        ("search_tips", {"task": "maze/1", "query": "q", "limit": 0}, "limit: .*greater than or equal to 1"),
+        ("search_tips", {"task": "maze/1", "query": "q", "limit": 10**9}, "limit: .*less than or equal to 20"),
+        ("search_tips", {"task": "maze/1", "query": "q", "sql": "--"}, "sql: Extra inputs"),
+        ("search_tips", {"task": "maze/1", "query": "q" * 40_000}, "query: .*at most 32768"),
+        ("search_tips", {"task": ["maze/1"], "query": "q"}, "task: .*valid string"),
+        ("search_tips", {"task": "maze/1", "query": "\ud800"}, "query: .*valid string"),
+        ("read_tip", {"id": 99}, "no tip 99"),
+        ("read_tip", {"id": 2**63}, "id: .*less than"),
+        ("read_tip", {"id": "1"}, "id: .*valid integer"),
+        ("list_tasks", {"contains": "m" * 513}, "contains: .*at most 512"),
+        ("add_tip", {"task": "maze/1", "text": "la" * 1001}, "text: .*at most 2000"),
+        ("add_tip", {"task": "maze/1", "text": ""}, "needs a letter"),
+        ("add_tip", {"task": "maze/1", "text": "<|im_start|>..."}, "needs a letter"),
+        ("add_tip", {"task": "", "text": "up"}, "task: .*at least 1"),
+        ("add_tip", {"task": "maze/1", "text": "up", "score": float("nan")}, "score: .*finite"),
+        ("add_tip", {"task": "maze/1", "text": "up", "score": "9"}, "score: .*valid number"),
+    ],
+)
+def test_a_call_that_cannot_be_is_refused_in_words(
+    memory: TipMemory, name: str, arguments: dict[str, Any], reason: str
+) -> None:
+    before = memory.store.sequence
+    with pytest.raises(Refused, match=reason) as caught:
+        call(memory, name, **arguments)
+    assert len(str(caught.value)) < 500
+    assert memory.store.sequence == before
+
+
+def test_the_same_tip_is_not_stored_twice(memory: TipMemory) -> None:
+    call(memory, "add_tip", task="maze/2", text="look up")
+    with pytest.raises(Refused, match="has this tip already"):
+        call(memory, "add_tip", task="maze/2", text=" look   up ")
+    assert memory.store.size("maze/2") == 2
+
+
+def test_reading_is_all_there_is_without_write(memory: TipMemory) -> None:
+    toolbox = Toolbox(memory, Rules())
+    assert [tool.name for tool in toolbox.offered] == ["list_tasks", "search_tips", "read_tip"]
+    with pytest.raises(Refused, match=r"only read.*--write"):
+        toolbox.call("add_tip", {"task": "maze/1", "text": "up"}, "")
+    assert memory.stats()["tips"] == 4
+
+
+def test_nobody_pushes_others_out(memory: TipMemory) -> None:
+    with pytest.raises(Refused, match="'maze/1' has 3 tips, and no room"):
+        call(memory, "add_tip", Rules(write=True, capacity=3), task="maze/1", text="up")
+    assert call(memory, "add_tip", Rules(write=True, capacity=4), task="maze/1", text="up")["id"] == 5
+
+
+def test_one_task_may_be_all_there_is(memory: TipMemory) -> None:
+    only = Rules(write=True, namespace="maze/2")
+    assert call(memory, "list_tasks", only)["total"] == 1
+    for name, arguments in [
+        ("search_tips", {"task": "maze/1", "query": "q"}),
+        ("add_tip", {"task": "maze/1", "text": "up"}),
+    ]:
+        with pytest.raises(Refused, match="'maze/1' is not served here: the one task is 'maze/2'"):
+            call(memory, name, only, **arguments)
+    with pytest.raises(Refused, match="no tip 1"):
+        call(memory, "read_tip", only, id=1)
+    assert call(memory, "add_tip", only, task="maze/2", text="up")["task"] == "maze/2"
+
+
+def test_calls_are_counted() -> None:
+    clock = [0.0]
+    rate = Rate(3, lambda: clock[0])
+    for _ in range(3):
+        rate.take()
+    with pytest.raises(Refused, match="more than 3 calls a minute: wait 20 s"):
+        rate.take()
+    clock[0] = 19.9
+    with pytest.raises(Refused):
+        rate.take()
+    clock[0] = 20.1
+    rate.take()
+    clock[0] = 1e6
+    for _ in range(3):
+        rate.take()
+    with pytest.raises(Refused):
+        rate.take()
+
+
+def test_refused_calls_are_counted_too(memory: TipMemory) -> None:
+    toolbox = Toolbox(memory, Rules(per_minute=2))
+    for _ in range(2):
+        with pytest.raises(Refused, match="no tool"):
+            toolbox.call("guess", {}, "")
+    with pytest.raises(Refused, match="2 calls a minute"):
+        toolbox.call("list_tasks", {}, "")

@@ -1,0 +1,213 @@
+"""Memories beside each other: a merge is a semilattice, and a diff leaves nothing out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trailnotes.commands import main
+from trailnotes.config.schema import MemoryConfig
+from trailnotes.errors import MemoryStoreError
+from trailnotes.memory import open_memory
+from trailnotes.memory.exchange import delete_tips, edit_tip, enable_tips, export_tips, import_tips, open_store
+from trailnotes.memory.merging import changes, differences, joined, merge
+from trailnotes.memory.retrieval import CachedEmbedder, HashingEmbedder
+from trailnotes.memory.schema import Identity
+from trailnotes.memory.store import TipStore
+from trailnotes.memory.tipfile import read_tips, write_tips
+from trailnotes.memory.tips import TipMemory, clean_tip
+from trailnotes.types import Task, Tip
+
+ANY = MemoryConfig(threshold=-1)
+TIPS = st.lists(
+    st.builds(
+        Tip,
+        namespace=st.sampled_from(["cellar", "attic"]),
+        text=st.sampled_from(["look up", "look  up", "mind the step", "<b>go</b>", "go"]),
+        key=st.sampled_from(["a damp room", "stairs"]),
+        score=st.sampled_from([0.0, 0.5, 1.0]),
+        max_score=st.sampled_from([1.0, 2.0]),
+        action=st.sampled_from(["", "up"]),
+        id=st.none() | st.integers(1, 9),
+        support=st.integers(1, 4),
+        step=st.integers(0, 2),
+        model=st.sampled_from(["", "m"]),
+        version=st.integers(0, 1),
+        run=st.sampled_from(["", "a", "b"]),
+        created=st.sampled_from(["", "2026-01-01T00:00:00+00:00", "2026-01-02T00:00:00+00:00"]),
+        imported=st.booleans(),
+        enabled=st.booleans(),
+    ),
+    max_size=8,
+)
+
+
+def filled(path: Path, *tips: Tip) -> Path:
+    with open_memory(path, ANY, clock=lambda: "") as memory:
+        memory.add(tips)
+    return path
+
+
+def told(path: Path) -> list[Tip]:
+    """The tips of a memory, without their ids."""
+    return [replace(tip, id=None) for tip in read_tips(path)]
+
+
+# --- merge
+
+
+@settings(max_examples=40)
+@given(TIPS, TIPS, TIPS)
+def test_a_join_knows_no_order_and_no_twice(a: list[Tip], b: list[Tip], c: list[Tip]) -> None:
+    assert joined(a, b) == joined(b, a)
+    assert joined(a, joined(b, c)) == joined(joined(a, b), c) == joined(a, b, c)
+    once = joined(a, b)
+    assert joined(once) == joined(once, once) == joined(once, a) == joined(once, b) == once
+
+
+@settings(max_examples=40)
+@given(TIPS, TIPS)
+def test_a_join_keeps_what_was_said_and_nothing_else(a: list[Tip], b: list[Tip]) -> None:
+    both = joined(a, b)
+    said = [(tip.namespace, clean_tip(tip.text), tip.key, tip.imported) for tip in a + b]
+    assert Counter((tip.namespace, tip.text, tip.key, tip.imported) for tip in both) == Counter(set(said))
+    for tip in both:
+        alike = [each for each, name in zip(a + b, said, strict=True)
+                 if name == (tip.namespace, tip.text, tip.key, tip.imported)]  # fmt: skip
+        assert (tip.score, tip.max_score) == max((each.score, each.max_score) for each in alike)
+        assert tip.support == max(each.support for each in alike)
+        assert tip.enabled == all(each.enabled for each in alike)
+        assert tip.created == min(each.created for each in alike)
+
+
+@settings(max_examples=8)
+@given(TIPS, TIPS)
+def test_stores_merge_as_their_tips_do(tmp_path_factory: pytest.TempPathFactory, a: list[Tip], b: list[Tip]) -> None:
+    folder = tmp_path_factory.mktemp("merge")
+    for name, tips in (("a.jsonl", a), ("b.jsonl", b)):
+        write_tips(folder / name, [replace(tip, id=None) for tip in tips])
+    merge(folder / "ab.db", [folder / "a.jsonl", folder / "b.jsonl"])
+    merge(folder / "ba.db", [folder / "b.jsonl", folder / "a.jsonl"])
+    merge(folder / "again.db", [folder / "ab.db", folder / "a.jsonl", folder / "ab.db"])
+    assert told(folder / "ab.db") == told(folder / "ba.db") == told(folder / "again.db") == joined(a, b)
+
+
+def test_a_merged_memory_is_one(tmp_path: Path) -> None:
+    """It is searched and trained with as any other, beyond the task, too; its sources are untouched."""
+    task = Task("cellar", "maze", seed=1, family="rooms")
+    other = Task("attic", "maze", seed=2, family="rooms")
+    a = filled(tmp_path / "a.db", Tip("cellar", "look up", "a damp room", 1.0))
+    (tmp_path / "run").mkdir()
+    b = filled(tmp_path / "run/memory.db", Tip("attic", "mind the lamp", "a dusty room", 2.0, enabled=False))
+    wide = MemoryConfig(threshold=-1, scope="family")
+    for path in (a, b):
+        with open_memory(path, wide) as memory:
+            memory.meet([task] if path == a else [other])
+    before = [path.read_bytes() for path in (a, b)]
+    assert merge(tmp_path / "both.db", [a, tmp_path / "run"]) == (2, 2)
+    assert [path.read_bytes() for path in (a, b)] == before
+    with open_memory(tmp_path / "both.db", wide) as memory:
+        assert [tip.text for tip in memory.search("attic", "a room", 9)] == ["look up"]
+        enable_tips(memory.store, [tip.id or 0 for tip in memory.store.tips("attic")])
+        assert {tip.text for tip in memory.search("cellar", "a room", 9)} == {"look up", "mind the lamp"}
+        with TipStore(a) as mine:
+            assert memory.store.lineage != mine.lineage
+
+
+def test_what_cannot_be_merged_leaves_nothing(tmp_path: Path) -> None:
+    a, out = filled(tmp_path / "a.db", Tip("cellar", "look up", "k", 1.0)), tmp_path / "out.db"
+    (tmp_path / "bad.jsonl").write_text("{\n")
+    (tmp_path / "cut.db").write_bytes(a.read_bytes()[:3000])
+    for source, reason in [
+        ("bad.jsonl", r"bad\.jsonl has 1 malformed.*line 1"),
+        ("cut.db", r"cut\.db.*damaged"),
+        ("none", "cannot read .*none"),
+    ]:
+        with pytest.raises(MemoryStoreError, match=reason):
+            merge(out, [a, tmp_path / source])
+        assert not out.exists()
+    with pytest.raises(MemoryStoreError, match="is there already"):
+        merge(a, [a])
+    with pytest.raises(MemoryStoreError, match="folder exists"):
+        merge(tmp_path / "no" / "out.db", [a])
+
+
+def test_another_embedder_is_asked_for_by_name(tmp_path: Path) -> None:
+    narrow = HashingEmbedder(64)
+    narrow.name = "narrow"
+    with TipStore(tmp_path / "n.db", Identity("narrow", 64)) as store:
+        TipMemory(store, CachedEmbedder(narrow), ANY).add([Tip("attic", "mind the lamp", "k", 1.0)])
+    a = filled(tmp_path / "a.db", Tip("cellar", "look up", "k", 1.0))
+    with pytest.raises(
+        MemoryStoreError, match=r"hashing \(256 dimensions\), narrow \(64 dimensions\): say by --embedder"
+    ):
+        merge(tmp_path / "out.db", [a, tmp_path / "n.db"])
+    assert merge(tmp_path / "out.db", [a, tmp_path / "n.db"], embedder="hashing").tips == 2
+    with TipStore(tmp_path / "out.db") as store:
+        assert store.identity == ("hashing", 256)
+
+
+# --- diff
+
+
+@settings(max_examples=40)
+@given(TIPS, TIPS)
+def test_a_diff_leaves_nothing_out_and_turns_around(a: list[Tip], b: list[Tip]) -> None:
+    there, back = differences(a, b), differences(b, a)
+    assert len(there.only_here) + len(there.changed) + there.same == len(a)
+    assert len(there.only_there) + len(there.changed) + there.same == len(b)
+    assert (len(there.only_here), len(there.only_there)) == (len(back.only_there), len(back.only_here))
+    assert differences(a, a) == ([], [], [], len(a))
+    assert all(changes(*pair) for pair in there.changed)
+
+
+def test_what_is_only_here_only_there_and_changed(tmp_path: Path) -> None:
+    """An edited text is found by its author and key; ids and who imported it say nothing."""
+    kept, edited, gone, off = (
+        Tip("cellar", text, f"room {number}", 1.0, run="r", step=number) for number, text in
+        enumerate(("look up", "mind the step", "beware", "go north"))
+    )  # fmt: skip
+    a = filled(tmp_path / "a.db", kept, edited, gone, off)
+    b = filled(tmp_path / "b.db", Tip("attic", "a new one", "k", 1.0))
+    with open_store(a) as mine, open_store(b) as store:
+        export_tips(mine, tmp_path / "a.jsonl")
+        import_tips(store, tmp_path / "a.jsonl", enable=True)
+        ids = {tip.text: tip.id or 0 for tip in store.tips()}
+        edit_tip(store, ids["mind the step"], "mind both steps", score=2)
+        enable_tips(store, [ids["go north"]], enabled=False)
+        delete_tips(store, [ids["beware"]])
+    found = differences(read_tips(a), read_tips(b))
+    assert [tip.text for tip in found.only_here] == ["beware"]
+    assert [tip.text for tip in found.only_there] == ["a new one"]
+    assert {ours.text: changes(ours, theirs) for ours, theirs in found.changed} == {
+        "mind the step": {"text": ("mind the step", "mind both steps"), "score": (1.0, 2.0)},
+        "go north": {"enabled": (True, False)},
+    }
+    assert found.same == 1
+
+
+# --- the commands
+
+
+def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a = filled(tmp_path / "a.db", Tip("cellar\x1b[31m", "look up", "k", 1.0), Tip("attic", "mind the lamp", "k", 1.0))
+    out = tmp_path / "out.db"
+    assert main(["memory", "merge", str(out), str(a), str(a)]) == 0
+    assert capsys.readouterr().out == f"2 tips written to {out}, of 4 read from 2 memories\n"
+    with open_store(out) as store:
+        (attic, cellar) = store.tips()
+        edit_tip(store, cellar.id or 0, score=3)
+        delete_tips(store, [attic.id or 0])
+    assert main(["memory", "diff", str(a), str(out)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"1 only in {a}, 0 only in {out}, 1 changed, 0 the same"
+    assert main(["memory", "diff", str(a), str(out), "--namespace", "attic", "--json"]) == 0
+    assert '"text": "mind the lamp"' in capsys.readouterr().out
+    assert main(["memory", "list", str(a)]) == 0
+    assert "cellar\\x1b[31m" in capsys.readouterr().out, "names from elsewhere move no cursor"
+    assert main(["memory", "merge", str(out), str(a)]) == 2
+    assert "is there already" in capsys.readouterr().err

@@ -1,0 +1,236 @@
+"""Vectors from an endpoint: a real server over HTTP, which also does what servers do on bad days."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embeddings import EmbeddingServer, embedding_server
+from trailnotes.config.model_schema import EndpointConfig
+from trailnotes.config.schema import Config, MemoryConfig
+from trailnotes.endpoint import faults
+from trailnotes.errors import ConfigError, MemoryStoreError
+from trailnotes.memory import embedder_of, make_embedder, open_memory
+from trailnotes.memory.exchange import open_store, search_tips
+from trailnotes.memory.remote import BATCH_CHARS, BATCH_TEXTS, EndpointEmbedder
+from trailnotes.memory.retrieval import HashingEmbedder
+from trailnotes.runs.needs import _wanted
+from trailnotes.types import Tip
+
+KEY = "sk-secret-0123456789"
+
+
+@pytest.fixture(autouse=True)
+def _surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No key, no address, no proxy of the machine's, and no long waits."""
+    names = ("OPENAI_API_KEY", "OPENAI_BASE_URL", "TRAILNOTES_EMBEDDER_KEY", "HTTP_PROXY", "http_proxy", "ALL_PROXY")
+    for name in (*names, "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(faults, "FIRST_WAIT", 0.001)
+
+
+@pytest.fixture
+def server() -> Iterator[EmbeddingServer]:
+    with embedding_server() as server:
+        yield server
+
+
+def remote(server: EmbeddingServer, **endpoint: Any) -> EndpointEmbedder:
+    return EndpointEmbedder("openai:small", EndpointConfig(base_url=server.url, **endpoint))
+
+
+def error(status: int, message: str = "no", **facts: Any) -> Any:
+    return lambda asked: (status, {"error": {"message": message, **facts}})
+
+
+# --- vectors
+
+
+def test_vectors_are_those_of_the_server_at_length_one(server: EmbeddingServer) -> None:
+    embedder = remote(server)
+    assert (embedder.name, embedder.dim) == ("openai:small", 64)
+    texts = ["a hall", "", "caf\u00e9 \u6c34", "a hall"]
+    vectors = embedder.embed(texts)
+    assert vectors.dtype == np.float32
+    np.testing.assert_allclose(vectors, HashingEmbedder(64).embed([*texts[:1], " ", *texts[2:]]), atol=1e-6)
+    assert server.asked[-1] == {"model": "small", "input": ["a hall", " ", "caf\u00e9 \u6c34", "a hall"],
+                               "encoding_format": "float"}  # fmt: skip
+    assert embedder.embed([]).shape == (0, 64)
+
+
+def test_many_texts_go_in_batches(server: EmbeddingServer) -> None:
+    embedder = remote(server)
+    texts = [f"room {n}" for n in range(BATCH_TEXTS + 5)] + ["la " * (BATCH_CHARS // 4)] * 3
+    vectors = embedder.embed(texts)
+    np.testing.assert_allclose(vectors, HashingEmbedder(64).embed(texts), atol=1e-6)
+    assert [len(batch) for batch in server.texts[1:]] == [BATCH_TEXTS, 6, 1, 1]
+
+
+def test_what_is_too_long_is_cut_and_depends_on_nothing_beside_it(server: EmbeddingServer) -> None:
+    embedder, text = remote(server), "one two three " * 40
+    server.longest = 200
+    together = embedder.embed(["short", text, "also short"])
+    (alone,) = embedder.embed([text])
+    np.testing.assert_array_equal(together[1], alone)
+    np.testing.assert_allclose(alone, HashingEmbedder(64).embed([text[: len(text) // 4]])[0], atol=1e-6)
+    for status, message in [(500, "input (992 tokens) is too large to process. increase the physical batch size"),
+                            (413, "no"), (400, "the input length exceeds the context length")]:  # fmt: skip
+        server.faults, before = [error(status, message)], len(server.asked)
+        np.testing.assert_array_equal(embedder.embed(["a hall", "a yard"]), embedder.embed(["a hall", "a yard"]))
+        assert [len(texts) for texts in server.texts[before:]] == [2, 1, 1, 2]
+    server.longest = 3
+    with pytest.raises(ConfigError, match="takes no text of 35 characters"):
+        embedder.embed([text])
+
+
+# --- a memory
+
+
+def test_the_event_loop_goes_on_meanwhile(
+    server: EmbeddingServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server answers only once the loop has come round: one that is held up would wait for it in vain."""
+    monkeypatch.setenv("OPENAI_BASE_URL", server.url)
+    config = MemoryConfig(embedder="openai:small", threshold=-1, order=("similarity",))
+    came_round = threading.Event()
+
+    def patient(asked: dict[str, Any]) -> tuple[int, Any]:
+        return server.good(asked) if came_round.wait(20) else (400, {"error": "held up"})
+
+    async def find() -> list[list[Tip]]:
+        asking = [asyncio.ensure_future(memory.find("maze/1", query, 1)) for query in ("a yard", "a shed", "a yard")]
+        while len(server.asked) < 3:  # noqa: ASYNC110 (a thread of the server's counts them)
+            await asyncio.sleep(0.001)
+        came_round.set()
+        return await asyncio.gather(*asking)
+
+    with open_memory(tmp_path / "memory.db", config) as memory:
+        memory.add([Tip("maze/1", f"mind {place}", place, 1.0) for place in ("a hall", "a yard")])
+        server.faults = [patient]
+        found = asyncio.run(find())
+    assert [tips[0].text for tips in found][::2] == ["mind a yard"] * 2
+    assert server.texts[1:] == [["a hall", "a yard"], ["a shed"]], "known texts are not asked for again"
+    with open_store(tmp_path) as store:
+        assert store.identity == ("openai:small", 64), "the address is not the memory's"
+        assert search_tips(store, "maze/1", "a hall", 1)[0].tip.text == "mind a hall"
+
+
+def test_a_run_asks_the_server_of_its_config(server: EmbeddingServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SERVER_KEY", KEY)
+    endpoint = {"base_url": server.url, "api_key_env": "SERVER_KEY"}
+    config = Config(endpoint=endpoint, memory={"embedder": "openai:small"})
+    assert embedder_of(config).dim == 64
+    assert server.keys == [f"Bearer {KEY}"]
+    assert "openai" in _wanted(config, None)
+    assert "embed" not in _wanted(config, None)
+
+
+def test_an_address_in_the_name_has_a_key_of_its_own(server: EmbeddingServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    config = Config(memory={"embedder": f"openai:@me/small@{server.url}"})
+    assert embedder_of(config).name == "openai:@me/small"
+    assert server.asked[0]["model"] == "@me/small"
+    assert KEY not in server.keys[0]
+    monkeypatch.setenv("TRAILNOTES_EMBEDDER_KEY", "sk-other")
+    embedder_of(config)
+    assert server.keys[1] == "Bearer sk-other"
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("openai:", "names no model"),
+        ("openai: ", "names no model"),
+        ("openai:small", "nobody said which: export OPENAI_BASE_URL=URL"),
+    ],
+)
+def test_nothing_is_sent_where_nobody_said(name: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        make_embedder(name)
+
+
+# --- bad days
+
+
+def test_what_passes_is_asked_again(
+    server: EmbeddingServer, caplog: pytest.LogCaptureFixture, monkeypatch: Any
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    caplog.set_level(logging.DEBUG, "trailnotes")
+    embedder = remote(server)
+    wrong = [
+        error(503), error(429, f"slow down, {KEY}"), lambda asked: (200, b'{"data": ['), lambda asked: (200, []),
+        lambda asked: (200, {"data": []}), lambda asked: (200, {"data": [{"index": 1, "embedding": [1.0]}]}),
+        lambda asked: (200, {"data": [{"index": 0, "embedding": [0.0] * 64}]}),
+        lambda asked: (200, {"data": [{"index": 0, "embedding": ["x"]}]}),
+        lambda asked: (200, {"data": [{"index": 0, "embedding": []}]}),
+        lambda asked: (200, json.dumps({"data": [{"index": 0, "embedding": [float("nan")] * 64}]}).encode()),
+    ]  # fmt: skip
+    for fault in wrong:
+        server.faults = [fault]
+        before = len(server.asked)
+        np.testing.assert_allclose(embedder.embed(["a hall"]), HashingEmbedder(64).embed(["a hall"]), atol=1e-6)
+        assert len(server.asked) == before + 2
+    assert "another try" in caplog.text
+    assert KEY not in caplog.text
+
+
+def test_who_never_answers_is_named(server: EmbeddingServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    embedder = remote(server, max_retries=2)
+    server.faults = [error(500, f"oh {KEY}")] * 3
+    with pytest.raises(MemoryStoreError, match=r"openai:small at http.* failed 3 times.* oh \[key\].*see that it runs"):
+        embedder.embed(["a hall"])
+    assert len(server.asked) == 4
+    nobody = EndpointConfig(base_url="http://127.0.0.1:9/v1", max_retries=0)
+    with pytest.raises(MemoryStoreError, match="failed 1 times, at last with no connection"):
+        EndpointEmbedder("openai:small", nobody)
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        (error(401, f"bad key {KEY}"), r"401: bad key \[key\]; the environment variable OPENAI_API_KEY holds no key"),
+        (error(404, "no such model"), "no model 'small', or the address"),
+        (error(400, "no", code="model_not_found"), "no model 'small'"),
+        (error(429, "pay", code="insufficient_quota"), "nothing left to spend"),
+        (error(400, "not with me"), "400: not with me; name another model"),
+    ],
+)
+def test_what_does_not_pass_names_the_fix(
+    server: EmbeddingServer, fault: Any, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    embedder = remote(server)
+    server.faults = [fault]
+    with pytest.raises(ConfigError, match=reason) as caught:
+        embedder.embed(["a hall"])
+    assert KEY not in str(caught.value)
+    assert len(server.asked) == 2, "asked once"
+
+
+def test_a_missing_key_is_asked_for(server: EmbeddingServer) -> None:
+    server.faults = [error(401, "who are you")]
+    with pytest.raises(ConfigError, match="OPENAI_API_KEY is not set: export it"):
+        remote(server)
+
+
+def test_another_model_in_the_same_place_is_noticed(server: EmbeddingServer, tmp_path: Path, monkeypatch: Any) -> None:
+    embedder = remote(server)
+    server.embedder = HashingEmbedder(32)
+    with pytest.raises(MemoryStoreError, match="vectors of 32 dimensions, and a moment ago of 64: another model"):
+        embedder.embed(["a hall"])
+    monkeypatch.setenv("OPENAI_BASE_URL", server.url)
+    config = MemoryConfig(embedder="openai:small")
+    open_memory(tmp_path / "memory.db", config).close()
+    server.embedder = HashingEmbedder(16)
+    with pytest.raises(MemoryStoreError, match=r"vectors of openai:small \(32 dimensions\), not of .* \(16\)"):
+        open_memory(tmp_path / "memory.db", config)
