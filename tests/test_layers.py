@@ -301,6 +301,7 @@ HOUSE = {
     "warmstart": """
         __init__ training
         demonstrations small_model
+        copying
     """,
     "web": """
         __init__ guard serving

@@ -485,6 +485,20 @@ def test_several_attempts_never_stand_in_the_column_of_one(tmp_path: Path) -> No
     assert "| naive | 0.250 | one seed |" in text
 
 
+def test_the_return_stands_beside_success_where_it_says_more(tmp_path: Path) -> None:
+    adapt_by(Guesser(), "naive", tmp_path / "n")
+    adapt_by(Guesser(), "reflexion", tmp_path / "r", eval={"trials": 2}, reflexion={"replay_last": True})
+    results = [read_result(tmp_path / name, label) for name, label in (("n", "naive"), ("r", "Reflexion"))]
+    assert "| return |" not in summary_markdown(summarise(results, Question()))
+    for path in tmp_path.glob("*/**/*.jsonl"):
+        path.write_text(
+            path.read_text().replace('"return":1.0', '"return":0.5').replace('"return": 1.0', '"return":0.5')
+        )
+    results = [read_result(tmp_path / name, label) for name, label in (("n", "naive"), ("r", "Reflexion"))]
+    rows = [line.split(" | ") for line in summary_markdown(summarise(results, Question())).splitlines()[4:8]]
+    assert [row[5].split()[0] for row in rows] == ["0.125", "0.125", "0.375", "-"]
+
+
 def test_a_comparison_that_is_too_short_to_rank_says_so_first(tmp_path: Path) -> None:
     """The first one that anybody runs showed GRPO at .88 above EMPO2 at .69."""
     plan = load_plan(ROOT / "configs/compare/small.toml")

@@ -26,6 +26,7 @@ from trailnotes.envs.tasks import (
     seen_in_training,
     shared,
     tasks_of,
+    trained_of,
 )
 from trailnotes.errors import ConfigError
 from trailnotes.types import Task
@@ -116,6 +117,14 @@ def test_a_panel_never_repeats_a_task(num: int) -> None:
     chosen = ids(panel(TASKS, num))
     assert len(set(chosen)) == len(chosen) == (min(num, 5) or 5)
     assert chosen == sorted(chosen)
+
+
+def test_fewer_tasks_are_trained_on_if_asked_for() -> None:
+    config = Config(env=EnvConfig(name="waymarks-simulator"))
+    tasks = trained_of(config)
+    assert len(tasks) > 3
+    few = config.model_copy(update={"train": TrainConfig(num_tasks=3)})
+    assert trained_of(few) == panel(tasks, 3)
 
 
 def test_a_negative_panel_is_refused() -> None:

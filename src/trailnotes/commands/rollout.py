@@ -48,7 +48,9 @@ ROLLOUT = Command(
     arguments=(
         CONFIG,
         argument("--model", metavar="MODEL_OR_RUN", help="who plays; model.path by default"),
-        argument("--out", type=Path, metavar="FILE", help="write the episodes as JSONL, too"),
+        argument(
+            "--out", type=Path, metavar="FILE", help="also write the episodes to this file, one JSON object a line"
+        ),
     ),
     settings=True,
 )

@@ -144,13 +144,13 @@ def _refuse_early(config: Config) -> None:
 
 def _tips_for(config: Config, memory: StrPath) -> list[Tip]:
     """The tips of `memory`, if this run has a use for any of them."""
-    from trailnotes.envs.tasks import tasks_of
+    from trailnotes.envs.tasks import trained_of
     from trailnotes.memory.tipfile import read_tips
 
     if not method_of(config.algorithm.name).memory:
         raise ConfigError(f"{config.algorithm.name} trains without a memory: leave out --memory")
     tips = read_tips(memory)
-    played = [task.id for task in tasks_of(config, config.train.split)]
+    played = [task.id for task in trained_of(config)]
     if not {tip.namespace for tip in tips} & {*played}:
         found = f"they are of {tips[0].namespace}, for example; " if tips else ""
         raise ConfigError(
@@ -181,6 +181,9 @@ def dry_run(
             early ends this one.
     """
     from trailnotes.envs.tasks import refuse_examined
+
+    config.refuse_training()
+    refuse_examined(config)
     from trailnotes.policies.hf.policy import is_here
     from trailnotes.runs.console import clock
     from trailnotes.runs.footprint import footprint
@@ -189,8 +192,6 @@ def dry_run(
     from trailnotes.runs.rehearsal import PLACE, refuse_all_spent, refuse_rehearsal, spent_recording
     from trailnotes.runs.remedies import refuse_too_large
 
-    config.refuse_training()
-    refuse_examined(config)
     refuse_rehearsal(config)
     if memory is not None:
         _tips_for(config, memory)

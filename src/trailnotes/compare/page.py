@@ -38,22 +38,41 @@ PANEL_METHOD = (
 
 
 def result_table(summary: Summary) -> Table:
-    """Success, or return, of each method, with both intervals. Each figure of several attempts has a row of its own."""
-    head = [summary.metric, "mean", ON_PANEL, BEYOND, "IQM", "seeds · games"]
-    return head, [row for line in summary.lines for row in _result_rows(line, summary)]
+    """Success, or return, of each method, with both intervals. Each figure of several attempts has a row of its own.
+
+    Beside success stands the return, where it says more.
+    """
+    returns = any(line.one_return for line in summary.lines)
+    head = [summary.metric, "mean", ON_PANEL, BEYOND, "IQM", *(["return"] if returns else []), "seeds · games"]
+    return head, [row for line in summary.lines for row in _result_rows(line, summary, returns=returns)]
 
 
-def _result_rows(line: Line, summary: Summary) -> list[list[str]]:
+def _result_rows(line: Line, summary: Summary, *, returns: bool) -> list[list[str]]:
     absent = f", {len(line.missing)} missing" if line.missing else ""
     played = f"{len(line.seeds)} · {line.num_games}{absent}"
-    if line.num_attempts == 1:
-        return [[line.label, *cells_of(line.one, summary.metric), _middle(line, summary), played]]
-    attempts = [(f"first of {line.num_attempts}", line.one), ("last", line.last), ("best", line.best)]
-    shown = [(name, own) for name, own in attempts if own is not None]
-    judged = next((i for i, (_, own) in enumerate(shown) if own is line.final), 0)
-    rows = [[f"{line.label}, {name}", *cells_of(own, summary.metric), DASH, played] for name, own in shown]
-    rows[judged][4] = _middle(line, summary)
-    return rows
+    attempts = [("", line.one, line.one_return)]
+    if line.num_attempts > 1:
+        first = (f", first of {line.num_attempts}", line.one, line.one_return)
+        attempts = [first, (", last", line.last, line.last_return), (", best", line.best, None)]
+        attempts = [attempt for attempt in attempts if attempt[1] is not None]
+    return [
+        [
+            f"{line.label}{name}",
+            *cells_of(own, summary.metric),
+            _middle(line, summary) if own is line.final else DASH,
+            *([_beside(value)] if returns else []),
+            played,
+        ]
+        for name, own, value in attempts
+    ]
+
+
+def _beside(estimate: Estimate | None) -> str:
+    """A mean and its interval in one cell: ``0.612 [0.550, 0.668]``; on the panel, or else beyond it."""
+    if estimate is None:
+        return DASH
+    interval = estimate.on_panel or estimate.beyond
+    return f"{estimate.mean:.3f}" + (f" [{interval.low:.3f}, {interval.high:.3f}]" if interval else "")
 
 
 def _middle(line: Line, summary: Summary) -> str:

@@ -42,6 +42,7 @@ class Result:
     costs: Mapping[str, float]
     curve: tuple[tuple[float, float], ...]  # (environment steps, metric without tips); () without training
     families: Mapping[str, str] = field(default_factory=dict)  # game -> family
+    returns: tuple[Games, ...] = ()  # attempt by attempt, where success is judged and does not say all; else ()
 
     @property
     def final(self) -> Games:
@@ -65,24 +66,33 @@ def read_result(directory: Path, label: str = "") -> Result:
     evaluation = read(places[0], label)
     run_dir = places[0].parent if (places[0].parent / "config.toml").is_file() else None
     trains = run_dir is not None and any((run_dir / "checkpoints").glob("step-*"))
+    attempts = attempts_at(run_dir, evaluation) if run_dir and not trains else None
     return Result(
         label=label or label_of(evaluation),
         seed=evaluation.seed,
         evaluation=evaluation,
         trains=trains,
-        games=_games(evaluation),
-        attempts=attempts_at(run_dir, evaluation) if run_dir and not trains else None,
+        games=_games(evaluation, evaluation.metric),
+        attempts=attempts,
         costs=cost_of(run_dir) if run_dir else {},
         curve=curve_of(run_dir, evaluation.metric) if run_dir and trains else (),
         families={episode.task.id: family_of(episode.task) for episode in evaluation.episodes},
+        returns=_returns(evaluation, run_dir if attempts else None),
     )
 
 
-def _games(evaluation: Evaluation) -> dict[str, float]:
-    """Mean of the episodes of each game, in the metric of the evaluation."""
+def _returns(evaluation: Evaluation, run_dir: Path | None) -> tuple[Games, ...]:
+    """Those of the evaluation, or of each trial of a run; () where they say no more than the metric."""
+    if evaluation.metric == "return" or all(episode.value == episode.success for episode in evaluation.episodes):
+        return ()
+    return tuple(trials_of(run_dir, "return")) if run_dir else (_games(evaluation, "return"),)
+
+
+def _games(evaluation: Evaluation, metric: str) -> dict[str, float]:
+    """Mean of the episodes of each game."""
     values: dict[str, list[float]] = {}
     for episode in evaluation.episodes:
-        value = float(episode.success) if evaluation.metric == "success" else episode.value
+        value = float(episode.success) if metric == "success" else episode.value
         values.setdefault(episode.task.id, []).append(value)
     return {game: math.fsum(own) / len(own) for game, own in values.items()}
 

@@ -36,6 +36,8 @@ class Line:
     reached: tuple[float | None, ...]  # environment steps to the threshold, a seed each
     costs: Mapping[str, float]  # mean of a run; of peak memory the largest
     missing: Mapping[int, str] = field(default_factory=dict)  # seed -> why it has no result
+    one_return: Estimate | None = None  # return where success is judged and does not say all: of one attempt
+    last_return: Estimate | None = None  # and of the last of several
 
     @property
     def final(self) -> Estimate | None:
@@ -136,6 +138,9 @@ def _line(
     last = {seed: attempts.last for seed, attempts in several if attempts.last}
     best = {seed: attempts.best for seed, attempts in several}
     compared = bool(baseline and results) and label != question.baseline
+    returns = {r.seed: r.returns for r in results if r.returns}
+    first_returns = {seed: own[0] for seed, own in returns.items()}
+    last_returns = {seed: own[-1] for seed, own in returns.items() if seed in last}
     return Line(
         label=label,
         trains=any(result.trains for result in results),
@@ -150,6 +155,8 @@ def _line(
         reached=tuple(steps_to(result.curve, question.threshold) for result in results if result.trains),
         costs=_costs(results),
         missing={seed: why for (name, seed), why in question.missing.items() if name == label},
+        one_return=pooled(first_returns, families, "return") if first_returns else None,
+        last_return=pooled(last_returns, families, "return") if last_returns else None,
     )
 
 

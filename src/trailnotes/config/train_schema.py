@@ -18,6 +18,9 @@ class TrainConfig(Section):
     keep_last: int = key(2, "checkpoints kept besides the best", ge=1)
     eval_every: int = key(0, "iterations between validations without memory; 0 = never", ge=0)
     split: str = key("train", "split of the training tasks")
+    num_tasks: int = key(
+        0, "how many of them, evenly spaced; 0 = all. A tip is of its task, and read when that comes again", ge=0
+    )
     validation_split: str = key(
         "validation", "held-out variations that choose the best checkpoint; never the test split"
     )

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Self
+
+from pydantic import model_validator
+
 from trailnotes.config.section import Section, key
 
 
@@ -35,8 +39,19 @@ class WarmstartConfig(Section):
         False, "a vocabulary whose texts come out as they went in, for names of letters and digits; if not, words and "
         "digits get blanks before them, and are the same tokens wherever they stand"
     )  # fmt: skip
+    copying: bool = key(
+        False, "put heads that copy into the random weights of the small model (of two layers or more): it says names "
+        "that it has never seen after a tenth of the steps"
+    )  # fmt: skip
     whole: float = key(
         0.0, "share of the conversations of which every token is learned, what is shown as well: a model that begins "
         "from nothing learns to copy sooner", ge=0, le=1
     )  # fmt: skip
     vocab_size: int = key(1024, "size of the small model's vocabulary", ge=300)
+
+    @model_validator(mode="after")
+    def refuse_copying_in_one_layer(self) -> Self:
+        """Refuse heads that need a layer below them where there is none."""
+        if self.copying and self.num_layers == 1:
+            raise ValueError("warmstart.copying takes two layers: set warmstart.num_layers to 2 or more")
+        return self

@@ -72,6 +72,11 @@ def panel(tasks: Sequence[Task], num: int) -> list[Task]:
     return [tasks[index * len(tasks) // num] for index in range(num)]
 
 
+def trained_of(config: Config) -> list[Task]:
+    """The tasks of the training."""
+    return panel(tasks_of(config, config.train.split), config.train.num_tasks)
+
+
 def panel_of(config: Config) -> list[Task]:
     """The tasks of the panel that `config.eval` examines: always the same."""
     if not config.eval.split:

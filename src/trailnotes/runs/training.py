@@ -15,7 +15,7 @@ from torch import Tensor
 
 from trailnotes.config.methods import method_of
 from trailnotes.credit.novelty import Novelty
-from trailnotes.envs.tasks import tasks_of, validation_of
+from trailnotes.envs.tasks import trained_of, validation_of
 from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.learner.samples import held_row
 from trailnotes.learner.sharded import make_learner
@@ -72,7 +72,7 @@ class TrainingRun:
         self.embedder = make_embedder = cache(partial(embedder_of, config))  # one model for novelty and memory
         novelty_seed = derive_seed(config.run.seed, "novelty")
         self.novelty = Novelty(config.algorithm, config.memory, novelty_seed, make=make_embedder)
-        self.tasks = tasks_of(config, config.train.split)
+        self.tasks = trained_of(config)
         self._plays = asyncio.Lock()
         self.count = Counters()
         self.stop_requested = False

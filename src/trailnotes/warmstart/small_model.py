@@ -55,10 +55,13 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = 1024, *, exact: bool
 
 
 def build_model(tokenizer: Any, config: WarmstartConfig, max_tokens: int) -> Any:
-    """A Qwen2 of random weights: tied embeddings, as many KV heads as heads, room for `max_tokens` tokens."""
+    """A Qwen2 of random weights: tied embeddings, as many KV heads as heads, room for `max_tokens` tokens.
+
+    With `config.copying` two of its heads copy from the start.
+    """
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    return Qwen2ForCausalLM(
+    model = Qwen2ForCausalLM(
         Qwen2Config(
             vocab_size=len(tokenizer),
             hidden_size=config.hidden_size,
@@ -73,3 +76,8 @@ def build_model(tokenizer: Any, config: WarmstartConfig, max_tokens: int) -> Any
             pad_token_id=tokenizer.pad_token_id,
         )
     )
+    if config.copying:
+        from trailnotes.warmstart.copying import begin_copying
+
+        begin_copying(model)
+    return model

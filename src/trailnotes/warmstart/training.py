@@ -86,8 +86,7 @@ def warmstart(
         Interrupted: asked to stop before the end.
     """
     out = Path(out)
-    if out.exists() and (not out.is_dir() or {path.name for path in out.iterdir()} - {UNFINISHED}):
-        raise ConfigError(f"{out} already exists; choose another --out, or remove it")
+    refuse_taken(out)
     if config.rollout.example_turns:
         raise ConfigError("warmstart would teach the answers of rollout.example_turns: set it to []")
     if config.model.lora.enabled and not config.model.path:
@@ -111,6 +110,16 @@ def warmstart(
     record = {"steps": imitation.step, "final_loss": imitation.recent_loss, "seed": config.run.seed}
     write_text_atomic(out / "warmstart.json", json.dumps(record, indent=1) + "\n")
     return out
+
+
+def refuse_taken(out: Path) -> None:
+    """Refuse to write a model over anything but an unfinished one.
+
+    Raises:
+        ConfigError: `out` holds something else.
+    """
+    if out.exists() and (not out.is_dir() or {path.name for path in out.iterdir()} - {UNFINISHED}):
+        raise ConfigError(f"{out} already exists; choose another --out, or remove it")
 
 
 @contextlib.contextmanager

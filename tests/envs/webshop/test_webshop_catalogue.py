@@ -8,6 +8,7 @@ import json
 import math
 import multiprocessing
 import os
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -22,8 +23,8 @@ from trailnotes.envs.webshop.synthetic import PRODUCTS, make_products, open_cata
 from trailnotes.envs.webshop.writing import write_catalogue
 from trailnotes.errors import ConfigError, RunError
 
-NAME_OF_OURS = "76626f35fbf52e7f"
-GOALS_OF_OURS, FULL_OF_OURS = 4371, 4246  # goals, and those that their own purchase earns in full: docs/webshop.md
+NAME_OF_OURS = "29fe89b53f9f5fec"
+GOALS_OF_OURS, FULL_OF_OURS = 4085, 3960  # goals, and those that their own purchase earns in full: docs/webshop.md
 
 
 @pytest.fixture(scope="module")
@@ -199,6 +200,9 @@ def test_ours_is_always_the_same_and_has_what_makes_a_shop_hard() -> None:
     assert min(lengths[0], lengths[2]) > 60  # without a price, and with a range
     assert {len(item.options) for item in made} == {0, 1, 2}
     assert len({item.asin for item in made}) == len(made)
+    assert all(re.fullmatch("[A-Z]{10}", item.asin) for item in made)
+    neighbours = [(made[i].asin, made[i + 1].asin) for i in range(PRODUCTS - 1)]
+    assert all(a[:4] != b[:4] and a[4:7] != b[4:7] and a[7:] != b[7:] for a, b in neighbours)
     titles = Counter(item.title for item in made)
     assert sum(count - 1 for count in titles.values()) > 100  # near-duplicates share their title
     misleading = [item for item in made if any(other in item.title for other in (" for ", "Goes With", "Makers of"))]

@@ -250,7 +250,7 @@ def test_the_views_word_one_page_each_in_its_way() -> None:
     parts = FIXED.parts(state, "Find a mug")
     assert text(parts) == (
         "Instruction: [SEP] Find a mug [SEP] Back to Search [SEP] < Prev [SEP] color [SEP] blue [SEP] rectangular "
-        "[SEP] size [SEP] small [SEP] large [SEP] Blue Stoneware Mug, 12 Ounce [SEP] Price: $12.5 [SEP] "
+        "[SEP] size [SEP] small [SEP] large [SEP] Blue Stoneware Mug, 12 Ounce [SEP] Price: $12.50 [SEP] "
         "Rating: N.A. [SEP] Description [SEP] Features [SEP] Reviews [SEP] Buy Now"
     )
     assert text_rich(parts).startswith(
@@ -266,8 +266,22 @@ def test_the_views_word_one_page_each_in_its_way() -> None:
     results = walk(FIXED, "search[mug]")
     assert text_rich(FIXED.parts(results)) == (
         "[button] Back to Search [button_]\nPage 1 (Total results: 1)\n\n[button] B0MUG00001 [button_]\n"
-        "Blue Stoneware Mug, 12 Ounce\n$12.5\n"
+        "Blue Stoneware Mug, 12 Ounce\n$12.50\n"
     )
+
+
+def test_ours_tells_cents_and_what_there_is_none_of() -> None:
+    shelves = Shelves((product("B0VASE0001", title="vase", prices=(4.5, 1299.95), description="\x00", bullets=()),))
+    told = {}
+    for compat in ("fixed", "original"):
+        shop = Shop(shelves, Rules(compat=compat))  # type: ignore[arg-type]
+        item = walk(shop, "search[vase]", "click[b0vase0001]")
+        below = [shop.step(item, f"click[{page}]").state for page in ("description", "features", "reviews")]
+        told[compat] = [part.text for state in (item, *below) for part in shop.parts(state) if part.kind == "text"]
+    assert "Price: $4.50 to $1299.95" in told["fixed"]
+    assert told["fixed"][-3:] == ["No description.", "No features.", "No reviews."]
+    assert "Price: $4.5 to $1299.95" in told["original"]
+    assert told["original"][-1] == "Rating: N.A."
 
 
 def test_rememberer_sees_the_first_three_products_of_each_page() -> None:

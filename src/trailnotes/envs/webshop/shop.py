@@ -34,6 +34,7 @@ MAX_SHORT: Final = MAX_ACTION // 4 - 20  # characters
 SEARCH, BACK, PREV, NEXT, BUY = "Search", "Back to Search", "< Prev", "Next >", "Buy Now"
 _SUB_PAGES: Final = ("description", "features", "reviews", "attributes")
 _WITHIN: Final = " \N{SINGLE RIGHT-POINTING ANGLE QUOTATION MARK} "  # between a category and one within it
+_TENTHS: Final = re.compile(r"\.\d(?!\d)")
 _PLAIN: Final = re.compile(r"\s*(\w+)\s*\[(.*)\]\s*", re.DOTALL)
 
 
@@ -224,7 +225,7 @@ class Shop:
             product = self.shelves[asin]
             yield Part("product", asin, asin.lower(), asin in state.seen, asin=asin)
             yield Part("text", self._short(product.title))
-            yield Part("text", product.tag)
+            yield Part("text", self._price(product))
 
     def _item(self, state: State, product: Product) -> Iterator[Part]:
         yield _button(PREV)
@@ -244,7 +245,7 @@ class Shop:
                 clicked = f'"{value}"' in told if self._original else chosen.get(name) == value
                 yield Part("option", label, label.lower(), clicked, (name, value))
         yield Part("text", self._short(product.title))
-        yield Part("text", f"Price: {product.tag}")
+        yield Part("text", f"Price: {self._price(product)}")
         rating = "" if self._original else self._short(product.rating)  # the release looks it up in a file it lacks
         yield Part("text", f"Rating: {rating or 'N.A.'}")
         for name in sub_pages:
@@ -292,6 +293,8 @@ class Shop:
             if left and (shown := clean(text, left, self.rules.brackets)):
                 left -= len(shown)
                 yield Part("text", shown)
+        if left == self.rules.max_text and not self._original:
+            yield Part("text", f"No {state.page}.")
 
     def _done(self, state: State, score: float | None) -> Iterator[Part]:
         texts = ["Thank you for shopping with us!"]
@@ -303,6 +306,10 @@ class Shop:
             texts += ["instuction text", "category", "product category", "query", "Goal", "None", "Reward"]
             texts += ["Your score (min 0.0, max 1.0)", str(score), "Reward Details", "None"]
         return (Part("text", text) for text in texts)
+
+    def _price(self, product: Product) -> str:
+        """With its cents; the original has "$17.5"."""
+        return product.tag if self._original else _TENTHS.sub(r"\g<0>0", product.tag)
 
     def _short(self, text: str) -> str:
         return clean(text, self.rules.max_title, self.rules.brackets)

@@ -6,6 +6,7 @@ one attribute or in the price, and titles that name another kind of product than
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -22,10 +23,13 @@ from trailnotes.storage.files import made_once, user_cache
 
 NAME = "synthetic"
 PRODUCTS = 1200
-RELEASE = 1  # of the generator: another one makes another shop
+RELEASE = 2  # of the generator: another one makes another shop
 
 _TWINS, _MISLEADING, _WITHOUT_PRICE, _RANGES = 0.15, 0.08, 0.1, 0.2  # shares of the products
 _WANTED, _WISHED = 0.5, 0.35  # shares of the products with a synthetic instruction, with a human one
+
+_ASINS = math.prod(map(len, words.ASINS))
+_STRIDE = 63_287  # between neighbours: shares no factor with `_ASINS`, and changes every word
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,12 @@ def open_synthetic(count: int = PRODUCTS, seed: int = 0) -> Catalogue:
 def make_products(count: int = PRODUCTS, seed: int = 0) -> list[Product]:
     """The first `count` products of a seed: the same in every process, forever (see `RELEASE`)."""
     rng = random.Random(derive_seed("webshop synthetic", RELEASE, seed))
-    products = [_numbered(product, place, rng) for place, product in zip(range(count), _stream(rng), strict=False)]
+    first = rng.randrange(_ASINS)
+    numbers = range(first, first + count * _STRIDE, _STRIDE)
+    products = [
+        replace(product, asin=_asin(number), nouns=rule_nouns(product.title))
+        for number, product in zip(numbers, _stream(rng), strict=False)
+    ]
     order = list(range(sum(item.kind == "human" for product in products for item in product.instructions)))
     rng.shuffle(order)
     places = iter(order)
@@ -155,9 +164,13 @@ def _twin(product: Product, kind: Kind, rng: random.Random) -> Product:
     )
 
 
-def _numbered(product: Product, place: int, rng: random.Random) -> Product:
-    asin = f"TN{place:05X}{rng.randrange(16**3):03X}"
-    return replace(product, asin=asin, nouns=rule_nouns(product.title))
+def _asin(number: int) -> str:
+    """A word for each digit: a number that a small model reads and says in a few tokens."""
+    said = []
+    for each in words.ASINS:
+        number, digit = divmod(number, len(each))
+        said.append(each[digit])
+    return "".join(said)
 
 
 def _title(kind: Kind, brand: str, series: str, attributes: tuple[str, ...], rng: random.Random) -> str:

@@ -12,6 +12,21 @@ BRANDS = (
 )  # fmt: skip
 SERIES = ("Classic", "Comfort", "Daily", "Essential", "Harbor", "Meadow", "Nova", "Prime", "Select", "Studio")
 
+# An asin is a word of each of these: ten letters, as long as a real one.
+ASINS = (
+    ("ACRE", "BARK", "BIRD", "BOLT", "BULB", "CALF", "CAVE", "CLAY", "CLAW", "COAL", "CRAB", "CROW", "DAWN", "DEER",
+     "DOVE", "DUNE", "ECHO", "FERN", "FOAM", "FROG", "GATE", "GOAT", "GULL", "HARE", "HARP", "HAWK", "HILL", "IRIS",
+     "ISLE", "KELP", "KITE", "LAKE", "LARK", "LEAF", "LION", "LYNX", "MAST", "MOLE", "MOON", "MOSS", "MOTH", "NEST",
+     "OATH", "OPAL", "PIER", "PIKE", "PLUM", "POND", "POET", "QUAY", "RAFT", "REEF", "ROOK", "SAIL", "SEAL", "SWAN",
+     "TIDE", "TOAD", "VALE", "VINE", "WASP", "WAVE", "WOLF", "WREN"),
+    ("ANT", "APE", "AUK", "AXE", "BAT", "BEE", "BUD", "BUN", "CAT", "COD", "COW", "CUB", "DOE", "EEL", "ELK", "ELM",
+     "EMU", "EWE", "FIG", "FIN", "FLY", "FOX", "GEM", "GNU", "HEN", "HOG", "IVY", "JAY", "KOI", "OWL", "PAW", "PIG",
+     "PUG", "RAM", "RAT", "SOW", "URN", "YAK", "YEW", "ZOO"),
+    ("ARC", "ASH", "BAY", "DAM", "DEN", "EGG", "FIR", "FOG", "GAP", "HAY", "HOE", "HUT", "ICE", "INK", "JAM", "JAR",
+     "JUG", "KEG", "KID", "LOG", "MAP", "MUD", "OAK", "OAR", "ORB", "PEG", "POD", "RAY", "RYE", "SKY", "SUN", "TAR",
+     "TOE", "TOY", "TUB", "VAN", "VAT", "WEB", "YAM", "ZIP"),
+)  # fmt: skip
+
 OPTIONS = {
     "color": ("black", "white", "navy", "forest green", "dusty rose", "mustard", "slate grey", "burgundy", "sky blue",
               "ivory", "teal", "coral"),
