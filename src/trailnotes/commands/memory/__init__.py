@@ -105,7 +105,7 @@ def _search(args: Namespace) -> None:
     for tip, similarity in found:
         print(_line(tip, f"similarity {similarity:.3f}  "))
     if not found:
-        print(f"all tips of {args.namespace} are switched off: `trailnotes memory enable` lets them be found")
+        print(f"all tips of {args.namespace} are off or retired: `trailnotes memory enable` lets them be found")
 
 
 def _stats(args: Namespace) -> None:
