@@ -100,7 +100,7 @@ def _serve(args: Namespace) -> None:
 
     settings = settings_of(args.place)
     new = make_embedder(settings.embedder) if args.write and not file_of(args.place).exists() else None
-    with open_store(args.place, new and Identity(new.name, new.dim)) as store:
+    with open_store(args.place, Identity(new.name, new.dim) if new else None) as store:
         rules = Rules(
             write=args.write, namespace=args.namespace, enabled=not args.off,
             capacity=settings.capacity, scope=settings.scope, per_minute=args.rate,
