@@ -71,4 +71,6 @@ def main(url: str, model: str, path: str, attempts: int = 4) -> list[float]:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:4])
+    if len(sys.argv) != 4:
+        sys.exit("say where the model is: python examples/own_agent.py URL MODEL FILE")
+    main(*sys.argv[1:])

@@ -378,6 +378,24 @@ def test_memory_list_show_search_stats(memory_dir: str, capsys: pytest.CaptureFi
     assert main(["memory", "show", memory_dir, "99"]) == 2
 
 
+def test_an_import_says_what_had_to_make_room_for_it(memory_dir: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (Path(memory_dir) / "config.toml").write_text("[memory]\ncapacity = 1\n")
+    file = Path(memory_dir) / "tips.jsonl"
+    records = [{"namespace": "maze/1", "text": text, "key": "a pit", "score": 0.0} for text in ("beware", "jump")]
+    file.write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    said = run(capsys, "import", memory_dir, str(file), "--enable")
+    assert said == [
+        "2 tips imported (enabled), 0 were known",
+        "2 tips were retired to make room (memory.capacity = 1): `memory list --retired`",
+    ]
+    gone = [json.loads(line) for line in run(capsys, "list", memory_dir, "--retired", "--json")]
+    assert [(tip["text"], tip["retirement"]["rule"]) for tip in gone] == [
+        ("beware", "oldest"),
+        ("go left twice", "oldest"),
+    ]
+    assert "retirement" not in json.loads(run(capsys, "list", memory_dir, "--namespace", "maze/2", "--json")[0])
+
+
 def test_memory_export_import_enable_edit_delete(memory_dir: str, capsys: pytest.CaptureFixture[str]) -> None:
     file = Path(memory_dir) / "tips.jsonl"
     assert run(capsys, "export", memory_dir, str(file), "--namespace", "maze/1") == [f"1 tips written to {file}"]

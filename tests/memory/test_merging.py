@@ -211,3 +211,20 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "cellar\\x1b[31m" in capsys.readouterr().out, "names from elsewhere move no cursor"
     assert main(["memory", "merge", str(out), str(a)]) == 2
     assert "is there already" in capsys.readouterr().err
+
+
+def test_what_is_retired_comes_along_nowhere(tmp_path: Path) -> None:
+    here, there = tmp_path / "here.db", tmp_path / "there.db"
+    for path, capacity in ((here, 1), (there, 9)):
+        with open_memory(path, MemoryConfig(capacity=capacity), clock=lambda: "") as memory:
+            memory.add([Tip("cellar", text, "a damp room", 1.0) for text in ("look up", "look down")])
+    with open_store(here) as store:
+        assert export_tips(store, tmp_path / "here.jsonl") == 1
+        assert len(store.retirements()) == 1
+    for source in (here, tmp_path / "here.jsonl"):
+        assert [tip.text for tip in read_tips(source)] == ["look down"]
+    assert [tip.text for tip in differences(read_tips(here), read_tips(there)).only_there] == ["look up"]
+    assert merge(tmp_path / "alone.db", [here]).tips == 1
+    assert merge(tmp_path / "both.db", [here, there]).tips == 2
+    with open_store(tmp_path / "both.db") as store:
+        assert store.stats()["enabled"] == 2, "one that had to make room in one of them is on where another had room"

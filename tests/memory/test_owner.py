@@ -147,6 +147,26 @@ def test_a_late_tip_that_the_owner_touched_is_kept(memory: TipMemory, tmp_path: 
     assert "wrong" not in {tip.text for tip in memory.search("cellar", "q", 9)}, "off stays off"
 
 
+def test_a_late_tip_that_was_edited_and_then_retired_is_judged_again(memory: TipMemory, tmp_path: Path) -> None:
+    memory.add(own("late"))
+    p.edit_tip(memory.store, 4, "late, and mended")
+    with memory.store.transaction():
+        memory.store.retire([4], "oldest", "memory.capacity = 3")
+    assert back(memory, tmp_path) == []
+    assert [(tip.text, tip.enabled) for tip in memory.store.tips()][-1] == ("late, and mended", True)
+
+
+def test_a_retired_tip_that_its_owner_adds_again_is_the_newest(memory: TipMemory, tmp_path: Path) -> None:
+    p.take_in(memory, own("from afar", "and more"))
+    with memory.store.transaction():
+        memory.store.retire([4], "oldest", "memory.capacity = 4")
+    memory.snapshot(tmp_path / "snapshot.db")
+    p.take_in(memory, own("from afar"))
+    memory.add(own("late"))
+    assert back(memory, tmp_path) == ["late"]
+    assert texts(memory) == ["one", "two", "three", "and more", "from afar"]
+
+
 def test_only_what_was_set_is_set_again(memory: TipMemory, tmp_path: Path) -> None:
     """The support that a tip got from episodes that are played again is not counted twice."""
     memory.add(own("one"))

@@ -18,7 +18,7 @@ from trailnotes.memory.migrations import MIGRATIONS, WORTH
 from trailnotes.memory.owner import go_back
 from trailnotes.memory.schema import Identity
 from trailnotes.memory.store import TipStore
-from trailnotes.memory.worth import PRIOR, Lead, Reading, cautious_gain, mean_gain
+from trailnotes.memory.worth import PRIOR, Lead, Readers, Reading, cautious_gain, mean_gain
 from trailnotes.types import Task, Tip
 
 WELL = "go left at the old well and take the brass key that lies on the third stone behind it"
@@ -327,3 +327,9 @@ def test_a_full_disk_retires_nothing(path: Path) -> None:
             write(memory, *(f"tip {number}" for number in range(500)))
         assert found(memory) == {"two", "three"}
         assert marks(memory).keys() == {1}
+
+
+def test_what_no_tip_made_likelier_is_done_anyway() -> None:
+    """However unlikely tips made it: e to the power of a thousand is more than a number can be."""
+    assert Readers(1, 1.0, 0, 0.0, 1, measured=1, lead=-1000.0).anyway == 1.0
+    assert Readers(1, 1.0, 0, 0.0, 1, measured=1, lead=1000.0).anyway == 0.0

@@ -10,13 +10,14 @@ from odd_trackers import Forgetful, Recorder, calls
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config
 from trailnotes.errors import ConfigError
+from trailnotes.memory import open_memory
 from trailnotes.runs.directory import RunDir
 from trailnotes.storage.files import append_jsonl, set_aside
 from trailnotes.storage.records import trajectory_to_json
 from trailnotes.tracking.base import Table, as_markdown, as_plain
 from trailnotes.tracking.presentable import HIDDEN, presentable
 from trailnotes.tracking.showing import Showing
-from viewed import HOSTILE, episode, make_run
+from viewed import HOSTILE, episode, make_run, tip
 
 
 def show(run: Path, tracker: type[Recorder] = Recorder, *, finished: bool = True) -> None:
@@ -93,6 +94,21 @@ def test_each_iteration_is_shown_once_however_often_a_run_is_resumed(
     assert all(f"maze/{iteration} " in text for iteration, _, text in calls(path, "text"))
     last = [call["value"] for _, call in calls(path, "curves", "Forgetful")][-done:]
     assert last == [float(iteration) for iteration in range(done)]  # what keeps nothing is shown all, each time
+
+
+def test_the_newest_tips_are_shown_however_often_they_were_read_since(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(tmp_path)
+    with open_memory(run / "memory.db", Config(memory={"capacity": 2}).memory) as memory:
+        memory.add([tip(text, namespace="maze/2") for text in ("run", "hide", "seek")])
+        for _ in range(5):
+            memory.report([episode("off_policy", tuple(memory.search("maze/2", "hide", 3)))])
+    monkeypatch.setattr("trailnotes.tracking.showing.MOST_TIPS", 3)
+    show(run)
+    ((_, columns, rows),) = calls(run, "table")
+    tips = [dict(zip(columns, row, strict=True)) for row in rows]
+    assert [(each["tip"], each["retired"]) for each in tips] == [("seek", ""), ("hide", ""), ("run", "oldest")]
 
 
 def test_what_looks_like_a_secret_is_hidden(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

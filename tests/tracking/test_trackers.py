@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import signal
 import sqlite3
+import time
 from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
@@ -89,6 +90,20 @@ def test_one_that_hangs_is_ended_at_its_limit_and_at_the_end(tmp_path: Path, cap
     first, second = warnings_of(caplog)
     assert "a call to it took longer than 2 s: see whether its service answers" in first
     assert "it was not done 0.1 s after the run had ended: the same command on this directory shows what is" in second
+
+
+def test_between_two_iterations_no_call_is_under_way(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = make_run(tmp_path)
+    trackers = Trackers(["odd_trackers:Waits"], run, 1000.0)
+    process = trackers._running[0]._process
+    assert process is not None
+    rests, tries = False, 0
+    while not rests and process.poll() is None and tries < 600:  # half a minute, where nobody ever rests
+        time.sleep(0.05)
+        rests, tries = bool(calls(run, "rests", "Waits")), tries + 1
+    trackers.close(finished=True)
+    assert rests
+    assert not warnings_of(caplog)
 
 
 def test_a_process_that_cannot_be_started_is_told(

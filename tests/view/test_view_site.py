@@ -175,6 +175,22 @@ def test_a_memory_that_opens_slowly_is_said_to(person: Person, monkeypatch: pyte
     assert "refresh" not in page.values("meta", "http-equiv")
 
 
+def test_what_comes_too_late_for_one_page_is_told_to_the_next(person: Person, monkeypatch: pytest.MonkeyPatch) -> None:
+    searcher, opened = person.window.searcher, threading.Event()
+    searcher._thread.submit(opened.wait)
+    monkeypatch.setattr("trailnotes.view.tips.PATIENCE_S", 0.01)
+    for task in ("keys", "keys", "maze/1"):
+        assert "The memory is being opened" in person.look(f"/run/first/tips?task={task}&q=hall").text
+    opened.set()
+    searcher._thread.submit(lambda: None).result()  # all that was asked is done
+    monkeypatch.setattr(searcher._thread, "submit", None)  # and nothing is searched twice
+    monkeypatch.setattr("trailnotes.view.tips.PATIENCE_S", 60.0)
+    assert "has no tip of 'keys'" in person.look("/run/first/tips?task=keys&q=hall", 409).text
+    assert "found" in person.look("/run/first/tips?task=maze/1&q=hall").text
+    monkeypatch.undo()
+    assert "1 found" in person.look("/run/first/tips?task=maze/1&q=hall").text, "the next time it is searched anew"
+
+
 def test_tips_are_searched_as_the_agent_searches(person: Person) -> None:
     assert "1 tip" in person.look("/run/first/tips").text
     found = person.look("/run/first/tips?task=maze/1&q=a+dim+hall")

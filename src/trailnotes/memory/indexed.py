@@ -56,6 +56,10 @@ class IndexedFile(OpenFile):
                 self._sizes[place] = int(self._rows(sql, place.values)[0][0])
             return self._sizes[place]
 
+    def sizes(self) -> dict[str, int]:
+        """Number of enabled tips of each namespace that has any, in the order of the names, told without counting."""
+        return dict(self._rows("SELECT namespace, enabled FROM sizes WHERE enabled > 0 ORDER BY namespace"))
+
     def nearest(self, place: Place, vector: Floats, count: int, select: str) -> list[Any]:
         """Rows of about the `count` enabled tips of a place whose vectors are nearest to `vector` (dim,).
 

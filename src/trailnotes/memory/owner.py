@@ -83,11 +83,12 @@ def go_back(memory: TipMemory, snapshot: Path, aside: Path) -> int:
                 f"{store.identity.name} ({store.identity.dim}): set memory.embedder to the former"
             )
         touched = {change.tip_id for change in changes}
-        written = store.tips(after=after)
+        written, retired = store.tips(after=after), store.retirements()
         late = [tip for tip in written if tip.id not in touched]
         if late:
             write_tips(aside, late, memory=store.lineage)
-        kept = {tip.id: tip for tip in written if tip.id in touched}
+        # One that was retired since is judged again: its mark is of what the run plays anew.
+        kept = {tip.id: replace(tip, enabled=tip.enabled or tip.id in retired) for tip in written if tip.id in touched}
         store.replace_rows(source)
         for change in changes:
             _again(memory, change, kept.get(change.tip_id))
@@ -106,7 +107,9 @@ def _again(memory: TipMemory, change: Change, late: Tip | None) -> None:
         if fields.keys() == {"enabled"}:
             switch_tip(store, tip, **fields)
         else:
-            store.update(replace(tip, **fields))
+            store.update(replace(tip, **fields), refresh=change.adds)  # what is added again is as new as when it was
+        if change.adds:
+            memory.make_room([tip.namespace])
         store.record(change)
         return
     tip = Tip(id=change.tip_id, **fields) if change.adds else late

@@ -50,7 +50,7 @@ class Readers(NamedTuple):
     @property
     def anyway(self) -> float:
         """exp(-lead), 0 to 1: how often the policy does without tips what these readers did; 1: as often as with."""
-        return min(1.0, exp(-self.lead))
+        return exp(-max(0.0, self.lead))
 
 
 def readings_of(episodes: Iterable[Trajectory]) -> Iterator[Reading]:

@@ -32,16 +32,17 @@ def main(name: str, directory: str, limit: float) -> None:
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     os.nice(NICE)
     before = partial(signal.setitimer, signal.ITIMER_REAL, limit)
+    rest = partial(signal.setitimer, signal.ITIMER_REAL, 0)  # an iteration of the run may take hours
     try:
         showing = Showing(name, Path(directory), partial(make_tracker, name), before)
         finished = False
         with os.fdopen(told, "rb") as lines:
             showing.catch_up()
-            before(0)
+            rest()
             for line in lines:
                 finished = line == END
                 showing.catch_up()
-                before(0)
+                rest()
         showing.end(finished=finished)
     except BaseException as error:  # noqa: BLE001 - the boundary to other people's code
         text = str(error) if isinstance(error, TrailnotesError) else one_line(error)

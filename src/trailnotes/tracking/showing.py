@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from trailnotes.types import Trajectory
 
 MOST_TIPS = 1000  # in the table: the newest
-_COLUMNS = ["id", "task", "tip", "score", "max_score", "step", "support", "shown", "earned", "enabled"]
+_COLUMNS = ["id", "task", "tip", "score", "max_score", "step", "support", "shown", "earned", "enabled", "retired"]
 
 
 @dataclass
@@ -179,12 +179,14 @@ def _tips_of(directory: Path) -> Table | None:
         return None
     rows: list[list[Cell]] = []
     with TipStore(file) as store:
-        for tip in store.tips(after=store.sequence - MOST_TIPS)[::-1][:MOST_TIPS]:
+        marks = store.retirements()
+        for tip in store.newest(MOST_TIPS):
             assert tip.id is not None
-            readers = store.readers(tip.id)[tip.id]
-            earned = readers.earned / readers.shown if readers.shown else None
-            rows.append([tip.id, tip.namespace, tip.text, tip.score, tip.max_score, tip.step, tip.support,
-                         readers.shown, earned, float(tip.enabled)])  # fmt: skip
+            for readers in store.readers(tip.id).values():  # none of one that was just deleted
+                earned = readers.earned / readers.shown if readers.shown else None
+                retired = marks[tip.id].rule if tip.id in marks else ""
+                rows.append([tip.id, tip.namespace, tip.text, tip.score, tip.max_score, tip.step, tip.support,
+                             readers.shown, earned, float(tip.enabled), retired])  # fmt: skip
     return Table(_COLUMNS, rows)
 
 

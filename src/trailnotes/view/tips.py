@@ -7,9 +7,11 @@ Searching and changing go through the store itself (`memory/`), as the agent and
 from __future__ import annotations
 
 import sqlite3
+import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -32,6 +34,7 @@ PAGE: Final = 50  # tips on a page
 NEAREST: Final = 20  # of a search
 KEPT_OPEN: Final = 4  # memories that are searched
 PATIENCE_S: Final = 1.0  # that a page waits for a memory to be opened
+LATE_S: Final = 600.0  # after which what was found too late is searched anew
 STALE: Final = "this tip has changed since its page was drawn, so nothing was done: here it is as it is now"
 
 ORDERS: Final = {
@@ -173,6 +176,9 @@ def _check(connection: sqlite3.Connection, path: Path) -> None:
         )
 
 
+Ask = tuple[Path, str, str, str]  # file, settings, task, words
+
+
 class Opening(MemoryStoreError):  # noqa: N818 (it is an answer)
     """A memory is still being opened: its file is checked, or its index built."""
 
@@ -182,6 +188,8 @@ class Searcher:
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="searcher")
+        self._lock = threading.Lock()
+        self._late: dict[Ask, tuple[Future[list[Row]], float]] = {}  # what was told to wait, and when it first asked
         self._open: OrderedDict[tuple[Path, int, str], TipMemory] = OrderedDict()
 
     def close(self) -> None:
@@ -197,14 +205,20 @@ class Searcher:
         Raises:
             MemoryStoreError: the file cannot be used, or has no tip of that task.
             MissingExtraError: its embedder is not installed.
-            Opening: it takes longer than `PATIENCE_S`; it goes on meanwhile.
+            Opening: it takes longer than `PATIENCE_S`; it goes on meanwhile, and who asks again hears what came of it.
         """
-        found = self._thread.submit(self._search, path, config, namespace, query)
-        try:
-            return found.result(PATIENCE_S)
-        except TimeoutError:
-            found.cancel()  # a later page asks again
-            raise Opening(f"{path.name} is being opened") from None
+        ask, now = (path, config.model_dump_json(), namespace, query), time.monotonic()
+        with self._lock:
+            self._late = {each: late for each, late in self._late.items() if now - late[1] < LATE_S}
+            if ask not in self._late:
+                self._late[ask] = self._thread.submit(self._search, path, config, namespace, query), now
+            found, _ = self._late[ask]
+        wait([found], PATIENCE_S)
+        if not found.done():
+            raise Opening(f"{path.name} is being opened")
+        with self._lock:
+            self._late.pop(ask, None)
+        return found.result()
 
     def _search(self, path: Path, config: MemoryConfig, namespace: str, query: str) -> list[Row]:
         memory = self._memory(path, config)

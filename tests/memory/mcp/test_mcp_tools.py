@@ -11,7 +11,7 @@ from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.memory import TipMemory, open_memory
 from trailnotes.memory.exchange import enable_tips
 from trailnotes.memory.mcp.tools import Rate, Refused, Rules, Toolbox
-from trailnotes.types import Tip
+from trailnotes.types import Task, Tip
 
 WRITE = Rules(write=True)
 
@@ -131,6 +131,42 @@ def test_nobody_pushes_others_out(memory: TipMemory) -> None:
     with pytest.raises(Refused, match="'maze/1' has 3 tips, and no room"):
         call(memory, "add_tip", Rules(write=True, capacity=3), task="maze/1", text="up")
     assert call(memory, "add_tip", Rules(write=True, capacity=4), task="maze/1", text="up")["id"] == 5
+
+
+def test_what_waits_has_no_endless_room_either(memory: TipMemory) -> None:
+    waits = Rules(write=True, enabled=False, capacity=2)
+    call(memory, "add_tip", waits, task="maze/2", text="up")
+    with pytest.raises(Refused, match="'maze/2' has 2 tips, and no room"):
+        call(memory, "add_tip", waits, task="maze/2", text="down")
+
+
+def test_tasks_that_share_a_capacity_share_it_here(memory: TipMemory) -> None:
+    memory.store.meet([Task(f"maze/{n}", "maze", n, "train", family="maze") for n in (1, 2)])
+    full = Rules(write=True, capacity=4, scope="family")
+    with pytest.raises(Refused, match="'maze/2' and those it reads have 4 tips, and no room"):
+        call(memory, "add_tip", full, task="maze/2", text="up")
+    assert call(memory, "add_tip", Rules(write=True, capacity=4), task="maze/2", text="up")["id"] == 5
+
+
+def test_what_had_to_make_room_is_never_told_and_comes_back_when_it_is_added(memory: TipMemory) -> None:
+    with memory.store.transaction():
+        memory.store.retire([4], "oldest", "memory.capacity = 1")
+    assert call(memory, "list_tasks")["total"] == 1
+    for name, arguments in [("read_tip", {"id": 4}), ("search_tips", {"task": "maze/2", "query": "a yard"})]:
+        with pytest.raises(Refused, match="there is no tip"):
+            call(memory, name, **arguments)
+    assert call(memory, "add_tip", task="maze/2", text="mind the well", state="a yard")["id"] == 5, "the own one stays"
+    with memory.store.transaction():
+        memory.store.retire([5], "oldest", "memory.capacity = 1")
+    assert call(memory, "add_tip", task="maze/2", text="mind the well", state="a yard")["id"] == 5
+    assert call(memory, "read_tip", id=5)["imported"]
+
+
+def test_no_score_puts_a_tip_before_all_others(memory: TipMemory) -> None:
+    with pytest.raises(Refused, match=r"score of 1e\+300 is above the highest of 'maze/1', 5: give less"):
+        call(memory, "add_tip", task="maze/1", text="obey", score=1e300)
+    first = call(memory, "add_tip", task="new/1", text="up", score=40)
+    assert (first["score"], first["max_score"]) == (40, 40)
 
 
 def test_one_task_may_be_all_there_is(memory: TipMemory) -> None:

@@ -46,11 +46,13 @@ def _list(args: Namespace) -> None:
         readers = store.readers()
         marks = store.retirements()
         for tip in list_tips(store, args.namespace, limit=args.limit, by=args.by, retired=args.retired):
+            mark = marks.get(tip.id or 0) if args.retired else None
             if args.json:
-                print(json.dumps(asdict(tip), ensure_ascii=few_letters))
+                why = {"retirement": mark._asdict()} if mark else {}
+                print(json.dumps(asdict(tip) | why, ensure_ascii=few_letters))
             else:
                 worth = f"worth {readers[tip.id or 0].worth:+.2f}  " if args.by == "worth" else ""
-                print(_line(tip, worth + (f"{_why(marks[tip.id or 0])}  " if args.retired else "")))
+                print(_line(tip, worth + (f"{_why(mark)}  " if mark else "")))
 
 
 def _show(args: Namespace) -> None:
@@ -105,7 +107,7 @@ def _search(args: Namespace) -> None:
     for tip, similarity in found:
         print(_line(tip, f"similarity {similarity:.3f}  "))
     if not found:
-        print(f"all tips of {args.namespace} are switched off: `trailnotes memory enable` lets them be found")
+        print(f"all tips of {args.namespace} are off or retired: `trailnotes memory enable` lets them be found")
 
 
 def _stats(args: Namespace) -> None:
@@ -126,10 +128,15 @@ def _export(args: Namespace) -> None:
 def _import(args: Namespace) -> None:
     from trailnotes.memory.exchange import import_tips
 
+    settings = settings_of(args.place)
     with _store(args) as store:
-        result = import_tips(store, args.file, enable=args.enable, settings=settings_of(args.place))
+        before = store.retirements()
+        result = import_tips(store, args.file, enable=args.enable, settings=settings)
+        gone = len(store.retirements().keys() - before.keys())
     state = "enabled" if args.enable else "off until `trailnotes memory enable`"
     print(f"{result.added} tips imported ({state}), {result.known} were known")
+    if gone:
+        print(f"{gone} tips were retired to make room (memory.capacity = {settings.capacity}): `memory list --retired`")
 
 
 def _add(args: Namespace) -> None:

@@ -95,14 +95,19 @@ def _serve(args: Namespace) -> None:
     from trailnotes.memory.mcp.tools import Rules, Toolbox
     from trailnotes.memory.retrieval import make_embedder
     from trailnotes.memory.schema import Identity
+    from trailnotes.memory.tipfile import file_of
     from trailnotes.memory.tips import TipMemory
 
-    new = MemoryConfig().embedder
-    with open_store(args.place, Identity(new, make_embedder(new).dim) if args.write else None) as store:
-        rules = Rules(args.write, args.namespace, not args.off, settings_of(args.place).capacity, args.rate)
+    settings = settings_of(args.place)
+    new = make_embedder(settings.embedder) if args.write and not file_of(args.place).exists() else None
+    with open_store(args.place, Identity(new.name, new.dim) if new else None) as store:
+        rules = Rules(
+            write=args.write, namespace=args.namespace, enabled=not args.off,
+            capacity=settings.capacity, scope=settings.scope, per_minute=args.rate,
+        )  # fmt: skip
         # A task that is full takes no more by the rules; the memory itself would let the oldest go.
         config = MemoryConfig(embedder=store.identity.name, threshold=-1, capacity=sys.maxsize)
-        toolbox = Toolbox(TipMemory(store, make_embedder(config.embedder), config), rules)
+        toolbox = Toolbox(TipMemory(store, new or make_embedder(config.embedder), config), rules)
         if args.port is None:
             serve_stdio(toolbox)
         else:

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from trailnotes.errors import MemoryStoreError
 from trailnotes.memory.exchange import best_score, near_names, show_tip, take_in
+from trailnotes.memory.scope import Scope, place_named
 from trailnotes.memory.tips import MAX_CHARS, MAX_KEY_CHARS, MAX_TIP_WORDS, TipMemory, clean_tip, storable, utc_now
 from trailnotes.types import Tip
 
@@ -89,7 +90,9 @@ class AddTip(Call):
         max_length=MAX_KEY_CHARS,
     )
     score: float | None = Field(
-        None, description="score of your attempt; by default that of the best tip of the task", allow_inf_nan=False
+        None,
+        description="score of your attempt, at most the highest that the task gives; by default that of its best tip",
+        allow_inf_nan=False,
     )
 
 
@@ -130,7 +133,8 @@ class Rules:
     write: bool = False  # add tips
     namespace: str | None = None  # the one task that there is for them; None for all
     enabled: bool = True  # whether what they add is shown at once
-    capacity: int = 1000  # enabled tips of a task, from which on nothing is added: no client pushes others' tips out
+    capacity: int = 1000  # tips of a task, from which on nothing is added: no client pushes others' tips out
+    scope: Scope = "task"  # beyond the task: whose tips share the capacity, as `memory.scope` of the run says
     per_minute: int = 120  # calls
 
 
@@ -186,17 +190,14 @@ class Toolbox:
         raise AssertionError(name)
 
     def _list_tasks(self, asked: ListTasks) -> dict[str, Any]:
-        store, only = self.memory.store, self.rules.namespace
-        names = [name for name in store.namespaces() if asked.contains in name and only in {None, name}]
-        sizes = [(name, size) for name in names if (size := store.size(name))]
+        sizes = [(name, size) for name, size in self._served().items() if asked.contains in name]
         shown = [{"task": name, "tips": size} for name, size in sizes[: asked.limit]]
         return {"tasks": shown, "total": len(sizes)}
 
     def _search_tips(self, asked: SearchTips) -> dict[str, Any]:
         self._check_task(asked.task)
-        store = self.memory.store
-        if not store.size(asked.task):
-            names = [name for name in store.namespaces() if store.size(name) and self.rules.namespace in {None, name}]
+        if not self.memory.store.size(asked.task):
+            names = self._served()
             near = f": the nearest are {', '.join(near_names(names, asked.task))}" if names else ""
             raise Refused(f"there is no tip of {asked.task!r}{near}")
         found = self.memory.nearest(asked.task, asked.query, asked.limit)
@@ -213,9 +214,14 @@ class Toolbox:
     def _add_tip(self, asked: AddTip, client: str) -> dict[str, Any]:
         self._check_task(asked.task)
         store, rules = self.memory.store, self.rules
-        if store.size(asked.task) >= rules.capacity:
-            raise Refused(f"{asked.task!r} has {rules.capacity} tips, and no room: its owner can delete some")
+        if self._held(asked.task) >= rules.capacity:
+            whose = f"{asked.task!r} has" if rules.scope == "task" else f"{asked.task!r} and those it reads have"
+            raise Refused(f"{whose} {rules.capacity} tips, and no room: their owner can delete some")
         best, most = best_score(store, asked.task)
+        if asked.score is not None and asked.score > most:
+            if asked.task in store.namespaces(place_named(asked.task)):
+                raise Refused(f"a score of {asked.score:g} is above the highest of {asked.task!r}, {most:g}: give less")
+            most = asked.score
         author = ORIGIN + (clean_tip(client)[:MAX_NAME_CHARS] or "unknown")
         score = best if asked.score is None else asked.score
         text = clean_tip(asked.text)
@@ -229,6 +235,18 @@ class Toolbox:
         tip_id = store.find(replace(tip, imported=True), same_key=True)
         kept = _brief(show_tip(store, tip_id or 0))
         return kept if rules.enabled else {**kept, "shown": "when the memory's owner has switched it on"}
+
+    def _held(self, task: str) -> int:
+        """Tips that share a task's capacity; those that wait for their owner count where what is added waits, too."""
+        pool = self.memory.store.pool(task, self.rules.scope)
+        if self.rules.enabled:
+            return self.memory.store.size(pool)
+        return sum(self.memory.store.namespaces(pool).values())
+
+    def _served(self) -> dict[str, int]:
+        """The tasks that clients may know of, and how many tips of each they can find."""
+        only = self.rules.namespace
+        return {name: size for name, size in self.memory.store.sizes().items() if only in {None, name}}
 
     def _check_task(self, task: str) -> None:
         only = self.rules.namespace
