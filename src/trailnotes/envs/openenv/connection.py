@@ -128,7 +128,7 @@ class Session:
         self._open = ExitStack()
         try:
             self._socket: ClientConnection = self._open.enter_context(
-                connect(
+                _staying(connect)(
                     address.socket, additional_headers=headers, open_timeout=left, close_timeout=_CLOSING_S,
                     max_size=most_bytes, ping_interval=None, compression=None,
                     proxy=None if address.is_here else True,
@@ -137,7 +137,7 @@ class Session:
             self._limit_sending()
         except (OSError, EOFError, InvalidHandshake, InvalidURI, ValueError) as error:
             self._open.close()
-            lasting = isinstance(error, InvalidStatus) and 400 <= error.response.status_code < 500
+            lasting = isinstance(error, InvalidStatus) and 300 <= error.response.status_code < 500
             raise (EnvError if lasting else LostError)(
                 f"no OpenEnv server can be reached at {address.name} ({one_line(error)}): is env.options.url right?"
             ) from error
@@ -209,6 +209,16 @@ class Session:
         if answer.get("type") != "observation":
             raise EnvError(f"{name} answered a request with {str(answer.get('type'))[:40]!r}, not an observation")
         return data
+
+
+def _staying(connect: Any) -> Any:
+    """`connect` that follows no redirect: whoever is named by the user is spoken to, and nobody that it names.
+
+    websockets follows them since 17, when it made a class of what was a function.
+    """
+    if not isinstance(connect, type):
+        return connect
+    return type("Staying", (connect,), {"process_redirect": lambda _, error: error})
 
 
 def _why(error: BaseException) -> str:
