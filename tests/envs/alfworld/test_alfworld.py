@@ -200,6 +200,28 @@ def test_it_says_and_offers_what_the_package_does() -> None:
 
 
 @played
+def test_engines_share_no_game_and_leave_their_library_to_the_next() -> None:
+    task = small()
+    made = rooms.made(task.options["plan"], task.options["type"], task.seed)
+    game, engines = translated(made.problem), [Engine(), Engine()]
+    first, other = (engine.begin(game, made.task) for engine in engines)
+    assert first == other
+    before = engines[1].commands
+    for command in engines[0].named(made.plan):
+        engines[0].step(command)
+    assert [engine.won for engine in engines] == [True, False]
+    assert engines[1].commands == before
+    library = engines[0]._library
+    engines[0].close()
+    third = Engine()
+    assert third._library is library
+    assert third.begin(game, made.task) == first
+    assert not third.won
+    for engine in (third, engines[1]):
+        engine.close()
+
+
+@played
 def test_published_games_are_played_and_won_by_their_walkthrough(tmp_path: Path) -> None:
     task = small()
     made = rooms.made(task.options["plan"], task.options["type"], task.seed)

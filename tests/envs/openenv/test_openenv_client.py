@@ -221,6 +221,7 @@ def test_a_token_is_sent_and_never_told(monkeypatch: pytest.MonkeyPatch) -> None
         ({"url": 8000}, "must be a text, not int"),
         ({"url": "http://host", "timeout": 0}, "env.options.timeout = 0: give a number of seconds"),
         ({"url": "http://host", "token_env": "NO_SUCH_TOKEN"}, "the environment variable NO_SUCH_TOKEN holds no token"),
+        ({"url": "http://host", "connect_timeout": 51}, "connect_timeout = 51 is above env.options.timeout = 50"),
         ({"url": "http://host", "max_return": 0}, "must be above 0"),
     ],
 )

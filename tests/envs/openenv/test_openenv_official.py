@@ -95,7 +95,7 @@ def official() -> Iterator[str]:
 
 def test_our_client_plays_their_server(official: str) -> None:
     options = {"url": official, "success_return": 1, "instruction": "say three words"}
-    env = OpenEnvClient(**options, connect_timeout=120.0)
+    env = OpenEnvClient(**options, timeout=240.0, connect_timeout=120.0)
     start = env.reset(Task("t", "openenv", 7))
     empty, *_, last = [env.step(action) for action in ("", "one", "two", "three")]
     assert (start.text, last.text, last.reward, last.success) == ("seed 7", "three", 1.0, True)
@@ -108,7 +108,8 @@ def test_our_client_plays_their_server(official: str) -> None:
 
 
 def test_their_server_is_full_when_it_says_so(official: str) -> None:
-    envs = [OpenEnvClient(url=official, instruction="say", connect_timeout=wait) for wait in (120.0, 120.0, 0.5)]
+    waits = (120.0, 120.0, 0.5)
+    envs = [OpenEnvClient(url=official, instruction="say", timeout=240.0, connect_timeout=wait) for wait in waits]
     for env in envs[:2]:
         env.reset(Task("t", "openenv", 1))
     with pytest.raises(EnvError, match=r"CAPACITY_REACHED.*set env\.max_envs"):

@@ -123,16 +123,20 @@ def _same_arguments() -> Iterator[None]:
         sys.argv = before
 
 
+# Libraries that no engine uses. One that is unloaded takes the process with it when another is loaded (a segmentation
+# fault in dlopen), so none ever is: an engine that closes leaves its own to the next.
+_SPARE: Final[list[Any]] = []
+
+
 class Engine:
-    """Plays one game after another. The library behind it has one state, so each engine loads its own (33 MB)."""
+    """Plays one game after another. The library behind it has one state, so each engine has its own (33 MB)."""
 
     def __init__(self) -> None:
         import fast_downward
         from textworld.envs.pddl import logic
 
-        self._library: Any = fast_downward.load_lib()
+        self._library: Any = _SPARE.pop() if _SPARE else fast_downward.load_lib()
         self._atom, self._operator = logic.Atom, fast_downward.Operator
-        self._close = fast_downward.close_lib
         self._state: Any = None
         self._moves: dict[str, Move] = {}
         self.game: Translated | None = None
@@ -176,9 +180,9 @@ class Engine:
         return tuple(form.format(*(infos[mangled(name).lower()].name for name in names)) for form, *names in plan)
 
     def close(self) -> None:
-        """Unload the library. Twice is fine."""
+        """Leave the library to the next engine. Twice is fine."""
         if self._library is not None:
-            self._close(self._library)
+            _SPARE.append(self._library)
         self._library = None
 
     def _listed(self) -> dict[str, Move]:

@@ -114,7 +114,7 @@ class AlfworldEnv:
         return self._engine.named(made(task.options["plan"], task.options["type"], task.seed).plan)
 
     def close(self) -> None:
-        """Unload the engine. Twice is fine."""
+        """Let go of the engine. Twice is fine."""
         self._steps_left = 0
         if self._engine:
             self._engine.close()

@@ -145,7 +145,8 @@ class Session:
     def _limit_sending(self) -> None:
         """A server that reads nothing must not hold a request up for longer than it may take."""
         seconds = struct.pack("ll", int(self._timeout), int(self._timeout % 1 * 1e6))
-        self._socket.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, seconds)
+        with suppress(OSError):  # one that has hung up by now: the first request finds its last words
+            self._socket.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, seconds)
 
     def ask(self, kind: str, data: Mapping[str, Any], left: float) -> dict[str, Any]:
         """Send a request; the data of the observation that answers it within `left` seconds.

@@ -73,6 +73,11 @@ class OpenEnvClient:
         for name, seconds in (("timeout", timeout), ("connect_timeout", connect_timeout)):
             if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
                 raise ConfigError(f"env.options.{name} = {seconds!r}: give a number of seconds above 0")
+        if connect_timeout > timeout:
+            raise ConfigError(
+                f"env.options.connect_timeout = {connect_timeout:g} is above env.options.timeout = {timeout:g}, which "
+                "a reset has for everything: raise that (and env.timeout), or lower this"
+            )
         self._address = Address.of(url)
         self._headers = headers_of(token_env)
         self._timeout, self._patience = timeout, connect_timeout
