@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import ipaddress
 import json
 import os
@@ -9,11 +10,11 @@ import socket
 import struct
 import time
 import urllib.request
-from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
 from http.client import HTTPException
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import urlsplit
 
 from trailnotes.envs.base import one_line
@@ -212,14 +213,20 @@ class Session:
         return data
 
 
-def _staying(connect: Any) -> Any:
-    """`connect` that follows no redirect: whoever is named by the user is spoken to, and nobody that it names.
+def _staying(connect: Any) -> Callable[..., AbstractContextManager[ClientConnection]]:
+    """The `connect` of websockets, following no redirect: nobody is spoken to that a server names in place of itself.
 
-    websockets follows them since 17, when it made a class of what was a function.
+    It follows them since 17, which can return what will connect in place of the connection (`legacy`).
     """
-    if not isinstance(connect, type):
-        return connect
-    return type("Staying", (connect,), {"process_redirect": lambda _, error: error})
+    if "legacy" not in inspect.signature(connect).parameters:
+        return cast("Callable[..., AbstractContextManager[ClientConnection]]", connect)
+
+    def staying(*arguments: Any, **options: Any) -> Any:
+        connecting = connect(*arguments, legacy=False, **options)
+        connecting.process_redirect = lambda error: error
+        return connecting
+
+    return staying
 
 
 def _why(error: BaseException) -> str:

@@ -184,11 +184,11 @@ def _number(value: object, name: str) -> float:
 
 def _score(seen: Mapping[str, Any]) -> tuple[float, float] | None:
     """Only where both numbers are there and fit together: many a game calls something else its score."""
-    told = seen.get("score"), seen.get("max_score")
+    told: list[Any] = [seen.get("score"), seen.get("max_score")]
     if not all(isinstance(each, int | float) and not isinstance(each, bool) for each in told):
         return None
     try:
-        score, most = map(float, told)
+        score, most = (float(each) for each in told)
     except OverflowError:
         return None
     fits = math.isfinite(score) and math.isfinite(most) and most > 0 and score <= most

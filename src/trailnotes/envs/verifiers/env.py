@@ -150,7 +150,7 @@ def _places(found: int, numbers: Mapping[str, int]) -> dict[str, range]:
     asked = sum(numbers.values())
     if found < len(_ORDER):
         raise ConfigError(f"a task set of {found} tasks cannot be split into {', '.join(_ORDER)}")
-    places, start = {}, 0
+    places, start = dict[str, range](), 0
     for name in _ORDER:
         size = numbers[name] if found >= asked else max(1, found * numbers[name] // asked)
         later = len(_ORDER) - len(places) - 1  # splits that want one, too
