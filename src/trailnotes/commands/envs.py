@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import textwrap
 from itertools import zip_longest
@@ -12,9 +13,13 @@ from trailnotes.errors import ConfigError, Interrupted, MissingExtraError, how_t
 
 if TYPE_CHECKING:
     from argparse import Namespace
+    from collections.abc import Sequence
+
+    from trailnotes.types import Task
 
 INDENT = 21  # columns before what is said of an environment
 LOOPBACK = "127.0.0.1"
+ALL = "all"  # in place of a split
 PORT = 8000  # where clients of OpenEnv look first
 OPEN = (
     "would let other machines play, without passwords or encryption: add --public if that is meant, or leave --host out"
@@ -59,7 +64,11 @@ def _serve(args: Namespace) -> None:
     if args.sessions < 1 or not args.idle > 0:
         raise ConfigError(f"--sessions {args.sessions} and --idle {args.idle:g} must both be above 0")
     config = load_config(None, ["--env.name", args.name, *args.settings])
-    tasks = tasks_of(config, args.split)
+    tasks = tasks_of(config, "train" if args.split == ALL else args.split)
+    if args.split == ALL:
+        for split in ("validation", "test"):
+            with contextlib.suppress(ConfigError):  # an environment may lack one
+                tasks += tasks_of(config, split)
     from trailnotes.envs.openenv.server import MOST_BYTES, Settings, make_app
     from trailnotes.envs.openenv.sessions import Games
     from trailnotes.envs.workers.pool import EnvPool
@@ -70,7 +79,7 @@ def _serve(args: Namespace) -> None:
     with EnvPool(config.env) as pool, listening(args.host, args.port, refusal="" if args.public else OPEN) as door:
         names = None if args.public else guard.LOOPBACK | {host_of(door)}
         settings = Settings(args.name, about, names, args.sessions, args.idle)
-        ready = f"ready: {address_of(door)} ({len(tasks)} tasks of split {args.split})"
+        ready = f"ready: {address_of(door)} ({len(tasks)} tasks of {_said_of(tasks)})"
         try:
             app = make_app(pool, Games(tasks), settings)
             serve(app, door, ready=lambda: print(ready, flush=True), most_ws_bytes=MOST_BYTES)
@@ -78,6 +87,11 @@ def _serve(args: Namespace) -> None:
             raise
         except KeyboardInterrupt:
             print("the server has ended")
+
+
+def _said_of(tasks: Sequence[Task]) -> str:
+    splits = [*dict.fromkeys(task.split for task in tasks)]
+    return f"split{'s' * (len(splits) > 1)} {', '.join(splits)}"
 
 
 def _refuse_missing(name: str, *, serves: bool = False) -> None:
@@ -120,7 +134,13 @@ COMMANDS = (
         run=_serve,
         arguments=(
             argument("name", metavar="NAME", help="built-in name, entry point, or module:Class"),
-            argument("--split", metavar="NAME", default="train", help="split whose tasks are played (default train)"),
+            argument(
+                "--split",
+                metavar="NAME",
+                default="train",
+                help="split whose tasks are played (default train); all: each has the seeds that env.name = "
+                "openenv gives it",
+            ),
             argument("--sessions", metavar="N", type=int, default=64, help="sessions at once (default 64)"),
             argument(
                 "--idle",

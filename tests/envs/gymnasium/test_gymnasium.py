@@ -230,6 +230,8 @@ def test_a_task_of_other_settings_is_refused() -> None:
 def test_colours_are_named_and_controls_go() -> None:
     assert plain("\n\x1b[34;1mR\x1b[0m: |\x1b[42m_\x1b[0m\x1b[1mx\x1b[0m\x1b[2K\x07\r\n") == "[blue:R]: |[green:_]x"
     assert toy_of("some.module:ALE/Taxi-v4") is toy_of("Taxi-v3")
+    assert toy_of("FrozenLake8x8-v1") is toy_of("FrozenLake-v1")
+    assert toy_of("CliffWalkingSlippery-v1") is toy_of("CliffWalking-v1")
     assert toy_of("Pong-v5") is None
     assert valued({"hand": (3, gymnasium.spaces.MultiBinary(2).sample() * 0)}) == '{"hand": [3, [0, 0]]}'
     with pytest.raises(TypeError, match="object is not JSON"):

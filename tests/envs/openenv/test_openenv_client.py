@@ -22,7 +22,7 @@ from trailnotes.envs import check_env, env_identity, env_tasks, make_env
 from trailnotes.envs.openenv import env as module
 from trailnotes.envs.openenv.connection import Address
 from trailnotes.envs.openenv.env import OpenEnvClient
-from trailnotes.envs.openenv.reading import ActionForm
+from trailnotes.envs.openenv.reading import ActionForm, answer_of
 from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.errors import ConfigError, EnvError
 from trailnotes.policies.scripted import ScriptedPolicy
@@ -157,6 +157,42 @@ def test_splits_share_no_seed_and_no_secret_is_in_a_name(monkeypatch: pytest.Mon
     named = env_tasks("openenv", "train", {**options, "game": "echo"})
     assert named[0].id == "openenv/echo?level=2/0"
     assert env_identity("openenv", options)["game"] == "host.example:8000/echo?level=2"
+
+
+def test_a_server_that_serves_another_split_is_refused() -> None:
+    about = PAGES | {"/metadata": {"description": "Count.", "splits": ["train"]}}
+    with serving(pages=about) as url:
+        env = client(url)
+        assert env.reset(TASK).text == "seed 7"
+        with pytest.raises(ConfigError, match=r"serves the split train, and t is of test: serve all of them"):
+            env.reset(Task("t", "openenv", 7, "test"))
+        env.close()
+
+
+def test_nobody_is_asked_that_a_server_names() -> None:
+    """A redirect might lead into the network of whoever plays."""
+    asked = []
+
+    def elsewhere(connection: ServerConnection, message: Message) -> None:
+        asked.append(message)
+        counting(connection, message)
+
+    with serving(elsewhere) as other, serving(pages=PAGES | {"elsewhere": f"ws{other.removeprefix('http')}"}) as url:
+        env = client(f"{url}/moved", timeout=5.0)
+        with pytest.raises(EnvError, match=r"no OpenEnv server can be reached .* HTTP 302"):
+            env.reset(TASK)
+    assert not asked
+
+
+def test_what_is_odd_in_what_a_server_says_is_made_harmless() -> None:
+    many = '{"observation": {"text": "x", "score": 1%s, "max_score": 2}, "done": false}' % ("0" * 400)
+    assert answer_of(json.loads(many), "server", "auto", "auto").score is None
+    unfit = observation("x", score=0.5, max_score=True)
+    assert answer_of(json.loads(unfit)["data"], "server", "auto", "auto").score is None
+    refusing = json.dumps({"type": "error", "data": {"code": "VALIDATION_ERROR", "errors": [{"msg": "no \ud800"}]}})
+    with serving(saying(refusing)) as url:
+        said = played(client(url), "a")[1].text
+    assert said == "There is no such action: it must be no ?."
 
 
 def test_a_token_is_sent_and_never_told(monkeypatch: pytest.MonkeyPatch) -> None:

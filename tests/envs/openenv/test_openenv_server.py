@@ -38,12 +38,14 @@ from trailnotes.types import Task
 NAME = "waymarks-simulator"
 
 
-def talk(messages: Sequence[str | dict[str, Any] | None], name: str = "odd_envs:Puppet") -> list[Any]:
+def talk(
+    messages: Sequence[str | dict[str, Any] | None], name: str = "odd_envs:Puppet", games: Games | None = None
+) -> list[Any]:
     """What one session answers, message by message, with environments in this process."""
 
     async def session() -> list[Any]:
         with EnvPool(EnvConfig(name=name, num_workers=0)) as pool:
-            visitor = Visitor(pool, Games(Puppet.tasks("train")))
+            visitor = Visitor(pool, games or Games(Puppet.tasks("train")))
             texts = [json.dumps(each) if isinstance(each, dict) else each for each in messages]
             answers = [await visitor.answer(text) for text in texts]
             await visitor.leave()
@@ -84,6 +86,18 @@ def test_a_reset_names_a_task_or_a_seed_or_neither() -> None:
     assert any_["data"]["observation"]["task"].startswith("train-")
     assert talk([messages[3], {"type": "state"}])[1]["data"]["episode_id"] == "x"
     assert named["type"] == "observation"
+
+
+def test_no_seed_of_one_split_is_a_game_of_another() -> None:
+    of_one = Games(Puppet.tasks("test"))
+    assert [of_one.chosen({"seed": seed}).id for seed in (0, 4, 2_000_000)] == ["test-0", "test-1", "test-2"]
+    games = Games([*Puppet.tasks("train"), *Puppet.tasks("test")])
+    ours = [task for split in ("train", "test") for task in OpenEnvClient.tasks(split, url="http://host")]
+    assert all(games.chosen({"seed": task.seed}).split == task.split for task in ours)
+    assert games.chosen({"seed": 2_000_004}).id == "test-1"
+    assert {games.chosen({}).split for _ in range(40)} == {"train"}
+    (answer,) = talk([{"type": "reset", "data": {"seed": 1_000_000}}], games=games)
+    assert answer["data"]["message"].endswith("is of split validation, which is not served: there are train, test")
 
 
 @pytest.mark.parametrize(
@@ -139,14 +153,14 @@ def test_an_environment_that_cannot_be_made_is_an_error_of_the_protocol() -> Non
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
     command = [
-        sys.executable, "-m", "trailnotes", "envs", "serve", NAME, "--port", "0", "--sessions", "3",
+        sys.executable, "-m", "trailnotes", "envs", "serve", NAME, "--split", "all", "--port", "0", "--sessions", "3",
         "--env.options.actions", "true", "--env.num_workers", "1",
     ]  # fmt: skip
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout
             ready = process.stdout.readline()
-            assert ready.endswith("(20 tasks of split train)\n")
+            assert ready.endswith("(120 tasks of splits train, validation, test)\n")
             yield ready.removeprefix("ready: ").split()[0]
         finally:
             process.send_signal(signal.SIGINT)
@@ -245,7 +259,8 @@ def test_its_pages_say_what_it_is(address: str) -> None:
             return json.load(answer)
 
     assert page("/health") == {"status": "healthy"}
-    assert (page("/metadata")["name"], page("/metadata")["num_tasks"]) == (NAME, 20)
+    assert (page("/metadata")["name"], page("/metadata")["num_tasks"]) == (NAME, 120)
+    assert page("/metadata")["splits"] == ["train", "validation", "test"]
     assert page("/schema")["action"]["required"] == ["action"]
     assert set(page("/openapi.json")["paths"]) == {"/health", "/metadata", "/schema", "/mcp"}
 

@@ -11,10 +11,10 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from trailnotes.envs.alfworld.engine import Engine, read_game, translated
-from trailnotes.envs.alfworld.games import GAME_FILE, alfworld_tasks, data_folder
+from trailnotes.envs.alfworld.games import GAME_FILE, GAMES, alfworld_tasks, data_folder
 from trailnotes.envs.alfworld.rooms import TASK_TYPES, VERSION, made, package
 from trailnotes.envs.base import as_offered
-from trailnotes.envs.options import whole
+from trailnotes.envs.options import one_of, whole
 from trailnotes.errors import ConfigError, EnvError
 from trailnotes.types import Observation, Task
 
@@ -47,8 +47,8 @@ class AlfworldEnv:
             actions: offer the admissible actions.
         """
         package("info")  # what is missing is said before anything is played
-        alfworld_tasks("train", "generated", task_types, max(1, num_games), dataset_seed)
-        if games == "published":
+        alfworld_tasks("train", "generated", task_types, num_games or 1, dataset_seed)
+        if one_of("games", games, GAMES) == "published":
             data_folder(data)
         self._max_steps, self._offers, self._data = whole("max_steps", max_steps, 1, 100_000), bool(actions), data
         self._engine: Engine | None = None

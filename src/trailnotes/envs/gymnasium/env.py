@@ -106,6 +106,7 @@ class GymnasiumEnv:
         """Start the game that the task's seed draws."""
         if task.options.get("game", self._game) != self._game:
             raise ConfigError(f"task {task.id} is of another game than {self._game}: env.options must be those of both")
+        self._playing = False
         value, info = self._env.reset(seed=task.seed)
         self._total, self._playing = 0.0, True
         score, max_score = self._success.score(0.0, success=False)
@@ -126,6 +127,7 @@ class GymnasiumEnv:
             score, max_score = self._success.score(self._total, success=False)
             text = "There is no such action." + (f" Actions: {', '.join(self._names)}." if self._names else "")
             return Observation(text, actions=self._names or None, score=score, max_score=max_score)
+        self._playing = False  # what raises below ends the episode
         value, given, terminated, truncated, info = self._env.step(taken)
         reward = float(given)
         self._total += reward

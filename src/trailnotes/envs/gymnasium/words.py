@@ -55,8 +55,9 @@ TOYS: Final[dict[str, Toy]] = {
 
 
 def toy_of(env_id: str) -> Toy | None:
-    """The toy text of that id, whatever its version and the module that it is imported from."""
-    return TOYS.get(env_id.rpartition(":")[2].rpartition("/")[2].partition("-v")[0])
+    """The toy text of that id, whatever its version, its size and the module that it is imported from."""
+    name = env_id.rpartition(":")[2].rpartition("/")[2].partition("-v")[0]
+    return TOYS.get(name.removesuffix("8x8").removesuffix("Slippery"))
 
 
 def action_names(space: Any, unwrapped: Any, given: Sequence[str] | None, toy: Toy | None) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import ipaddress
 import json
 import os
@@ -9,11 +10,11 @@ import socket
 import struct
 import time
 import urllib.request
-from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
 from http.client import HTTPException
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import urlsplit
 
 from trailnotes.envs.base import one_line
@@ -128,7 +129,7 @@ class Session:
         self._open = ExitStack()
         try:
             self._socket: ClientConnection = self._open.enter_context(
-                connect(
+                _staying(connect)(
                     address.socket, additional_headers=headers, open_timeout=left, close_timeout=_CLOSING_S,
                     max_size=most_bytes, ping_interval=None, compression=None,
                     proxy=None if address.is_here else True,
@@ -137,7 +138,7 @@ class Session:
             self._limit_sending()
         except (OSError, EOFError, InvalidHandshake, InvalidURI, ValueError) as error:
             self._open.close()
-            lasting = isinstance(error, InvalidStatus) and 400 <= error.response.status_code < 500
+            lasting = isinstance(error, InvalidStatus) and 300 <= error.response.status_code < 500
             raise (EnvError if lasting else LostError)(
                 f"no OpenEnv server can be reached at {address.name} ({one_line(error)}): is env.options.url right?"
             ) from error
@@ -210,6 +211,22 @@ class Session:
         if answer.get("type") != "observation":
             raise EnvError(f"{name} answered a request with {str(answer.get('type'))[:40]!r}, not an observation")
         return data
+
+
+def _staying(connect: Any) -> Callable[..., AbstractContextManager[ClientConnection]]:
+    """The `connect` of websockets, following no redirect: nobody is spoken to that a server names in place of itself.
+
+    It follows them since 17, which can return what will connect in place of the connection (`legacy`).
+    """
+    if "legacy" not in inspect.signature(connect).parameters:
+        return cast("Callable[..., AbstractContextManager[ClientConnection]]", connect)
+
+    def staying(*arguments: Any, **options: Any) -> Any:
+        connecting = connect(*arguments, legacy=False, **options)
+        connecting.process_redirect = lambda error: error
+        return connecting
+
+    return staying
 
 
 def _why(error: BaseException) -> str:

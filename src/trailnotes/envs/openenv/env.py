@@ -19,7 +19,7 @@ from trailnotes.envs.openenv.connection import (
     headers_of,
     page_of,
 )
-from trailnotes.envs.openenv.reading import ActionForm, Answer, answer_of
+from trailnotes.envs.openenv.reading import ActionForm, Answer, answer_of, speakable
 from trailnotes.errors import ConfigError, EnvError
 from trailnotes.types import Observation, Task
 
@@ -87,6 +87,7 @@ class OpenEnvClient:
         self._instruction = instruction
         self._success = Success(success_return, success_reward, max_return)
         self._form: ActionForm | None = None
+        self._about: Mapping[str, Any] | None = None
         self._session: Session | None = None
         self._playing = False
         self._actions: tuple[str, ...] | None = None
@@ -127,6 +128,7 @@ class OpenEnvClient:
         self._playing = False
         until = time.monotonic() + self._timeout
         answer = self._begun({**self._reset, "seed": task.seed}, until)
+        self._refuse_other_split(task)
         if answer.done:
             raise self._failed(EnvError(f"{self._address.name} says at reset that the episode is over"))
         instruction = answer.instruction or self._instruction or self._described()
@@ -226,12 +228,29 @@ class OpenEnvClient:
             self._form = ActionForm.of(schema.get("action"), *self._action)
         return self._form
 
+    def _told(self) -> Mapping[str, Any]:
+        """What the server says of itself, asked for once."""
+        if self._about is None:
+            self._about = page_of(self._address, "/metadata", self._headers, _PAGE_S)
+        return self._about
+
+    def _refuse_other_split(self, task: Task) -> None:
+        """Refuse a server of ours that serves other splits: there the seed of this one would be a game of theirs."""
+        served = self._told().get("splits")
+        if isinstance(served, list) and task.split not in served:
+            self.close()
+            names = ", ".join(str(name)[:40] for name in served[:9])
+            raise ConfigError(
+                f"{self._address.name} serves the split {names}, and {task.id} is of {task.split}: serve all of them "
+                "(trailnotes envs serve NAME --split all), or name a server of that split in env.options.url"
+            )
+
     def _described(self) -> str:
-        """The goal as the server's description tells it, asked for once."""
-        said = page_of(self._address, "/metadata", self._headers, _PAGE_S).get("description")
+        """The goal as the server's description tells it."""
+        said = self._told().get("description")
         if not isinstance(said, str) or not said.strip():
             raise ConfigError(f"env.options.instruction is missing: {self._address.name} does not say what the goal is")
-        self._instruction = said.strip()
+        self._instruction = speakable(said.strip())
         return self._instruction
 
 
@@ -245,4 +264,4 @@ def _reason(error: RefusedError) -> str:
     errors = error.data.get("errors")
     first = errors[0] if isinstance(errors, list) and errors else None
     said = first.get("msg") if isinstance(first, dict) else None
-    return " ".join(said.split())[:200] if isinstance(said, str) else "one that the server accepts"
+    return speakable(" ".join(said.split())[:200]) if isinstance(said, str) else "one that the server accepts"

@@ -61,7 +61,7 @@ class ActionForm:
 
     def made(self, text: str) -> dict[str, Any] | None:
         """The object for one action; None where its text cannot be one."""
-        text = _speakable(text)
+        text = speakable(text)
         value: Any = (
             text if self.name and self.kind == "string" else _parsed(text, self.kind if self.name else "object")
         )
@@ -138,12 +138,12 @@ def answer_of(data: Mapping[str, Any], name: str, text_field: str, actions_field
     listed = next((seen[key] for key in (_LISTS if actions_field == "auto" else (actions_field,)) if key in seen), None)
     success = seen.get("success")
     return Answer(
-        text=_speakable(_shown(seen, name, text_field)),
+        text=speakable(_shown(seen, name, text_field)),
         reward=0.0 if reward is None else _number(reward, name),
         done=done,
         truncated=done and seen.get("truncated") is True,
         actions=_words(listed) or None,
-        instruction=_speakable(told) if isinstance(told := seen.get("instruction"), str) else "",
+        instruction=speakable(told) if isinstance(told := seen.get("instruction"), str) else "",
         success=success if isinstance(success, bool) else None,
         score=_score(seen),
     )
@@ -166,7 +166,10 @@ def _shown(seen: Mapping[str, Any], name: str, text_field: str) -> str:
 
 
 def _as_text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    try:
+        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    except RecursionError as error:
+        raise EnvError("a server answered with an observation that is nested too deeply") from error
 
 
 def _number(value: object, name: str) -> float:
@@ -181,11 +184,15 @@ def _number(value: object, name: str) -> float:
 
 def _score(seen: Mapping[str, Any]) -> tuple[float, float] | None:
     """Only where both numbers are there and fit together: many a game calls something else its score."""
-    score, most = seen.get("score"), seen.get("max_score")
-    if isinstance(score, bool) or not isinstance(score, int | float) or not isinstance(most, int | float):
+    told: list[Any] = [seen.get("score"), seen.get("max_score")]
+    if not all(isinstance(each, int | float) and not isinstance(each, bool) for each in told):
+        return None
+    try:
+        score, most = (float(each) for each in told)
+    except OverflowError:
         return None
     fits = math.isfinite(score) and math.isfinite(most) and most > 0 and score <= most
-    return (float(score), float(most)) if fits else None
+    return (score, most) if fits else None
 
 
 def _words(listed: object) -> tuple[str, ...]:
@@ -194,10 +201,10 @@ def _words(listed: object) -> tuple[str, ...]:
         return ()
     if not all(isinstance(each, str | int) and not isinstance(each, bool) and str(each).strip() for each in listed):
         return ()
-    return tuple(_speakable(str(each)) for each in listed)
+    return tuple(speakable(str(each)) for each in listed)
 
 
-def _speakable(text: str) -> str:
+def speakable(text: str) -> str:
     """Without halves of surrogate pairs, which JSON can hold and no tokeniser can read."""
     return text.encode("utf-8", "replace").decode()
 

@@ -61,7 +61,7 @@ class Service:
             await websocket.close()  # before it is accepted: the answer is a plain 403
             return
         await websocket.accept()
-        with suppress(WebSocketDisconnect):
+        with suppress(WebSocketDisconnect, TimeoutError):  # TimeoutError: of a visitor who does not read
             if self._open >= self.settings.sessions:
                 taken = {"active_sessions": self._open, "max_sessions": self.settings.sessions}
                 text = "all sessions of this server are taken"
@@ -91,7 +91,7 @@ class Service:
                 with suppress(RuntimeError):  # who says that it closes may have closed
                     await websocket.close()
                 return
-            await websocket.send_text(json.dumps(answer))
+            await asyncio.wait_for(websocket.send_text(json.dumps(answer)), self.settings.idle_s)
 
     def _lets_in(self, headers: Headers) -> bool:
         """Browsers open WebSockets to any server for any page: only pages of this server's own address may."""
@@ -107,7 +107,8 @@ class Service:
     async def metadata(self, _: Request) -> JSONResponse:
         """What it serves."""
         about = {"name": self.settings.name, "description": self.settings.description, "version": _version()}
-        return JSONResponse({**about, "num_tasks": len(self._games.tasks), "max_sessions": self.settings.sessions})
+        served = {"num_tasks": len(self._games.tasks), "splits": list(self._games.splits)}
+        return JSONResponse({**about, **served, "max_sessions": self.settings.sessions})
 
     async def schema(self, _: Request) -> JSONResponse:
         """JSON schemas of actions, observations and states."""

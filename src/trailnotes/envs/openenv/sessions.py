@@ -7,9 +7,11 @@ import random
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Literal
 from uuid import uuid4
 
+from trailnotes.envs.foreign import FIRST_SEED
 from trailnotes.errors import EnvError, TrailnotesError
 
 if TYPE_CHECKING:
@@ -69,12 +71,23 @@ class _RefusedError(Exception):
 
 @dataclass(frozen=True)
 class Games:
-    """The tasks that are served, in the environment's order."""
+    """The tasks that are served, in the environment's order: of one split, or of several."""
 
     tasks: Sequence[Task]
 
+    @cached_property
+    def splits(self) -> Mapping[str, Sequence[Task]]:
+        """The tasks of each split."""
+        found: dict[str, list[Task]] = {}
+        for task in self.tasks:
+            found.setdefault(task.split, []).append(task)
+        return found
+
     def chosen(self, data: Mapping[str, Any]) -> Task:
-        """The task that a reset asks for: by its id, by a seed (which counts through the tasks), or any.
+        """The task that a reset asks for: by its id, by a seed, or any.
+
+        A seed counts through the tasks of the one split that is served. Of several, each has the seeds that our client
+        gives it (`FIRST_SEED`), and any task is one of training.
 
         Raises:
             _RefusedError: there is no such task, or the seed is no number from 0 on.
@@ -87,10 +100,16 @@ class Games:
                 raise _RefusedError("VALIDATION_ERROR", text)
             return found
         if seed is None:
-            return random.SystemRandom().choice(self.tasks)
+            return random.SystemRandom().choice(self.splits.get("train", self.tasks))
         if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
             raise _RefusedError("VALIDATION_ERROR", "seed must be a whole number from 0 on")
-        return self.tasks[seed % len(self.tasks)]
+        if len(self.splits) == 1:
+            return self.tasks[seed % len(self.tasks)]
+        split = max((name for name, first in FIRST_SEED.items() if first <= seed), key=FIRST_SEED.__getitem__)
+        if split not in self.splits:
+            text = f"seed {seed} is of split {split}, which is not served: there are {', '.join(self.splits)}"
+            raise _RefusedError("VALIDATION_ERROR", text)
+        return self.splits[split][(seed - FIRST_SEED[split]) % len(self.splits[split])]
 
 
 class Visitor:

@@ -11,7 +11,7 @@ from trailnotes.types import Observation, Task
 
 REWARDS = ("sparse", "dense")
 MAX_ACTION: Final = 200  # characters that are looked at
-VERSION: Final = 1  # of the generators: another one makes other levels of the same seeds
+VERSION: Final = 2  # of the generators: another one makes other levels of the same seeds
 
 
 class Game(Protocol):

@@ -62,13 +62,14 @@ class Level:
 def level_of(difficulty: str, logic: bool, split: str, seed: int) -> Level:
     """The level of this number: a pure function of its arguments.
 
-    No field with its first click, nor a mirror image or rotation of it, is in two splits.
+    No field, nor a mirror image or rotation of it, is in two splits, whatever the first click: different clicks show
+    the same picture.
     """
     wanted = DIFFICULTIES[difficulty]
     rng = random.Random(derive_seed("minesweeper", difficulty, logic, split, seed))
     for _ in range(_REPEATS):
         field, start = _drawn(wanted, rng)
-        if split_of(same_in_all_orientations(_picture(field, start))) != split:
+        if split_of(same_in_all_orientations(_picture(field))) != split:
             continue
         solution = solved_by_logic(field, start)
         if solution is None and not logic:
@@ -86,10 +87,8 @@ def _drawn(wanted: Difficulty, rng: random.Random) -> tuple[Field, int]:
     return Field(wanted.size, sum(1 << cell for cell in rng.sample(others, wanted.mines))), start
 
 
-def _picture(field: Field, start: int) -> list[str]:
-    symbols = "".join(
-        MINE if field.mines >> cell & 1 else "x" if cell == start else CLOSED for cell in range(field.size**2)
-    )
+def _picture(field: Field) -> list[str]:
+    symbols = "".join(MINE if field.mines >> cell & 1 else CLOSED for cell in range(field.size**2))
     return [symbols[row * field.size :][: field.size] for row in range(field.size)]
 
 

@@ -150,10 +150,11 @@ def _places(found: int, numbers: Mapping[str, int]) -> dict[str, range]:
     asked = sum(numbers.values())
     if found < len(_ORDER):
         raise ConfigError(f"a task set of {found} tasks cannot be split into {', '.join(_ORDER)}")
-    places, start = {}, 0
+    places, start = dict[str, range](), 0
     for name in _ORDER:
         size = numbers[name] if found >= asked else max(1, found * numbers[name] // asked)
-        end = found if name == _ORDER[-1] and found < asked else start + size
+        later = len(_ORDER) - len(places) - 1  # splits that want one, too
+        end = found if not later and found < asked else min(start + size, found - later)
         places[name] = range(start, end)
         start = end
     return places

@@ -210,7 +210,7 @@ def _of_files(folder: Path, choice: Choice) -> Splits:
         elif choice.protocol == "rememberer":
             split = "validation" if has_test else "test"
         else:
-            split = _side(stem.rpartition("-")[0])
+            split = _side(stem.rpartition("-")[0] or stem)
         if split:
             splits[split].append(name)
     return splits
