@@ -238,7 +238,7 @@ def test_commands_named_in_prose_exist(page: Path) -> None:
 
 def outputs(line: str) -> set[str]:
     """Directories that a command line makes; a script makes all that it is given."""
-    before = "" if first_word(line) == "python" else "(?:--run-dir|--out|--record|webshop import) "
+    before = "" if first_word(line) == "python" else "(?:--run-dir|--out|--record|(?:webshop|wikihow) import) "
     return {*re.findall(rf"{before}(runs/[\w./-]+)", line)}
 
 
