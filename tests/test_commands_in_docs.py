@@ -49,6 +49,7 @@ NOT_RUN = {
     "memory serve": "serves until its client is gone: tests/memory/mcp/test_mcp_server.py",
     "engine serve": "serves until it is interrupted: tests/policies/vllm/test_wire.py",
     "webshop serve": "serves until it is interrupted: tests/commands/test_webshop_serve.py",
+    "envs serve": "serves until it is interrupted: tests/envs/openenv/test_openenv_server.py",
     "webshop import": "reads the original's files, which are not ours",
     "wikihow import": "reads recorded pages, which are not ours",
     "compare run": "all of its runs: read here, played in tests/compare/test_compare_run.py",
