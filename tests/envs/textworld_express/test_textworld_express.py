@@ -48,7 +48,7 @@ def test_each_game_takes_the_settings_that_it_has() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"game": "coins"}, "use 'coin'"),
+        ({"game": "coins"}, "or 'coin' or"),
         ({"game": []}, "names no game"),
         ({"game": ["twc", "twc"]}, "twice"),
         ({"params": {"numLocation": 3}}, "did you mean 'numLocations'"),
@@ -56,7 +56,7 @@ def test_each_game_takes_the_settings_that_it_has() -> None:
         ({"game": "sorting", "params": {"numLocations": 3}}, r"known: none"),
         ({"num_games": 1001}, "1 to 1000"),
         ({"max_steps": 0}, "max_steps = 0"),
-        ({"view": "wide"}, "plain or full"),
+        ({"view": "wide"}, "'plain' or 'full'"),
         ({"timeout": 0}, "timeout = 0"),
         ({"java": "/no/such/java"}, "is not a program"),
     ],
