@@ -239,7 +239,7 @@ def test_search_prints_similarity_and_worth(place: str, capsys: pytest.CaptureFi
     (line,) = said(capsys, "search", place, "maze/1", "a hall with two doors")
     assert line.split() == ["1", "similarity", "1.000", "1/1", "maze/1", "go", "left", "twice"]
     said(capsys, "enable", place, "1", "--off")
-    assert "switched off" in said(capsys, "search", place, "maze/1", "a hall")[0]
+    assert "are off or retired" in said(capsys, "search", place, "maze/1", "a hall")[0]
 
 
 def test_add_and_edit(place: str, capsys: pytest.CaptureFixture[str]) -> None:
