@@ -172,7 +172,7 @@ def _read(text: str) -> Said:
 async def _models(client: AsyncOpenAI) -> list[str]:
     """Names of the server's models; none if it does not say."""
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):  # a busy machine may take long; who waits has an error to read
             return sorted(model.id for model in (await client.models.list()).data)
     except Exception:  # noqa: BLE001 (the boundary: whatever goes wrong, the error at hand is the one to report)
         return []
