@@ -27,7 +27,7 @@ _ON_THE_WAY: Final = re.compile(
 )
 
 _MAX_ACTION: Final = 500  # characters that are looked at, of an action that must be one of a list
-_AROUND: Final = " \t\r\n.,;:!\"'`"  # what may stand around an action that is meant
+AROUND: Final = " \t\r\n.,;:!\"'`"  # what may stand around an action that is meant
 
 
 @runtime_checkable
@@ -90,6 +90,6 @@ def as_offered(action: str, offered: Sequence[str]) -> str:
     """
     if action in offered:
         return action
-    words = " ".join(imperative(action[:_MAX_ACTION].strip()).split()).strip(_AROUND)
+    words = " ".join(imperative(action[:_MAX_ACTION].strip()).split()).strip(AROUND)
     said = words.casefold()
     return next((other for other in offered if other.casefold() == said), words)

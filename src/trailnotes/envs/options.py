@@ -9,31 +9,31 @@ from typing import Final, TypeVar
 from trailnotes.errors import ConfigError
 
 Value = TypeVar("Value", str, int, bool)
+_OPTIONS: Final = "env.options."
 _KINDS: Final[Mapping[type, str]] = {str: "a text", int: "a whole number", bool: "true or false"}
 
 
-def of_kind(kind: type[Value], key: str, value: object) -> Value:
-    """`value`, if it is of this very kind: a truth value is no number.
+def of_kind(kind: type[Value], key: str, value: object, *, where: str = _OPTIONS) -> Value:
+    """`value`, if it is of this very kind: a truth value is no number. `where` is what the option stands in.
 
     Raises:
         ConfigError: it is not.
     """
     if type(value) is not kind:
-        raise ConfigError(f"env.options.{key} = {value!r} must be {_KINDS[kind]}")
+        raise ConfigError(f"{where}{key} = {value!r} must be {_KINDS[kind]}")
     return value
 
 
-def one_of(key: str, value: object, known: Collection[str], *, where: str = "env.options.") -> str:
+def one_of(key: str, value: object, known: Collection[str], *, where: str = _OPTIONS) -> str:
     """`value`, if it is one of the `known` texts; `where` is what the option stands in.
 
     Raises:
         ConfigError: it is not.
     """
-    if not isinstance(value, str):
-        raise ConfigError(f"{where}{key} = {value!r} must be {_KINDS[str]}")
-    if value not in known:
-        raise ConfigError(f"{where}{key} = {value!r} is unknown: use {' or '.join(map(repr, known))}")
-    return value
+    text = of_kind(str, key, value, where=where)
+    if text not in known:
+        raise ConfigError(f"{where}{key} = {text!r} is unknown: use {' or '.join(map(repr, known))}")
+    return text
 
 
 def whole(key: str, number: object, least: int = 1, most: float = math.inf) -> int:
@@ -44,5 +44,5 @@ def whole(key: str, number: object, least: int = 1, most: float = math.inf) -> i
     """
     if isinstance(number, bool) or not isinstance(number, int) or not least <= number <= most:
         up_to = f"{least} or more" if most == math.inf else f"{least} to {most}"
-        raise ConfigError(f"env.options.{key} = {number!r} must be a whole number, {up_to}")
+        raise ConfigError(f"{_OPTIONS}{key} = {number!r} must be a whole number, {up_to}")
     return number

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final, Protocol
 
-from trailnotes.envs.base import imperative
+from trailnotes.envs.base import AROUND, imperative
 from trailnotes.envs.options import one_of, whole
 from trailnotes.errors import EnvError
 from trailnotes.types import Observation, Task
@@ -80,7 +80,7 @@ class PuzzleEnv:
         """Take one action; what is none costs a step and changes nothing."""
         if not self._steps_left or self._game is None:
             raise EnvError("the episode is over: call reset before step")
-        words = " ".join(imperative(action[:MAX_ACTION].strip()).lower().strip(" \t\r\n.,;:!\"'`").split())
+        words = " ".join(imperative(action[:MAX_ACTION].strip()).lower().strip(AROUND).split())
         said = self._game.take(words)
         self._steps_left -= 1
         before, self._score = self._score, self._game.progress if self._dense or self._game.won else 0.0

@@ -13,11 +13,10 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Final
 
-from trailnotes.envs.options import one_of
+from trailnotes.envs.options import of_kind, one_of
 from trailnotes.envs.puzzles.base import Game, PuzzleEnv
 from trailnotes.envs.puzzles.fields import Field, around, bits, opened, solved_by_logic
 from trailnotes.envs.puzzles.splits import SHARES, puzzle_tasks, same_in_all_orientations, split_of
-from trailnotes.errors import ConfigError
 from trailnotes.seeds import derive_seed
 from trailnotes.types import Task
 
@@ -117,11 +116,9 @@ def minesweeper_tasks(
     Raises:
         ConfigError: an unknown split or difficulty, or a number out of range.
     """
-    if not isinstance(logic, bool):
-        raise ConfigError(f"logic = {logic!r} must be true or false")
     options: dict[str, str | bool] = {
         "difficulty": one_of("difficulty", difficulty, DIFFICULTIES),
-        "logic": logic,
+        "logic": of_kind(bool, "logic", logic),
     }
     kind = difficulty if logic else f"{difficulty}-luck"
     return puzzle_tasks("minesweeper", kind, split, num_games, dataset_seed, options)
