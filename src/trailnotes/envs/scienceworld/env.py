@@ -9,6 +9,7 @@ import difflib
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from trailnotes.envs.options import whole
 from trailnotes.envs.scienceworld.actions import Corrected, check_mode, correct, question
 from trailnotes.envs.scienceworld.briefing import focus_objects, worked_examples
 from trailnotes.envs.scienceworld.client import SOLUTIONS, Client, StepResult
@@ -83,12 +84,12 @@ class ScienceWorldEnv:
         _one_of("actions", actions, OFFERS)
         _check_number("timeout", timeout, 0.001)
         for key, number, least in (("max_restarts", max_restarts, 0), ("examples", examples, 0)):
-            _check_whole(key, number, least)
+            whole(key, number, least)
         self._defaults = {
             "task": task,
             "variation": variation,
             "simplification": simplification,
-            "max_steps": _check_whole("max_steps", max_steps, 1),
+            "max_steps": whole("max_steps", max_steps, 1),
             "action_correction": check_mode(action_correction),
         }
         self._convention, self._success_rule, self._offer = score, success, actions
@@ -112,7 +113,7 @@ class ScienceWorldEnv:
         name, simplification = resolve_task(options["task"]), options["simplification"]
         variation = check_variation(name, options["variation"])
         labels = simplifications(name, simplification)
-        max_steps = _check_whole("max_steps", options["max_steps"], 1)
+        max_steps = whole("max_steps", options["max_steps"], 1)
         self._correction = check_mode(options["action_correction"])
         first = self._game.begin(name, variation, labels)
         self._seen, self._valid, self._score, self._paid = first.text, None, _score_of(first), 0
@@ -230,12 +231,6 @@ def _info(result: StepResult, restarts: int, said: Corrected | None = None) -> d
 def _score_of(result: StepResult) -> int:
     """0 to 100, or -100."""
     return round(100 * result.score)
-
-
-def _check_whole(key: str, number: object, least: int) -> int:
-    if isinstance(number, bool) or not isinstance(number, int) or number < least:
-        raise ConfigError(f"{key} = {number!r} must be a whole number, {least} or more")
-    return number
 
 
 def _check_number(key: str, number: object, least: float) -> None:
