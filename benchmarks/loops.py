@@ -23,7 +23,7 @@ from trailnotes.types import Task
 
 STEPS = 50  # of an episode at most
 GAMES = ("FrozenLake-v1", "Taxi-v4", "CliffWalking-v1")
-SERVED = ("waymarks-simulator", "--env.options.actions", "true")
+SERVED = ("sokoban", "--env.options.num_games", "24")
 
 
 class Player(Protocol):
