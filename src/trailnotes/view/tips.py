@@ -44,6 +44,7 @@ ORDERS: Final = {
     "earned": "(0.5 + earned) / (1 + shown) DESC, age DESC",
     "repeated": "support DESC, age DESC",
 }
+LOOKED: Final = 5_000  # retired tips that are gone through for a page: there is no index of what they became one with
 SORTED: Final = 20_000  # tips that are counted and sorted for a page; of more the newest come first
 
 
@@ -55,6 +56,7 @@ class Row:
     readers: Readers
     similarity: float | None = None
     retirement: Retirement | None = None
+    joined: tuple[int, ...] = ()  # tips that became one with it, and are counted with it
 
     @property
     def shown(self) -> int:
@@ -112,14 +114,19 @@ class TipsFile:
         return Listed(rows, total, order, is_sorted)
 
     def row(self, tip_id: int) -> Row:
-        """One tip."""
+        """One tip, with those of the newest `LOOKED` retired ones that became one with it."""
+        sql = (
+            "SELECT id FROM (SELECT id, merged_into FROM tips INDEXED BY tips_by_retirement WHERE retired_at > 0 "
+            "ORDER BY retired_at DESC LIMIT ?) WHERE merged_into = ? ORDER BY id"
+        )
         with self._reading() as connection:
             found = self._row(connection, tip_id)
+            joined = tuple(each for (each,) in connection.execute(sql, [LOOKED, tip_id]))
         if found is None:
             raise MemoryStoreError(
                 f"there is no tip {tip_id} any more: it was deleted, or has made room for newer ones"
             )
-        return found
+        return replace(found, joined=joined)
 
     def tasks(self, most: int = 500) -> list[str]:
         """Tasks that have tips, the first `most` by name: one step in the index for each."""
@@ -242,8 +249,7 @@ class Searcher:
             store = open_store(path)
             try:
                 embedder = embedder_for(store.identity.name, config)
-                settings = (config or Config()).memory.model_copy(update={"scope": "task"})
-                self._open[slot] = TipMemory(store, embedder, settings)
+                self._open[slot] = TipMemory(store, embedder, (config or Config()).memory)
             except BaseException:
                 store.close()
                 raise
