@@ -7,6 +7,7 @@ Source: Zhang et al. 2023, "Mobile-Env: An Evaluation Platform and Benchmark for
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +18,7 @@ from trailnotes.envs.wikihow.app import App, Visit
 from trailnotes.envs.wikihow.events import Engine, Noticed
 from trailnotes.envs.wikihow.goals import Goal
 from trailnotes.envs.wikihow.library import Library
+from trailnotes.envs.wikihow.pages import PER_SEARCH
 from trailnotes.envs.wikihow.protocols import SPLITS, Choice, Splits, identity_of, splits_of, tasks_in
 from trailnotes.envs.wikihow.screens import VIEWS, offers
 from trailnotes.envs.wikihow.synthetic import open_library
@@ -85,6 +87,7 @@ class WikiHowEnv:
         dataset_seed: int = 0,
         train_set: str = "S0",
         view: str = "html",
+        results_per_page: int = PER_SEARCH,
         max_text: int = 500,
         max_steps: int = MAX_STEPS,
         free_nothing: bool = False,
@@ -100,6 +103,7 @@ class WikiHowEnv:
             dataset_seed: read by `tasks` only.
             train_set: read by `tasks` only.
             view: "html", REMEMBERER's lines, or "short".
+            results_per_page: articles that a search shows before `Next >`.
             max_text: characters of one text on the screen.
             max_steps: actions until the episode is truncated.
             free_nothing: an empty action, which is what becomes of an answer that cannot be read, costs no step, up to
@@ -111,12 +115,15 @@ class WikiHowEnv:
         self._place = of_kind(str, "library", library)
         self._files = of_kind(str, "tasks", tasks)
         self._view = VIEWS[one_of("view", view, VIEWS)]
+        self._worded: Callable[[str], str] = str.lower if view == "short" else str
+        self._per_search = whole("results_per_page", results_per_page)
         self._max_text = whole("max_text", max_text)
         self._max_steps = whole("max_steps", max_steps)
         self._free_nothing = of_kind(bool, "free_nothing", free_nothing)
         self._reads_screen = of_kind(bool, "text_events", text_events)
         self._offers = of_kind(bool, "actions", actions)
         self._app: App | None = None
+        self._hidden: frozenset[str] = frozenset()
         self._engine: Engine | None = None
         self._visit = Visit()
         self._steps_left = self._free_left = 0
@@ -143,8 +150,19 @@ class WikiHowEnv:
     def app(self) -> App:
         """The app, opened when it is first asked for."""
         if self._app is None:
-            self._app = App(opened(self._place))
+            library = self.library.without(self._hidden) if self._hidden else self.library
+            self._app = App(library, self._per_search)
         return self._app
+
+    @property
+    def library(self) -> Library:
+        """All pages, hidden or not."""
+        return opened(self._place)
+
+    def hide(self, paths: Iterable[str]) -> None:
+        """Play from now on as if the articles at `paths` were not in the library: no page lists or shows them."""
+        self._hidden |= frozenset(paths)
+        self._app = None
 
     @property
     def visit(self) -> Visit:
@@ -164,7 +182,7 @@ class WikiHowEnv:
         return Observation(
             self._text(),
             actions=self._admissible(),
-            instruction=instructions_of(judged),
+            instruction=self._worded(instructions_of(judged)),
             max_score=self._highest,
             briefing={"action_formats": list(FORMATS)},
         )
@@ -221,7 +239,7 @@ class WikiHowEnv:
     def _text(self) -> str:
         """The screen, and what is to be done next where the task has said so."""
         shown = self._view(self.app.leaves(self._visit), self._max_text)
-        return f"{shown}\nInstruction: {self._told}" if self._told else shown
+        return f"{shown}\n{self._worded(f'Instruction: {self._told}')}" if self._told else shown
 
     def _admissible(self) -> tuple[str, ...] | None:
         return offers(self.app, self._visit, self._words) if self._offers else None
