@@ -7,7 +7,7 @@ Source: Zhang et al. 2023, "Mobile-Env: An Evaluation Platform and Benchmark for
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
@@ -45,6 +45,7 @@ def wikihow_tasks(
     protocol: str = "by-article",
     dataset_seed: int = 0,
     train_set: str = "S0",
+    templates: Sequence[str] = (),
 ) -> list[Task]:
     """The goals of one split, in the protocol's order: a pure function of the library, the files and the arguments.
 
@@ -55,19 +56,26 @@ def wikihow_tasks(
         protocol: "by-article" or "rememberer".
         dataset_seed: another one draws other templates for our goals.
         train_set: "S0" or "S1", of the protocol rememberer.
+        templates: of our goals those alone, see `Goal.kind`; () takes all.
 
     Raises:
         ConfigError: an unknown name, a value of the wrong kind, no library, no task files, or a split without goals.
     """
-    choice = _choice(tasks, protocol, dataset_seed, train_set)
+    choice = _choice(tasks, protocol, dataset_seed, train_set, templates)
     return tasks_in(_splits(opened(of_kind(str, "library", library)), choice), split, choice)
 
 
-def _choice(tasks: object, protocol: object, dataset_seed: object, train_set: object) -> Choice:
+def _choice(tasks: object, protocol: object, dataset_seed: object, train_set: object, templates: object) -> Choice:
     return Choice(
         of_kind(str, "protocol", protocol), of_kind(str, "tasks", tasks), of_kind(int, "dataset_seed", dataset_seed),
-        of_kind(str, "train_set", train_set),
+        of_kind(str, "train_set", train_set), _names("templates", templates),
     )  # fmt: skip
+
+
+def _names(key: str, value: object) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple) or not all(isinstance(name, str) for name in value):
+        raise ConfigError(f"env.options.{key} = {value!r} must be a list of names")
+    return tuple(value)
 
 
 @lru_cache(8)
@@ -86,6 +94,7 @@ class WikiHowEnv:
         protocol: str = "by-article",
         dataset_seed: int = 0,
         train_set: str = "S0",
+        templates: Sequence[str] = (),
         view: str = "html",
         results_per_page: int = PER_SEARCH,
         max_text: int = 500,
@@ -102,6 +111,7 @@ class WikiHowEnv:
             protocol: read by `tasks` only.
             dataset_seed: read by `tasks` only.
             train_set: read by `tasks` only.
+            templates: read by `tasks` only.
             view: "html", REMEMBERER's lines, or "short".
             results_per_page: articles that a search shows before `Next >`.
             max_text: characters of one text on the screen.
@@ -111,7 +121,7 @@ class WikiHowEnv:
             text_events: texts on the screen are events, as with a recogniser of texts; published runs had none.
             actions: offer the admissible actions with each observation.
         """
-        del protocol, dataset_seed, train_set
+        del protocol, dataset_seed, train_set, templates
         self._place = of_kind(str, "library", library)
         self._files = of_kind(str, "tasks", tasks)
         self._view = VIEWS[one_of("view", view, VIEWS)]
@@ -139,10 +149,11 @@ class WikiHowEnv:
         protocol: str = "by-article",
         dataset_seed: int = 0,
         train_set: str = "S0",
+        templates: Sequence[str] = (),
         text_events: bool = False,
     ) -> dict[str, Any]:
         """What must be the same for two results to be comparable, as JSON: library, protocol, goals of each split."""
-        choice = _choice(tasks, protocol, dataset_seed, train_set)
+        choice = _choice(tasks, protocol, dataset_seed, train_set, templates)
         pages = opened(of_kind(str, "library", library))
         return {"library": pages.name, **identity_of(_splits(pages, choice), choice), "text_events": text_events}
 

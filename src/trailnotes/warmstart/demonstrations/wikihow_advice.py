@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from trailnotes.envs.wikihow.env import WikiHowEnv
     from trailnotes.types import Task
 
-MAX_BEFORE = 5  # actions before a step that is advised
+MAX_BEFORE = 3  # actions before a step that is advised
 ALIKE = 4  # situations of other goals that are looked at for one with as many actions before it
 
 

@@ -47,7 +47,7 @@ class Reader:
 
     def hasty(self, first: Observation) -> Script:
         """Now and then anything that can be done, and gives up before the end or at it."""
-        return self.begun(first, self.rng.randint(2, 6))
+        return self.begun(first, self.rng.randint(2, 4))
 
     def begun(self, first: Observation, num: int) -> Script:
         """The first `num` actions, now and then anything that can be done."""
