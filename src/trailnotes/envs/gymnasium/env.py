@@ -1,4 +1,4 @@
-"""`GymnasiumEnv`: any of Gymnasium's environments that can be played in words. See ``docs/gymnasium.md``."""
+"""`GymnasiumEnv`: any of Gymnasium's environments that can be played in words. See ``docs/envs/gymnasium.md``."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """WikiHow as an environment: an app of articles on a simulated phone, pages to be reached, fifteen actions.
 
 Source: Zhang et al. 2023, "Mobile-Env: An Evaluation Platform and Benchmark for Interactive Agents in LLM Era" (arXiv
-2305.08144), and the protocol of REMEMBERER (arXiv 2306.07929). See ``docs/wikihow.md``.
+2305.08144), and the protocol of REMEMBERER (arXiv 2306.07929). See ``docs/envs/wikihow.md``.
 """
 
 from __future__ import annotations
