@@ -43,8 +43,8 @@ def titles_of(env: WikiHowEnv, tasks: Iterable[Task]) -> set[str]:
 
 
 def examined_titles(env: WikiHowEnv, options: Mapping[str, object]) -> set[str]:
-    """Those of examined goals. A split without goals has none."""
-    titles = set[str]()
+    """Those of examined goals, of whatever template. A split without goals has none."""
+    titles, options = set[str](), {**options, "templates": ()}
     for split in EXAMINED:
         with suppress(ConfigError):
             titles |= titles_of(env, env_tasks("wikihow", split, options))
