@@ -309,7 +309,8 @@ HOUSE = {
     "warmstart/demonstrations": """
         __init__ played scienceworld_english waymarks_english
         experts scienceworld waymarks webshop wikihow
-        recorded scienceworld_scripts waymarks_words webshop_buyers
+        recorded scienceworld_scripts waymarks_words webshop_buyers wikihow_advice
+        wikihow_readers
         episodes webshop_words
     """,
 }

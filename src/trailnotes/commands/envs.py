@@ -129,7 +129,7 @@ COMMANDS = (
         about="Serve an environment over WebSockets as OpenEnv words it, so that whatever speaks OpenEnv can play it. "
         "Each connection is a session with an environment of its own, in worker processes (env.num_workers, "
         "env.timeout). A reset may name a task or a seed, which counts through the tasks of the split. See "
-        "docs/openenv.md.",
+        "docs/envs/openenv.md.",
         example="trailnotes envs serve waymarks-simulator --env.options.actions true",
         run=_serve,
         arguments=(

@@ -139,6 +139,12 @@ class EndpointEmbedder:
         return f"{self.name} at {self._endpoint.base_url}"
 
 
+def identity_of(name: str) -> str:
+    """What a memory file calls the embedder `name`: without the address that openai:NAME@URL has."""
+    named = NAMED.fullmatch(name)
+    return f"{OPENAI}{named['model']}" if named else name
+
+
 def _place_of(name: str, endpoint: EndpointConfig | None) -> tuple[str, EndpointConfig]:
     """The model's name there, and where that is."""
     named = NAMED.fullmatch(name)

@@ -124,7 +124,7 @@ def test_configs_of_the_panel_differ_in_nothing_but_the_task() -> None:
 
 
 def test_the_table_of_tasks_in_the_page_is_right() -> None:
-    text = (ROOT / "docs" / "scienceworld.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "envs" / "scienceworld.md").read_text(encoding="utf-8")
     row = r"^\| (\d+-\d) \| `([\w-]+)`( \*)? \| (\d+) \| ([\d, ]+) \| ([\d, ]+) \| \(?(\d+)\)? \|$"
     shown = {
         name: values for task_id, name, *values in re.findall(row, text, re.MULTILINE) if TASK_IDS[name] == task_id
@@ -142,7 +142,7 @@ def test_the_table_of_tasks_in_the_page_is_right() -> None:
 
 
 def test_the_page_has_every_option() -> None:
-    text = (ROOT / "docs" / "scienceworld.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "envs" / "scienceworld.md").read_text(encoding="utf-8")
     cells = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \| [^|]+ \| [^|]+ \|$", text, re.MULTILINE)
     shown = {option for cell in cells for option in re.findall(r"\w+", cell)}
     calls = (ScienceWorldEnv.__init__, ScienceWorldEnv.tasks)

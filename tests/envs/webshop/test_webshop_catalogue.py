@@ -24,7 +24,7 @@ from trailnotes.envs.webshop.writing import write_catalogue
 from trailnotes.errors import ConfigError, RunError
 
 NAME_OF_OURS = "29fe89b53f9f5fec"
-GOALS_OF_OURS, FULL_OF_OURS = 4085, 3960  # goals, and those that their own purchase earns in full: docs/webshop.md
+GOALS_OF_OURS, FULL_OF_OURS = 4085, 3960  # goals, and those that their own purchase earns in full: docs/envs/webshop.md
 
 
 @pytest.fixture(scope="module")

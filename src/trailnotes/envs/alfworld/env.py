@@ -1,6 +1,6 @@
 """ALFWorld as an environment: things are found in a room, cleaned, heated or cooled, and put where they are wanted.
 
-Source: Shridhar et al. 2021 (arXiv 2010.03768), package 0.4.2. See ``docs/alfworld.md``.
+Source: Shridhar et al. 2021 (arXiv 2010.03768), package 0.4.2. See ``docs/envs/alfworld.md``.
 """
 
 from __future__ import annotations

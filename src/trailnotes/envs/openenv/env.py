@@ -1,4 +1,4 @@
-"""`OpenEnvClient`: an environment behind any OpenEnv server. See ``docs/openenv.md``."""
+"""`OpenEnvClient`: an environment behind any OpenEnv server. See ``docs/envs/openenv.md``."""
 
 from __future__ import annotations
 

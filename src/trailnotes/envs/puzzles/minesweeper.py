@@ -1,6 +1,6 @@
 """Minesweeper as an environment: the cells without a mine are opened, by logic or by luck.
 
-The first click is made already, and opens an area. See ``docs/puzzles.md``.
+The first click is made already, and opens an area. See ``docs/envs/puzzles.md``.
 """
 
 from __future__ import annotations

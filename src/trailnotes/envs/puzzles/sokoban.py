@@ -1,6 +1,6 @@
 """Sokoban as an environment: boxes are pushed onto goals, never pulled.
 
-Levels are made by playing backwards from the goals (see `pushes`), so each can be solved. See ``docs/puzzles.md``.
+Levels are made by playing backwards from the goals (see `pushes`), so each can be solved. See ``docs/envs/puzzles.md``.
 """
 
 from __future__ import annotations

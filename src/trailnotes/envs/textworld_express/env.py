@@ -1,6 +1,6 @@
 """TextWorldExpress as an environment: cooking, tidying up, collecting, reading maps, arithmetic, sorting, obeying.
 
-Source: Jansen and Côté 2022 (arXiv 2208.01174), package 1.1.0. See ``docs/textworld-express.md``.
+Source: Jansen and Côté 2022 (arXiv 2208.01174), package 1.1.0. See ``docs/envs/textworld-express.md``.
 """
 
 from __future__ import annotations

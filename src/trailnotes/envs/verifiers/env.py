@@ -1,4 +1,4 @@
-"""`VerifiersEnv`: a task set of verifiers, as far as it can be played in turns of text. See ``docs/verifiers.md``."""
+"""`VerifiersEnv`: a task set of verifiers, as far as it plays in turns of text. See ``docs/envs/verifiers.md``."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Waymarks: games where tips matter, played as compiled TextWorld games or simulated byte for byte.
 
 The hidden rule of a family tells how to win. Reading it, in the archive one step west of the start, ends the episode
-without reward, so that what a failed episode finds out serves only those who write tips. See ``docs/waymarks.md``.
+without reward, so that what a failed episode finds out serves only those who write tips. See ``docs/envs/waymarks.md``.
 """
 
 from __future__ import annotations

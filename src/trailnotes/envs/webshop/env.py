@@ -1,7 +1,7 @@
 """WebShop as an environment: an instruction, a shop in text, fifteen actions, and a purchase that is judged.
 
 Source: Yao et al. 2022, "WebShop: Towards Scalable Real-World Web Interaction with Grounded Language Agents" (arXiv
-2207.01206). See ``docs/webshop.md``.
+2207.01206). See ``docs/envs/webshop.md``.
 """
 
 from __future__ import annotations

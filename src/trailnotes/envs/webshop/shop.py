@@ -5,7 +5,7 @@ keeps nothing of it: `Shop.step` is a function of state and action.
 
 Source: Yao et al. 2022, "WebShop: Towards Scalable Real-World Web Interaction with Grounded Language Agents" (arXiv
 2207.01206), and the text environment of its release (commit 64fa2a5), which ``compat = "original"`` follows to its
-quirks. ``compat = "fixed"`` mends them: see docs/webshop.md.
+quirks. ``compat = "fixed"`` mends them: see docs/envs/webshop.md.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""WikiHow: a simulated app of articles, judged by the task files of Mobile-Env. See ``docs/wikihow.md``."""
+"""WikiHow: a simulated app of articles, judged by the task files of Mobile-Env. See ``docs/envs/wikihow.md``."""
