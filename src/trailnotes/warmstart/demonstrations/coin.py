@@ -46,7 +46,7 @@ class Searcher:
 
     def __init__(self, rng: random.Random, empty: Collection[str] = ()) -> None:
         self.rng, self.empty = rng, frozenset(empty)
-        self.rooms: dict[str, dict[str, str]] = {}  # seen room -> direction -> the room there
+        self.rooms: dict[str, Mapping[str, str]] = {}  # seen room -> direction -> the room there
 
     def search(self, num: int, first: Observation) -> Script:
         """As long as the coin is not found, or for `num` steps."""
