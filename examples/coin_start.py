@@ -60,7 +60,7 @@ class Examined:
         self.script = CoinDemonstrator(config, len, 0)
         told = ((task, self.script.told(task)) for task in panel(tasks_of(config, "validation"), num))
         self.right = {task.id: found for task, found in told if found}
-        self.failed = {name: list(self.script.failures(found.task)) for name, (found, _) in self.right.items()}
+        self.failed = {name: list(self.script.failed_searches(found.task)) for name, (found, _) in self.right.items()}
         self.script.env.close()
 
     @property

@@ -199,7 +199,7 @@ def test_a_coin_that_is_too_far_away_is_told_to_nobody(subject: CoinDemonstrator
 
 
 def test_a_search_avoids_what_a_failure_tells(subject: CoinDemonstrator) -> None:
-    tips = next(tips for task in subject.coins * 4 if (tips := subject.failures(task)))
+    tips = next(tips for task in subject.coins * 4 if (tips := subject.failed_searches(task)))
     assert told_empty(tips) == {room for tip in tips for room in tip.text.removeprefix("no coin in ").split(" , ")}
     assert "kitchen" in told_empty(tips)
 

@@ -143,7 +143,7 @@ class CoinDemonstrator(ExpertDemonstrator):
         elif self.rng.random() < warm.read:
             trajectory = self.play(task, "wander")
         else:
-            tips = self.failures(task) if self.rng.random() < 0.4 else ()
+            tips = self.failed_searches(task) if self.rng.random() < 0.4 else ()
             trajectory = self.play(task, "search", told_empty(tips))
         return conversations(trajectory, self.ranked(tips), note_of_search(trajectory), self.config, self.count_tokens)
 
@@ -154,10 +154,10 @@ class CoinDemonstrator(ExpertDemonstrator):
         if not found.success or len(way) >= self.config.rollout.max_steps:
             return None
         actions = [*(f"move {direction}" for _, direction in way), TAKE]
-        others = self.failures(task) if self.rng.random() < 0.4 else ()
+        others = self.failed_searches(task) if self.rng.random() < 0.4 else ()
         return played(self.env, task, partial(follow, actions)), (self.tip(found, found.score), *others)
 
-    def failures(self, task: Task) -> tuple[Tip, ...]:
+    def failed_searches(self, task: Task) -> tuple[Tip, ...]:
         """Up to two tips about searches that did not find the coin."""
         tries = (self.play(task, self.rng.choice(("search", "wander"))) for _ in range(self.rng.randint(1, 2)))
         return tuple(self.tip(trajectory, trajectory.score) for trajectory in tries if not trajectory.success)
@@ -179,7 +179,7 @@ class CoinDemonstrator(ExpertDemonstrator):
 
 def is_searched(task: Task) -> bool:
     """Whether searchers play a game: they know no doors."""
-    return task.options["game"] == "coin" and task.options["params"].get("includeDoors") == 0
+    return bool(task.options["game"] == "coin" and task.options["params"].get("includeDoors") == 0)
 
 
 def sees_coin(observation: Observation) -> bool:
