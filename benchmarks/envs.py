@@ -7,6 +7,11 @@ are drawn at random from those that are offered, and drawing them is not timed.
 ALFWorld: the same with TextWorld's engine, which the package loads for each episode, in games that we make; once with a
 new game in each episode, and once with each game four times, as a group of a training plays it.
 
+Gymnasium: toy texts as they are drawn, beside reset, step and render of the package without its checker. OpenEnv: a
+server of ours, in a process that does not count, played by our client and by the official one (`openenv-core`, which
+has an environment of its own: run there with this repository's ``src`` on ``PYTHONPATH``). Whole episodes in turn,
+since a clock for each step would be measured along; medians over rounds (`loops.py`).
+
 The headline of each row is a ratio, ours over the package's, of CPU seconds (of Python and Java) and of wall seconds,
 starts of episodes included. Sokoban and Minesweeper are ours alone: their rows have a speed and no ratio.
 
@@ -25,9 +30,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+import loops
 from shared import console, cpu_seconds, finish, make_parser, print_table
 
 from trailnotes.envs import env_tasks, make_env
+from trailnotes.errors import MissingExtraError
 from trailnotes.types import Task
 
 LEAST = 0.8  # of the package's steps a second of CPU time
@@ -244,13 +251,18 @@ def run(quick: bool, only: str) -> dict[str, Any]:
         for difficulty in ("easy", "expert"):
             tasks = env_tasks(name, "train", {"difficulty": difficulty, "num_games": 8 * num})
             wanted.append((f"{name}, {difficulty}", None, tasks, warmup))
-    rows, skipped = [], []
+    measures: dict[str, Callable[[], dict[str, Any]]] = {}
     for name, package, tasks, before in wanted:
         makers: dict[str, Callable[[], Side]] = {"package": package} if package else {}
+        measures[name] = partial(compare, name, {**makers, "ours": partial(Ours, tasks[0].env)}, tasks, before)
+    measures |= {f"gymnasium, {game}": partial(loops.gymnasium, game, quick) for game in loops.GAMES}
+    measures["openenv"] = partial(loops.openenv, quick)
+    rows, skipped = [], []
+    for name, measure in measures.items():
         try:
             if name.startswith(only):
-                rows.append(compare(name, {**makers, "ours": partial(Ours, tasks[0].env)}, tasks, before))
-        except ImportError as error:
+                rows.append(measure())
+        except (ImportError, MissingExtraError) as error:
             skipped.append(f"{name}: {error}")
     return {"rows": rows, "skipped": skipped}
 

@@ -7,6 +7,8 @@ import json
 import logging
 import threading
 from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,11 @@ import numpy as np
 import pytest
 
 from embeddings import EmbeddingServer, embedding_server
+from trailnotes.commands import main
 from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.config.model_schema import EndpointConfig
 from trailnotes.config.schema import Config
+from trailnotes.config.toml import to_toml
 from trailnotes.endpoint import faults
 from trailnotes.errors import ConfigError, MemoryStoreError
 from trailnotes.memory import embedder_of, make_embedder, open_memory
@@ -25,6 +29,7 @@ from trailnotes.memory.remote import BATCH_CHARS, BATCH_TEXTS, EndpointEmbedder
 from trailnotes.memory.retrieval import HashingEmbedder
 from trailnotes.runs.needs import _wanted
 from trailnotes.types import Tip
+from trailnotes.view.tips import Searcher
 
 KEY = "sk-secret-0123456789"
 
@@ -134,6 +139,36 @@ def test_a_run_asks_the_server_of_its_config(server: EmbeddingServer, monkeypatc
     assert "embed" not in _wanted(config, None)
 
 
+@pytest.mark.parametrize("in_the_name", [False, True])
+def test_a_person_reaches_the_server_of_the_run(
+    server: EmbeddingServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, in_the_name: bool
+) -> None:
+    """Nobody exports an address: the run's settings say where, and by which key."""
+    monkeypatch.setenv("TRAILNOTES_EMBEDDER_KEY" if in_the_name else "SERVER_KEY", KEY)
+    endpoint = {"base_url": "http://127.0.0.1:9/v1" if in_the_name else server.url, "api_key_env": "SERVER_KEY"}
+    name = f"openai:small@{server.url}" if in_the_name else "openai:small"
+    config = Config(endpoint=endpoint, memory={"embedder": name, "threshold": -1.0})
+    (tmp_path / "config.toml").write_text(to_toml(config))
+    with open_memory(tmp_path / "memory.db", config.memory, embedder=embedder_of(config)) as memory:
+        memory.add([Tip("maze/1", "mind the step", "a stair", 1.0)])
+    (tmp_path / "more.jsonl").write_text(json.dumps(asdict(Tip("maze/1", "mind the well", "a yard", 1.0))) + "\n")
+    before = len(server.asked)
+    for words, said in [
+        (["add", str(tmp_path), "mind the dog", "--task", "maze/1", "--key", "a gate"], "mind the dog"),
+        (["import", str(tmp_path), str(tmp_path / "more.jsonl"), "--enable"], "1 tips imported"),
+        (["search", str(tmp_path), "maze/1", "a gate", "--top-k", "1"], "similarity 1.000"),
+    ]:
+        assert main(["memory", *words]) == 0
+        assert said in capsys.readouterr().out
+    assert [texts for texts in server.texts[before:] if texts != ["dim"]] == [["a gate"], ["a yard"], ["a gate"]]
+    assert set(server.keys) == {f"Bearer {KEY}"}
+    with closing(Searcher()) as searcher:
+        found = searcher.search(tmp_path / "memory.db", config, "maze/1", "a yard")
+        assert [row.tip.text for row in found if row.similarity == pytest.approx(1)] == ["mind the well"]
+        with pytest.raises(ConfigError, match="nobody said which"):
+            searcher.search(tmp_path / "memory.db", None, "maze/1", "a yard")
+
+
 def test_an_address_in_the_name_has_a_key_of_its_own(server: EmbeddingServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     config = Config(memory={"embedder": f"openai:@me/small@{server.url}"})
@@ -156,6 +191,14 @@ def test_an_address_in_the_name_has_a_key_of_its_own(server: EmbeddingServer, mo
 def test_nothing_is_sent_where_nobody_said(name: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         make_embedder(name)
+
+
+def test_a_password_in_an_address_is_refused_and_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://me:hush-hush@127.0.0.1:1/v1")
+    for name in ("openai:small", "openai:small@http://me:hush-hush@127.0.0.1:1/v1"):
+        with pytest.raises(ConfigError, match="must hold no name or password") as caught:
+            make_embedder(name)
+        assert "hush" not in str(caught.value)
 
 
 # --- bad days

@@ -18,7 +18,7 @@ from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.memory import open_memory
 from trailnotes.memory.exchange import list_tips, open_store
 from trailnotes.memory.worth import Lead, Reading
-from trailnotes.types import Tip
+from trailnotes.types import Task, Tip
 from trailnotes.view.app import LONGEST_FORM, NO_TOKEN, make_app
 from trailnotes.view.tips import STALE
 from trailnotes.view.window import Window
@@ -148,10 +148,36 @@ def test_a_tip_says_what_it_was_worth_and_why_it_was_retired(root: Path, person:
         memory.add([Tip("maze/1", "a newer one", "a dim hall", 1.0)])
     text = person.look("/run/first/tips/1").text
     assert "+0.25: 1 reader gained +0.50 over members without it" in text
-    assert "without tips 0.78 as often as with them, what 1 reader did who did well (+0.25 nats)" in text
+    assert "0.78 as often without tips as with them (+0.25 nats): what 1 reader did who did well" in text
     assert "oldest (memory.capacity = 1)" in text
-    assert "retired" in person.look("/run/first/tips").text
+    text = person.look("/run/first/tips").text
+    assert "retired: oldest" in text
+    assert "worth +0.25" in text
     assert "found by agents" in person.look("/run/first/tips/2").text
+
+
+def test_tips_that_became_one_lead_to_each_other(root: Path, person: Person) -> None:
+    config = MemoryConfig(capacity=1, retire="merge", merge_similarity=0.5)
+    with open_memory(root / "first/memory.db", config) as memory:
+        memory.add([Tip("maze/1", f"{WORDS[2]} now", WORDS[0], 1.0)])
+    gone, kept = (person.look(f"/run/first/tips/{number}") for number in (1, 2))
+    assert "retired on 2" in gone.text
+    assert "one with tip 2" in gone.text
+    assert "/run/first/tips/2" in gone.values("a", "href")
+    assert "a tip that said nearly the same: tip 1" in kept.text
+    assert "/run/first/tips/1" in kept.values("a", "href")
+    assert "retired: one with tip 2" in person.look("/run/first/tips").text
+
+
+def test_a_search_is_as_wide_as_the_agents(root: Path, person: Person) -> None:
+    run = make_run(root / "wide", memory={"scope": "family"})
+    with open_memory(run / "memory.db", MemoryConfig(scope="family")) as memory:
+        memory.meet([Task(f"maze/{number}", "maze", family=family) for number, family in enumerate("aab", 1)])
+        memory.add([Tip(f"maze/{number}", f"the way of {number}", WORDS[0], 1.0) for number in (2, 3)])
+    found = person.look("/run/wide/tips?task=maze/1&q=a+dim+hall").text
+    assert "2 found" in found
+    assert "among the tips of the task's family" in found
+    assert "the way of 2" in found
 
 
 def test_pages_beyond_the_end_are_empty_and_no_fault(person: Person) -> None:

@@ -32,7 +32,15 @@ class WarmstartConfig(Section):
     sizes: float = key(0.0, "waymarks: share of the games whose number of moves or boxes is drawn too", ge=0, le=1)
     scores: float = key(1.0, "waymarks: share of the episodes whose tips show a score (memory.show_score)", ge=0, le=1)
     plans: float = key(0.0, "waymarks: share of requests and of tips that are of plans (reflexion)", ge=0, le=1)
-    advice: float = key(0.0, "waymarks: share of the demonstrations that answer with advice (rememberer)", ge=0, le=1)
+    advice: float = key(
+        0.0, "waymarks, webshop, wikihow: share of the demonstrations that answer with advice (rememberer)", ge=0, le=1
+    )
+    write: float = key(
+        0.0,
+        "webshop: share of the demonstrations that write about a careless episode, and teach nothing else",
+        ge=0,
+        le=1,
+    )
     wrong_notes: float = key(0.0, "waymarks: share of written tips that are of another rule: a bad writer", ge=0, le=1)
     variations: int = key(40, "scienceworld: training variations of each task that are recorded", ge=1)
     exact: bool = key(

@@ -69,9 +69,15 @@ def boundary(what: str) -> Iterator[None]:
 
 def one_line(error: BaseException) -> str:
     """Type and text of an error on one line of bounded length."""
-    text = " ".join(str(error).split())
+    text = in_print(str(error), 500)
     name = type(error).__name__
-    return f"{name}: {text[:500]}" if text else name
+    return f"{name}: {text}" if text else name
+
+
+def in_print(text: str, most: int) -> str:
+    """Somebody else's words as an error may quote them: on one line, cut, with "?" for what a terminal would obey."""
+    words = " ".join(text.split())[:most]
+    return "".join(letter if letter.isprintable() else "?" for letter in words)
 
 
 def imperative(action: str) -> str:

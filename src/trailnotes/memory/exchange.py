@@ -10,11 +10,11 @@ import difflib
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.errors import MemoryStoreError
-from trailnotes.memory.retrieval import Embedder, make_embedder
+from trailnotes.memory.retrieval import Embedder, embedder_for, make_embedder
 from trailnotes.memory.schema import Identity
 from trailnotes.memory.scope import Scope
 from trailnotes.memory.store import Change, TipStore
@@ -23,10 +23,11 @@ from trailnotes.memory.tips import TipMemory, clean_tip, utc_now
 from trailnotes.storage.checkpoint import META
 from trailnotes.types import StrPath, Tip
 
+if TYPE_CHECKING:
+    from trailnotes.config.schema import Config
+
 NAMED = 10  # namespaces that an error spells out
 REEMBED_BATCH = 256
-
-DEFAULT = MemoryConfig()
 
 By = Literal["recency", "score", "shown", "worth"]
 
@@ -119,9 +120,18 @@ def show_tip(store: TipStore, tip_id: int) -> Tip:
 
 
 def search_tips(
-    store: TipStore, namespace: str, query: str, top_k: int = 10, threshold: float = -1.0, scope: Scope = "task"
+    store: TipStore,
+    namespace: str,
+    query: str,
+    top_k: int = 10,
+    threshold: float = -1.0,
+    scope: Scope = "task",
+    *,
+    config: Config | None = None,
 ) -> list[Found]:
     """The enabled tips most similar to `query`, by the embedder that the file was made with, in the scope of a task.
+
+    `config` is that of the run that the file belongs to, which says where an endpoint is.
 
     Raises:
         MemoryStoreError: there is no such namespace, or `top_k` is below 1.
@@ -130,7 +140,8 @@ def search_tips(
         raise MemoryStoreError(f"a search for {top_k} tips finds nothing: ask for 1 or more")
     if scope == "task" or store.met(namespace) is None:
         check_namespace(store, namespace)
-    memory = _memory_of(store, settings=MemoryConfig(threshold=threshold, scope=scope))
+    embedder = embedder_for(store.identity.name, config)
+    memory = TipMemory(store, embedder, MemoryConfig(threshold=threshold, scope=scope))
     return [Found(tip, similarity) for tip, similarity in memory.nearest(namespace, query, top_k)]
 
 
@@ -142,7 +153,7 @@ def add_tip(
     key: str | None = None,
     score: float | None = None,
     enabled: bool = True,
-    settings: MemoryConfig = DEFAULT,
+    config: Config | None = None,
 ) -> Tip:
     """Store a tip that its owner wrote, and return it as it is stored.
 
@@ -153,7 +164,7 @@ def add_tip(
         key: what it is found by; by default its own text.
         score: its worth; by default that of the best tip of the namespace, or 1 where it is the first.
         enabled: whether it is shown.
-        settings: those of the run, which say what makes room for it.
+        config: the run that the file belongs to, if any: what makes room for it, and where an endpoint is.
 
     Raises:
         MemoryStoreError: a text without any letter or digit, a score that is no number, or a text that is known under
@@ -167,7 +178,7 @@ def add_tip(
         model="by hand", created=utc_now(), enabled=enabled,
     )  # fmt: skip
     before = store.sequence
-    if not take_in(_memory_of(store, settings=settings), [tip]).added:
+    if not take_in(_memory_of(store, config), [tip]).added:
         raise MemoryStoreError(f"{namespace} has this tip already: `trailnotes memory list` shows its id")
     return store.tips(after=before)[-1]
 
@@ -239,28 +250,20 @@ def export_tips(store: TipStore, path: StrPath, namespace: str | None = None) ->
     return len(tips)
 
 
-def import_tips(
-    store: TipStore,
-    path: StrPath,
-    *,
-    enable: bool = False,
-    settings: MemoryConfig = DEFAULT,
-    embedder: Embedder | None = None,
-) -> Imported:
+def import_tips(store: TipStore, path: StrPath, *, enable: bool = False, config: Config | None = None) -> Imported:
     """Add the tips that `read_tips` finds, marked as imported, in one transaction.
 
     Args:
         store: where to.
         path: as for `read_tips`; `id`, `imported` and `enabled` of its tips are ours to set.
         enable: let them be retrieved at once; otherwise they wait for `enable_tips`.
-        settings: those of the run, which say what makes room for them.
-        embedder: of the store; None makes it.
+        config: the run that the file belongs to, if any: what makes room for them, and where an endpoint is.
 
     Raises:
         MemoryStoreError: the file cannot be read, or has malformed lines, which are named; nothing is added then.
     """
     tips = [replace(tip, enabled=enable) for tip in read_tips(path)]
-    return take_in(_memory_of(store, embedder, settings), tips)
+    return take_in(_memory_of(store, config), tips)
 
 
 def take_in(memory: TipMemory, tips: Sequence[Tip]) -> Imported:
@@ -292,7 +295,7 @@ def _finite(score: float) -> float:
     return score
 
 
-def _memory_of(store: TipStore, embedder: Embedder | None = None, settings: MemoryConfig = DEFAULT) -> TipMemory:
-    """The tips of a store with the embedder that it was made with."""
-    config = settings.model_copy(update={"embedder": store.identity.name})
-    return TipMemory(store, embedder or make_embedder(config.embedder), config)
+def _memory_of(store: TipStore, config: Config | None) -> TipMemory:
+    """The tips of a store, by the settings of the run that it belongs to, or the default."""
+    settings = config.memory if config else MemoryConfig()
+    return TipMemory(store, embedder_for(store.identity.name, config), settings)

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from trailnotes.config.model_schema import OPENAI
 from trailnotes.errors import ConfigError, MissingExtraError, how_to_install
-from trailnotes.memory.remote import EndpointEmbedder
+from trailnotes.memory.remote import EndpointEmbedder, identity_of
 
 if TYPE_CHECKING:
     from trailnotes.config.model_schema import EndpointConfig
@@ -266,6 +266,22 @@ def embedder_of(config: Config) -> Embedder:
     return make_embedder(
         config.memory.embedder, device=config.model.device, batch_size=batch_size, endpoint=config.endpoint
     )
+
+
+def embedder_for(held: str, config: Config | None) -> Embedder:
+    """The embedder of a memory file that there is already, on the CPU, for a person who looks at it.
+
+    Args:
+        held: the one whose vectors the file holds (`Identity.name`).
+        config: the run that the file belongs to, which says where an endpoint is, and with which key; None where it
+            belongs to none.
+
+    Raises: as `make_embedder`.
+    """
+    if config is None:
+        return make_embedder(held)
+    wanted = config.memory.embedder
+    return make_embedder(wanted if identity_of(wanted) == held else held, endpoint=config.endpoint)
 
 
 def _minilm_source() -> str:

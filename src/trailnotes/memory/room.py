@@ -34,14 +34,19 @@ def make_room(store: TipStore, namespaces: Iterable[str], config: MemoryConfig, 
         on: the time, which the marks keep.
     """
     by = f"memory.capacity = {config.capacity}"
-    for pool in dict.fromkeys(store.pool(namespace, config.scope) for namespace in namespaces):
-        excess = store.size(pool) - config.capacity
-        if excess > 0 and config.retire == "merge":
-            excess -= _merge(store, pool, excess, config.merge_similarity, on)
-        if excess > 0:
+    for pool, excess in crowded(store, namespaces, config):
+        merged = _merge(store, pool, excess, config.merge_similarity, on) if config.retire == "merge" else 0
+        if excess > merged:
             rule = "oldest" if config.retire == "merge" else config.retire
             spared = 0 if rule == "oldest" else ceil(SPARED * config.capacity)
-            store.retire(store.first_to_go(pool, rule, excess, spared=spared), rule, by, on=on)
+            store.retire(store.first_to_go(pool, rule, excess - merged, spared=spared), rule, by, on=on)
+
+
+def crowded(store: TipStore, namespaces: Iterable[str], config: MemoryConfig) -> Iterator[tuple[Place, int]]:
+    """Those of these tasks, or of their scopes, that have more enabled tips than `config.capacity`, and how many."""
+    for pool in dict.fromkeys(store.pool(namespace, config.scope) for namespace in namespaces):
+        if (excess := store.size(pool) - config.capacity) > 0:
+            yield pool, excess
 
 
 def _merge(store: TipStore, pool: Place, most: int, least: float, on: str) -> int:

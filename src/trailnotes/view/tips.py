@@ -18,12 +18,12 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Final
 
-from trailnotes.config.memory_schema import MemoryConfig
+from trailnotes.config.schema import Config
 from trailnotes.errors import MemoryStoreError
 from trailnotes.memory.exchange import check_namespace, delete_tips, edit_tip, enable_tips, open_store, show_tip
 from trailnotes.memory.migrations import MIGRATIONS
 from trailnotes.memory.retired import MARK, Retirement
-from trailnotes.memory.retrieval import make_embedder
+from trailnotes.memory.retrieval import embedder_for
 from trailnotes.memory.schema import APPLICATION_ID, named_errors
 from trailnotes.memory.store import READINGS, SELECT, TipStore
 from trailnotes.memory.tips import MAX_KEY_CHARS, TipMemory
@@ -44,6 +44,7 @@ ORDERS: Final = {
     "earned": "(0.5 + earned) / (1 + shown) DESC, age DESC",
     "repeated": "support DESC, age DESC",
 }
+LOOKED: Final = 5_000  # retired tips that are gone through for a page: there is no index of what they became one with
 SORTED: Final = 20_000  # tips that are counted and sorted for a page; of more the newest come first
 
 
@@ -55,6 +56,7 @@ class Row:
     readers: Readers
     similarity: float | None = None
     retirement: Retirement | None = None
+    joined: tuple[int, ...] = ()  # tips that became one with it, and are counted with it
 
     @property
     def shown(self) -> int:
@@ -112,14 +114,19 @@ class TipsFile:
         return Listed(rows, total, order, is_sorted)
 
     def row(self, tip_id: int) -> Row:
-        """One tip."""
+        """One tip, with those of the newest `LOOKED` retired ones that became one with it."""
+        sql = (
+            "SELECT id FROM (SELECT id, merged_into FROM tips INDEXED BY tips_by_retirement WHERE retired_at > 0 "
+            "ORDER BY retired_at DESC LIMIT ?) WHERE merged_into = ? ORDER BY id"
+        )
         with self._reading() as connection:
             found = self._row(connection, tip_id)
+            joined = tuple(each for (each,) in connection.execute(sql, [LOOKED, tip_id]))
         if found is None:
             raise MemoryStoreError(
                 f"there is no tip {tip_id} any more: it was deleted, or has made room for newer ones"
             )
-        return found
+        return replace(found, joined=joined)
 
     def tasks(self, most: int = 500) -> list[str]:
         """Tasks that have tips, the first `most` by name: one step in the index for each."""
@@ -199,15 +206,17 @@ class Searcher:
             memory.close()
         self._open.clear()
 
-    def search(self, path: Path, config: MemoryConfig, namespace: str, query: str) -> list[Row]:
+    def search(self, path: Path, config: Config | None, namespace: str, query: str) -> list[Row]:
         """What an agent of these settings would be shown for `query`, the best first, each with its similarity.
+
+        Without settings, as where those of a run cannot be read, by the default ones, and no endpoint is known.
 
         Raises:
             MemoryStoreError: the file cannot be used, or has no tip of that task.
             MissingExtraError: its embedder is not installed.
             Opening: it takes longer than `PATIENCE_S`; it goes on meanwhile, and who asks again hears what came of it.
         """
-        ask, now = (path, config.model_dump_json(), namespace, query), time.monotonic()
+        ask, now = (path, _told(config), namespace, query), time.monotonic()
         with self._lock:
             self._late = {each: late for each, late in self._late.items() if now - late[1] < LATE_S}
             if ask not in self._late:
@@ -220,7 +229,7 @@ class Searcher:
             self._late.pop(ask, None)
         return found.result()
 
-    def _search(self, path: Path, config: MemoryConfig, namespace: str, query: str) -> list[Row]:
+    def _search(self, path: Path, config: Config | None, namespace: str, query: str) -> list[Row]:
         memory = self._memory(path, config)
         if not (found := memory.search(namespace, query, NEAREST)):
             check_namespace(memory.store, namespace)  # goes through all names
@@ -233,16 +242,14 @@ class Searcher:
             for readers in memory.store.readers(tip.id or 0).values()  # none of one that was just deleted
         ]
 
-    def _memory(self, path: Path, config: MemoryConfig) -> TipMemory:
+    def _memory(self, path: Path, config: Config | None) -> TipMemory:
         with named_errors(path):
-            slot = (path, path.stat().st_ino, config.model_dump_json())
+            slot = (path, path.stat().st_ino, _told(config))
         if slot not in self._open:
             store = open_store(path)
             try:
-                embedder = make_embedder(store.identity.name)
-                self._open[slot] = TipMemory(
-                    store, embedder, config.model_copy(update={"embedder": embedder.name, "scope": "task"})
-                )
+                embedder = embedder_for(store.identity.name, config)
+                self._open[slot] = TipMemory(store, embedder, (config or Config()).memory)
             except BaseException:
                 store.close()
                 raise
@@ -250,6 +257,11 @@ class Searcher:
         while len(self._open) > KEPT_OPEN:
             self._open.popitem(last=False)[1].close()
         return self._open[slot]
+
+
+def _told(config: Config | None) -> str:
+    """What tells settings apart."""
+    return config.model_dump_json() if config else ""
 
 
 def change(path: Path, tip_id: int, seen: str, act: Callable[[TipStore], object]) -> None:

@@ -47,12 +47,16 @@ def listening(host: str, port: int, *, refusal: str = "") -> socket.socket:
     host = host.strip("[]")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=CONNECTIONS)
+        door = socket.create_server((host, port), family=family, backlog=CONNECTIONS)
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
         raise ConfigError(
             f"nothing can listen at {host}:{port} ({reason}): name another --port (0 takes a free one) or --host"
         ) from error
+    # What is accepted here inherits it. An answer goes out in two parts, head and body, and the second would wait 40 ms
+    # for the visitor's word that the first has come: asyncio sees to it only for sockets that name their protocol.
+    door.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return door
 
 
 def host_of(door: socket.socket) -> str:

@@ -194,6 +194,19 @@ def test_files_are_split_by_their_folders_or_by_their_articles(small: str, files
         listed("train", protocol="rememberer", train_set="S0", **options)
 
 
+def test_templates_choose_among_our_goals_and_move_none(small: str) -> None:
+    everything = listed("train", library=small)
+    kinds = {task.id: Goal.from_json(task.options).kind for task in everything}
+    assert len({*kinds.values()}) > 1
+    for kind in {*kinds.values()}:
+        chosen = listed("train", library=small, templates=[kind])
+        assert chosen == [task for task in everything if kinds[task.id] == kind]
+    with pytest.raises(ConfigError, match="no goal in split 'train'"):
+        listed("train", library=small, templates=["author+article"])
+    one = env_identity("wikihow", {"library": small, "templates": ["about"]})
+    assert one["templates"] == ["about"] != env_identity("wikihow", {"library": small})["templates"]
+
+
 def test_identity_tells_libraries_and_files_apart(small: str, files: Path) -> None:
     ours = env_identity("wikihow", {"library": small})
     assert ours == env_identity("wikihow", {"library": small, "view": "short"})
@@ -228,6 +241,8 @@ def test_options_that_cannot_work_are_refused(options: dict[str, Any], said: str
     [
         ({"protocol": "by-luck"}, "use 'by-article' or 'rememberer'"),
         ({"train_set": "S9"}, "use 'S0' or 'S1'"),
+        ({"templates": ["article", "news"]}, "env.options.templates = 'news' is unknown: use 'about' or "),
+        ({"templates": "article"}, "env.options.templates = 'article' must be a list of names"),
         ({"tasks": "nowhere"}, "holds no .textproto file"),
         ({"library": "nowhere"}, "nowhere is no wikihow library"),
     ],

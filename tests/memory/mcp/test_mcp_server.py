@@ -207,10 +207,10 @@ def test_a_missing_memory_is_made_to_be_written(tmp_path: Path, monkeypatch: pyt
 def test_a_missing_memory_of_a_run_has_the_embedder_of_its_settings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     (tmp_path / "config.toml").write_text('[memory]\nembedder = "openai:small"\n')
     assert main(["memory", "serve", str(tmp_path), "--write"]) == 2
-    assert "memory.embedder = 'openai:small' is a model of a server" in capsys.readouterr().err
+    assert "https://api.openai.com/v1 wants a key: export OPENAI_API_KEY" in capsys.readouterr().err
     assert not (tmp_path / "memory.db").exists()
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from trailnotes.algorithms.rememberer.advice import Example, Situation, Valued, advice_messages, parse_advice
 from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.config.methods_schema import RehearsalConfig
 from trailnotes.config.schema import Config, EnvConfig, RolloutConfig
@@ -23,6 +24,7 @@ from trailnotes.envs.webshop.shop import Part
 from trailnotes.envs.webshop.writing import write_catalogue
 from trailnotes.errors import ConfigError
 from trailnotes.storage.demonstrations import Demonstration
+from trailnotes.types import Message
 from trailnotes.warmstart.demonstrations import demonstrator_of
 from trailnotes.warmstart.demonstrations.episodes import actions_of, follow
 from trailnotes.warmstart.demonstrations.webshop import EnglishWebShop, Visit, WebShopDemonstrator, examined_asins
@@ -244,7 +246,7 @@ def test_no_product_of_an_examined_goal_is_shown_bought_or_told(make: Make, cata
         split: {task.options["asin"].lower() for task in env_tasks("webshop", split, options)}
         for split in ("train", "validation", "test")
     }
-    shown = shown_asins(iter(make(style)), 400)
+    shown = shown_asins(iter(make(style, advice=0.2, write=0.1)), 400)
     assert sides["test"]
     assert shown <= sides["train"] | {*map(twin_of, sides["train"])}
     assert shown - sides["train"]
@@ -314,6 +316,72 @@ def test_what_is_written_tells_the_way_and_what_was_missed(make: Make, style: st
             assert right == (score[1] == "1"), note.content
             endings.add(right)
     assert endings == {True, False}
+
+
+@pytest.mark.parametrize("style", ["terse", "full"])
+def test_of_careless_episodes_what_is_written_alone_is_taught(make: Make, style: str) -> None:
+    rows = list(itertools.islice(make(style, write=1.0), 20))
+    for *before, note in (demo.messages for demo in rows):
+        done = tuple(plain(message.content) for message in before if message.role == "assistant")
+        assert told_way(note.content) == way_of(done)
+    assert all(demo.taught == {len(demo.messages) - 1} for demo in rows)
+
+
+Advised = tuple[Situation, list[Example], Valued]
+
+
+@pytest.fixture
+def advised(make: Make, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Iterator[Advised]]:
+    """The situation, the examples and the answer of each of so many demonstrations."""
+
+    def rows(num: int, style: str = "terse", **warm: float) -> Iterator[Advised]:
+        asked: list[tuple[Situation, list[Example]]] = []
+
+        def watched(present: Situation, examples: list[Example], style: str) -> list[Message]:
+            asked.append((present, examples))
+            return advice_messages(present, examples, style)  # type: ignore[arg-type]
+
+        monkeypatch.setattr("trailnotes.warmstart.demonstrations.webshop.advice_messages", watched)
+        for demo in itertools.islice(make(style, advice=1.0, **warm), num):
+            assert demo.taught == {len(demo.messages) - 1}
+            (answer,) = parse_advice(demo.messages[-1].content)
+            yield (*asked[-1], answer)
+
+    return rows
+
+
+@pytest.mark.parametrize("style", ["terse", "full"])
+def test_an_obedient_answer_is_what_an_example_of_the_same_page_encourages(
+    advised: Callable[..., Iterator[Advised]], style: str
+) -> None:
+    for present, examples, answer in advised(60, style, obey=1.0):
+        assert examples[-1].situation == present
+        assert any(answer in each.encouraged for each in examples)
+        assert answer.value > 0
+
+
+def test_where_no_example_is_of_the_page_a_good_buyer_answers(advised: Callable[..., Iterator[Advised]]) -> None:
+    own, searched = 0, 0
+    for present, examples, answer in advised(120, obey=0.0):
+        page = (present.task, present.observation)
+        fitting = [each for each in examples if (each.situation.task, each.situation.observation) == page]
+        best = [valued for each in fitting for valued in each.encouraged]
+        if best:
+            assert answer == max(best, key=lambda valued: valued.value)
+            continue
+        own, searched = own + 1, searched + answer.action.startswith("search[ ")
+        assert answer.value == 0
+        assert len(present.history) or answer.action.startswith("search[ ")
+    assert own > searched > 5
+
+
+def test_what_is_remembered_at_nothing_is_discouraged(make: Make) -> None:
+    made = make()
+    attempt = next(attempt for task in made.tasks if (attempt := made.attempt(task, "hasty")))
+    nothing = replace(attempt, trajectory=replace(attempt.trajectory, score=0.0))
+    (action,) = (valued.action for valued in made.example(nothing, 0).discouraged)
+    assert action.startswith("search[ ")
+    assert made.example(attempt, 0, 0.7).encouraged == (Valued(action, 0.7),)
 
 
 def test_the_wording_follows_the_style(make: Make) -> None:

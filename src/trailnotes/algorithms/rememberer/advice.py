@@ -118,8 +118,8 @@ def action_list(actions: Sequence[str], style: Style) -> str:
 
 
 def advice_text(valued: Sequence[Valued]) -> str:
-    """The answer that a good adviser gives: what `parse_advice` reads."""
-    return "\n".join(_line(item) for item in valued)
+    """The answer that a good adviser gives: what `parse_advice` reads; actions as they are said, not quoted."""
+    return "\n".join(f"{item.action} -> {item.value:.1f}" for item in valued)
 
 
 def parse_advice(text: str) -> list[Valued]:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trailnotes.commands.command import Command, argument
 from trailnotes.commands.memory import sharing
-from trailnotes.commands.memory.sharing import printable, settings_of
-from trailnotes.errors import ConfigError
+from trailnotes.commands.memory.sharing import config_of, memory_config_of, printable
+from trailnotes.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -100,10 +100,12 @@ def _episodes(place: Path, tip: Tip) -> Iterator[str]:
 
 
 def _search(args: Namespace) -> None:
+    from trailnotes.config.model_schema import OPENAI
     from trailnotes.memory.exchange import search_tips
 
     with _store(args) as store:
-        found = search_tips(store, args.namespace, args.query, args.top_k, scope=args.scope)
+        config = config_of(args.place) if store.identity.name.startswith(OPENAI) else None  # else nothing of it matters
+        found = search_tips(store, args.namespace, args.query, args.top_k, scope=args.scope, config=config)
     for tip, similarity in found:
         print(_line(tip, f"similarity {similarity:.3f}  "))
     if not found:
@@ -128,15 +130,16 @@ def _export(args: Namespace) -> None:
 def _import(args: Namespace) -> None:
     from trailnotes.memory.exchange import import_tips
 
-    settings = settings_of(args.place)
+    config = config_of(args.place)
     with _store(args) as store:
         before = store.retirements()
-        result = import_tips(store, args.file, enable=args.enable, settings=settings)
+        result = import_tips(store, args.file, enable=args.enable, config=config)
         gone = len(store.retirements().keys() - before.keys())
     state = "enabled" if args.enable else "off until `trailnotes memory enable`"
     print(f"{result.added} tips imported ({state}), {result.known} were known")
     if gone:
-        print(f"{gone} tips were retired to make room (memory.capacity = {settings.capacity}): `memory list --retired`")
+        capacity = memory_config_of(args.place).capacity
+        print(f"{gone} tips were retired to make room (memory.capacity = {capacity}): `memory list --retired`")
 
 
 def _add(args: Namespace) -> None:
@@ -146,7 +149,7 @@ def _add(args: Namespace) -> None:
         first = args.namespace not in store.namespaces()
         tip = add_tip(
             store, args.namespace, args.text,
-            key=args.key, score=args.score, enabled=not args.off, settings=settings_of(args.place),
+            key=args.key, score=args.score, enabled=not args.off, config=config_of(args.place),
         )  # fmt: skip
     print(_line(tip))
     if first:
@@ -175,7 +178,23 @@ def _enable(args: Namespace) -> None:
     with _store(args) as store:
         ids = [tip.id for tip in list_tips(store) if tip.id is not None] if args.all else args.ids
         changed = enable_tips(store, ids, enabled=not args.off)
-    print(f"{changed} tips {'disabled' if args.off else 'enabled'}")
+        print(f"{changed} tips {'disabled' if args.off else 'enabled'}")
+        if not args.off:
+            with suppress(RunError):  # of settings that cannot be read; the tips are on all the same
+                _say_what_is_too_much(store, ids, args.place)
+
+
+def _say_what_is_too_much(store: TipStore, ids: Sequence[int], place: Path) -> None:
+    """Those who switch tips on hear that these stay only until the next ones are written."""
+    from trailnotes.memory.room import crowded
+
+    settings = memory_config_of(place)
+    namespaces = dict.fromkeys(tip.namespace for tip_id in ids if (tip := store.tip(tip_id)))
+    if excess := sum(excess for _, excess in crowded(store, namespaces, settings)):
+        print(
+            f"that is {excess} more than memory.capacity = {settings.capacity} lets be on: when the run writes more, "
+            f"as many are retired (memory.retire = {settings.retire})"
+        )
 
 
 def _line(tip: Tip, measured: str = "") -> str:
@@ -334,7 +353,9 @@ COMMANDS = (
         name="memory enable",
         summary="let tips be retrieved, or not",
         about="Switch tips on, for example imported ones after reading them; or off, without deleting them. A retired "
-        "tip that is named comes back as the newest; --all leaves those that are retired.",
+        "tip that is named comes back as the newest; --all leaves those that are retired. Nothing is retired for it, "
+        "since a switch changes the tips that it names and no others: what is more than memory.capacity goes when the "
+        "run writes again.",
         example="trailnotes memory enable runs/smoke --all",
         run=_enable,
         arguments=(

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from trailnotes.config.memory_schema import MemoryConfig
+    from trailnotes.config.schema import Config
     from trailnotes.types import Tip
 
 TOKEN = "TRAILNOTES_MCP_TOKEN"  # noqa: S105 (the variable that holds one)
@@ -31,13 +32,20 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
-def settings_of(place: Path) -> MemoryConfig:
-    """Those of the run that the memory belongs to; the default where it belongs to none."""
-    from trailnotes.config.memory_schema import MemoryConfig
+def config_of(place: Path) -> Config | None:
+    """The settings of the run that the memory belongs to; None where it belongs to none."""
     from trailnotes.runs.directory import run_config
 
     run = place if place.is_dir() else place.parent
-    return run_config(run).memory if (run / "config.toml").is_file() else MemoryConfig()
+    return run_config(run) if (run / "config.toml").is_file() else None
+
+
+def memory_config_of(place: Path) -> MemoryConfig:
+    """The memory settings of `config_of`; the default where the memory belongs to no run."""
+    from trailnotes.config.memory_schema import MemoryConfig
+
+    config = config_of(place)
+    return config.memory if config else MemoryConfig()
 
 
 def _merge(args: Namespace) -> None:
@@ -93,21 +101,21 @@ def _serve(args: Namespace) -> None:
     from trailnotes.memory.exchange import open_store
     from trailnotes.memory.mcp.server import make_app, serve_stdio
     from trailnotes.memory.mcp.tools import Rules, Toolbox
-    from trailnotes.memory.retrieval import make_embedder
+    from trailnotes.memory.retrieval import embedder_for
     from trailnotes.memory.schema import Identity
     from trailnotes.memory.tipfile import file_of
     from trailnotes.memory.tips import TipMemory
 
-    settings = settings_of(args.place)
-    new = make_embedder(settings.embedder) if args.write and not file_of(args.place).exists() else None
+    config, settings = config_of(args.place), memory_config_of(args.place)
+    new = embedder_for(settings.embedder, config) if args.write and not file_of(args.place).exists() else None
     with open_store(args.place, Identity(new.name, new.dim) if new else None) as store:
         rules = Rules(
             write=args.write, namespace=args.namespace, enabled=not args.off,
             capacity=settings.capacity, scope=settings.scope, per_minute=args.rate,
         )  # fmt: skip
         # A task that is full takes no more by the rules; the memory itself would let the oldest go.
-        config = MemoryConfig(embedder=store.identity.name, threshold=-1, capacity=sys.maxsize)
-        toolbox = Toolbox(TipMemory(store, new or make_embedder(config.embedder), config), rules)
+        unbound = MemoryConfig(threshold=-1, capacity=sys.maxsize)
+        toolbox = Toolbox(TipMemory(store, new or embedder_for(store.identity.name, config), unbound), rules)
         if args.port is None:
             serve_stdio(toolbox)
         else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
+from itertools import compress
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
@@ -60,9 +61,11 @@ class GymnasiumEnv:
             raise ConfigError(f"env.options.observation = {observation!r}: use {', '.join(get_args(Shown))}")
         toy = toy_of(id)
         self._game = game_name(id, kwargs)
-        self._env = _made(id, dict(kwargs), max_steps, drawn=observation != "value")
+        self._env, self._limit = _unwrapped(_made(id, dict(kwargs), max_steps, drawn=observation != "value"))
         self._shown = _way_to_show(self._env, id, observation)
+        self._space = self._env.action_space  # asked of every wrapper in turn, so once
         self._names = self._named_actions(id, action_names)
+        self._numbers = {name: int(self._space.start) + place for place, name in enumerate(self._names)}
         self._instruction = instruction or (toy.instruction if toy else f"Play {id}.")
         if success_return is None and success_reward is None:
             success_reward = toy.success_reward if toy else None
@@ -72,7 +75,7 @@ class GymnasiumEnv:
             raise ConfigError(
                 f"env.options.success_return is missing: {id} says nowhere when it is won, and that it is over does not"
             )
-        self._total = 0.0
+        self._total, self._steps = 0.0, 0
         self._playing = False
 
     @staticmethod
@@ -108,7 +111,7 @@ class GymnasiumEnv:
             raise ConfigError(f"task {task.id} is of another game than {self._game}: env.options must be those of both")
         self._playing = False
         value, info = self._env.reset(seed=task.seed)
-        self._total, self._playing = 0.0, True
+        self._total, self._steps, self._playing = 0.0, 0, True
         score, max_score = self._success.score(0.0, success=False)
         return Observation(
             self._words(value),
@@ -131,6 +134,8 @@ class GymnasiumEnv:
         value, given, terminated, truncated, info = self._env.step(taken)
         reward = float(given)
         self._total += reward
+        self._steps += 1
+        truncated = truncated or self._steps >= self._limit
         won = bool(terminated) and self._success.reached(self._total, reward)
         self._playing = not (terminated or truncated)
         score, max_score = self._success.score(self._total, success=won)
@@ -148,7 +153,7 @@ class GymnasiumEnv:
         """The names of a discrete space; () where an action is a text."""
         from gymnasium.spaces import Discrete, Text
 
-        space = self._env.action_space
+        space = self._space
         if isinstance(space, Discrete):
             return action_names(space, self._env.unwrapped, given, toy_of(env_id))
         if isinstance(space, Text):
@@ -157,25 +162,23 @@ class GymnasiumEnv:
 
     def _taken(self, action: str) -> Any:
         """What the environment is given for an action; None if there is nothing like it."""
-        space = self._env.action_space
-        if not self._names:
-            return action if space.contains(action) else None
-        words = normal(action)
-        return int(space.start) + self._names.index(words) if words in self._names else None
+        if action in self._numbers:
+            return self._numbers[action]
+        if self._names:
+            return self._numbers.get(normal(action))
+        return action if self._space.contains(action) else None
 
     def _actions(self, info: Mapping[str, Any]) -> tuple[str, ...] | None:
         """Names of the actions that the environment's mask leaves, where it has one; else all."""
         mask = info.get("action_mask")
         if mask is None or len(mask) != len(self._names):
             return self._names or None
-        return tuple(name for name, open_ in zip(self._names, mask, strict=True) if open_) or self._names
+        return tuple(compress(self._names, mask)) or self._names
 
     def _words(self, value: Any) -> str:
-        if self._shown == "text":
-            return plain(str(value))
         if self._shown == "value":
             return valued(value)
-        return plain(str(self._env.render()))
+        return plain(str(self._env.render() if self._shown == "ansi" else value))
 
 
 def _made(env_id: str, kwargs: dict[str, Any], max_steps: int, *, drawn: bool) -> gymnasium.Env[Any, Any]:
@@ -199,6 +202,20 @@ def _made(env_id: str, kwargs: dict[str, Any], max_steps: int, *, drawn: bool) -
         raise ConfigError(
             f"env.options.id = {env_id!r} with kwargs {kwargs} cannot be made: {one_line(error)}"
         ) from error
+
+
+def _unwrapped(env: gymnasium.Env[Any, Any]) -> tuple[gymnasium.Env[Any, Any], float]:
+    """The environment without the two wrappers whose work `GymnasiumEnv` does itself, and its limit of steps.
+
+    Gymnasium puts them around every environment, to cut it off and to ask for a reset first.
+    """
+    from gymnasium.wrappers import OrderEnforcing, TimeLimit
+
+    limit = math.inf
+    if isinstance(env, TimeLimit):
+        limit = (env.spec and env.spec.max_episode_steps) or math.inf
+        env = env.env
+    return env.env if isinstance(env, OrderEnforcing) else env, limit
 
 
 def _way_to_show(env: gymnasium.Env[Any, Any], env_id: str, wish: Shown) -> Literal["text", "ansi", "value"]:

@@ -112,10 +112,13 @@ def _named(found: re.Match[str]) -> str:
 
 def valued(value: Any) -> str:
     """An observation of numbers as JSON. Raises `TypeError` for what is no number, text, sequence or mapping."""
-    return json.dumps(value, default=_of_numpy)
+    return _AS_JSON.encode(value)
 
 
 def _of_numpy(part: Any) -> Any:
     if not hasattr(part, "tolist"):
         raise TypeError(f"{type(part).__name__} is not JSON")
     return part.tolist()
+
+
+_AS_JSON: Final = json.JSONEncoder(default=_of_numpy)  # json.dumps would make one for each observation

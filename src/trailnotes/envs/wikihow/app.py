@@ -71,10 +71,10 @@ class Turn(NamedTuple):
 
 
 class App:
-    """A library behind screens. Holds no visit: any number of them may share it."""
+    """A library behind screens, `per_search` results to a page. Holds no visit: any number of them may share it."""
 
-    def __init__(self, library: Library) -> None:
-        self._library = library
+    def __init__(self, library: Library, per_search: int = pages.PER_SEARCH) -> None:
+        self._library, self._per_search = library, per_search
         self._layout: Callable[[str], Layout | None] = lru_cache(64)(self._laid_out)
         # A screen is asked for by its text, its offers, its events and the next action.
         self._screen: Callable[[Visit], tuple[View, tuple[Leaf, ...]]] = lru_cache(8)(self._drawn)
@@ -171,7 +171,7 @@ class App:
             return pages.about_page()
         if path.startswith(_SEARCH):
             query, start = _query_of(path)
-            return pages.results(self._library, query, start)
+            return pages.results(self._library, query, start, self._per_search)
         page = self._library.get(path)
         if isinstance(page, Article):
             return pages.article_page(self._library, page)

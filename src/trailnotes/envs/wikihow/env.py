@@ -7,6 +7,7 @@ Source: Zhang et al. 2023, "Mobile-Env: An Evaluation Platform and Benchmark for
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +18,7 @@ from trailnotes.envs.wikihow.app import App, Visit
 from trailnotes.envs.wikihow.events import Engine, Noticed
 from trailnotes.envs.wikihow.goals import Goal
 from trailnotes.envs.wikihow.library import Library
+from trailnotes.envs.wikihow.pages import PER_SEARCH
 from trailnotes.envs.wikihow.protocols import SPLITS, Choice, Splits, identity_of, splits_of, tasks_in
 from trailnotes.envs.wikihow.screens import VIEWS, offers
 from trailnotes.envs.wikihow.synthetic import open_library
@@ -43,6 +45,7 @@ def wikihow_tasks(
     protocol: str = "by-article",
     dataset_seed: int = 0,
     train_set: str = "S0",
+    templates: Sequence[str] = (),
 ) -> list[Task]:
     """The goals of one split, in the protocol's order: a pure function of the library, the files and the arguments.
 
@@ -53,19 +56,26 @@ def wikihow_tasks(
         protocol: "by-article" or "rememberer".
         dataset_seed: another one draws other templates for our goals.
         train_set: "S0" or "S1", of the protocol rememberer.
+        templates: of our goals those alone, see `Goal.kind`; () takes all.
 
     Raises:
         ConfigError: an unknown name, a value of the wrong kind, no library, no task files, or a split without goals.
     """
-    choice = _choice(tasks, protocol, dataset_seed, train_set)
+    choice = _choice(tasks, protocol, dataset_seed, train_set, templates)
     return tasks_in(_splits(opened(of_kind(str, "library", library)), choice), split, choice)
 
 
-def _choice(tasks: object, protocol: object, dataset_seed: object, train_set: object) -> Choice:
+def _choice(tasks: object, protocol: object, dataset_seed: object, train_set: object, templates: object) -> Choice:
     return Choice(
         of_kind(str, "protocol", protocol), of_kind(str, "tasks", tasks), of_kind(int, "dataset_seed", dataset_seed),
-        of_kind(str, "train_set", train_set),
+        of_kind(str, "train_set", train_set), _names("templates", templates),
     )  # fmt: skip
+
+
+def _names(key: str, value: object) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple) or not all(isinstance(name, str) for name in value):
+        raise ConfigError(f"env.options.{key} = {value!r} must be a list of names")
+    return tuple(value)
 
 
 @lru_cache(8)
@@ -84,7 +94,9 @@ class WikiHowEnv:
         protocol: str = "by-article",
         dataset_seed: int = 0,
         train_set: str = "S0",
+        templates: Sequence[str] = (),
         view: str = "html",
+        results_per_page: int = PER_SEARCH,
         max_text: int = 500,
         max_steps: int = MAX_STEPS,
         free_nothing: bool = False,
@@ -99,7 +111,9 @@ class WikiHowEnv:
             protocol: read by `tasks` only.
             dataset_seed: read by `tasks` only.
             train_set: read by `tasks` only.
+            templates: read by `tasks` only.
             view: "html", REMEMBERER's lines, or "short".
+            results_per_page: articles that a search shows before `Next >`.
             max_text: characters of one text on the screen.
             max_steps: actions until the episode is truncated.
             free_nothing: an empty action, which is what becomes of an answer that cannot be read, costs no step, up to
@@ -107,16 +121,19 @@ class WikiHowEnv:
             text_events: texts on the screen are events, as with a recogniser of texts; published runs had none.
             actions: offer the admissible actions with each observation.
         """
-        del protocol, dataset_seed, train_set
+        del protocol, dataset_seed, train_set, templates
         self._place = of_kind(str, "library", library)
         self._files = of_kind(str, "tasks", tasks)
         self._view = VIEWS[one_of("view", view, VIEWS)]
+        self._worded: Callable[[str], str] = str.lower if view == "short" else str
+        self._per_search = whole("results_per_page", results_per_page)
         self._max_text = whole("max_text", max_text)
         self._max_steps = whole("max_steps", max_steps)
         self._free_nothing = of_kind(bool, "free_nothing", free_nothing)
         self._reads_screen = of_kind(bool, "text_events", text_events)
         self._offers = of_kind(bool, "actions", actions)
         self._app: App | None = None
+        self._hidden: frozenset[str] = frozenset()
         self._engine: Engine | None = None
         self._visit = Visit()
         self._steps_left = self._free_left = 0
@@ -132,10 +149,11 @@ class WikiHowEnv:
         protocol: str = "by-article",
         dataset_seed: int = 0,
         train_set: str = "S0",
+        templates: Sequence[str] = (),
         text_events: bool = False,
     ) -> dict[str, Any]:
         """What must be the same for two results to be comparable, as JSON: library, protocol, goals of each split."""
-        choice = _choice(tasks, protocol, dataset_seed, train_set)
+        choice = _choice(tasks, protocol, dataset_seed, train_set, templates)
         pages = opened(of_kind(str, "library", library))
         return {"library": pages.name, **identity_of(_splits(pages, choice), choice), "text_events": text_events}
 
@@ -143,8 +161,19 @@ class WikiHowEnv:
     def app(self) -> App:
         """The app, opened when it is first asked for."""
         if self._app is None:
-            self._app = App(opened(self._place))
+            library = self.library.without(self._hidden) if self._hidden else self.library
+            self._app = App(library, self._per_search)
         return self._app
+
+    @property
+    def library(self) -> Library:
+        """All pages, hidden or not."""
+        return opened(self._place)
+
+    def hide(self, paths: Iterable[str]) -> None:
+        """Play from now on as if the articles at `paths` were not in the library: no page lists or shows them."""
+        self._hidden |= frozenset(paths)
+        self._app = None
 
     @property
     def visit(self) -> Visit:
@@ -164,7 +193,7 @@ class WikiHowEnv:
         return Observation(
             self._text(),
             actions=self._admissible(),
-            instruction=instructions_of(judged),
+            instruction=self._worded(instructions_of(judged)),
             max_score=self._highest,
             briefing={"action_formats": list(FORMATS)},
         )
@@ -221,7 +250,7 @@ class WikiHowEnv:
     def _text(self) -> str:
         """The screen, and what is to be done next where the task has said so."""
         shown = self._view(self.app.leaves(self._visit), self._max_text)
-        return f"{shown}\nInstruction: {self._told}" if self._told else shown
+        return f"{shown}\n{self._worded(f'Instruction: {self._told}')}" if self._told else shown
 
     def _admissible(self) -> tuple[str, ...] | None:
         return offers(self.app, self._visit, self._words) if self._offers else None

@@ -43,6 +43,11 @@ class Goal:
         return f"{re.sub(r'[^a-z0-9]+', '_', self.title.lower()).strip('_')}-{SUFFIXES[self.template]}"
 
     @property
+    def kind(self) -> str:
+        """The template, and whether another article is opened after it."""
+        return f"{self.template}+article" if self.then_slug else self.template
+
+    @property
     def instructions(self) -> tuple[str, ...]:
         """What is said, one after the other; the first one with the task."""
         told = [f"Search an article to learn how to {self.title.lower()}.", _access(self.title)]

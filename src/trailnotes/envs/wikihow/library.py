@@ -18,12 +18,14 @@ import sqlite3
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import quote, unquote
 
-from trailnotes.envs.wikihow.articles import Article, Page, from_record, to_record
+from trailnotes.envs.wikihow.articles import Article, Category, Page, from_record, to_record
 from trailnotes.errors import ConfigError, RunError
 from trailnotes.search.building import IndexBuilder
 from trailnotes.search.index import Index
@@ -45,8 +47,8 @@ class Library:
         article = library[library.search("boil an egg")[0]]
     """
 
-    def __init__(self, files: MappedFolder) -> None:
-        self._files = files
+    def __init__(self, files: MappedFolder, hidden: frozenset[str] = frozenset()) -> None:
+        self._files, self._hidden = files, hidden
         files.file(PAGES)  # whose size is compared
         self._index = Index.open(files.folder / SEARCH)
         path = quote(str((files.folder / PAGES).resolve()))
@@ -77,15 +79,21 @@ class Library:
         """What ``meta.json`` says, among it ``counts``: pages by kind, and ``left_out``: reason -> pages."""
         return self._files.meta
 
+    def without(self, paths: Iterable[str]) -> Self:
+        """The same pages, opened once more, as if the articles at `paths` had never been written."""
+        return type(self)(self._files, self._hidden.union(paths))
+
     def __len__(self) -> int:
-        return sum(self._files.meta["counts"].values())
+        counts: Mapping[str, int] = self._files.meta["counts"]
+        return sum(counts.values()) - sum(map(self._has, self._hidden))
 
     def __iter__(self) -> Iterator[Page]:
-        for (record,) in self._ask("SELECT record FROM pages ORDER BY place"):
-            yield from_record(json.loads(record))
+        for path, record in self._ask("SELECT path, record FROM pages ORDER BY place"):
+            if path not in self._hidden:
+                yield self._seen(from_record(json.loads(record)))
 
     def __contains__(self, path: object) -> bool:
-        return bool(self._ask("SELECT 1 FROM pages WHERE path = ?", path))
+        return path not in self._hidden and self._has(path)
 
     def __getitem__(self, path: str) -> Page:
         page = self._cached(path)
@@ -105,7 +113,8 @@ class Library:
 
     def search(self, query: str, limit: int) -> list[str]:
         """The paths of the articles whose titles share words with a query, best first."""
-        return [path for path, _ in self._index.search(query, limit)]
+        found = (path for path, _ in self._index.search(query, limit + len(self._hidden)))
+        return [*islice((path for path in found if path not in self._hidden), limit)]
 
     def close(self) -> None:
         """Close the files; what is asked for afterwards is an error of `sqlite3`."""
@@ -113,9 +122,20 @@ class Library:
         self._index.close()
         self._files.close()
 
+    def _has(self, path: object) -> bool:
+        return bool(self._ask("SELECT 1 FROM pages WHERE path = ?", path))
+
     def _read(self, path: str) -> Page | None:
+        if path in self._hidden:
+            return None
         rows = self._ask("SELECT record FROM pages WHERE path = ?", path)
-        return from_record(json.loads(rows[0][0])) if rows else None
+        return self._seen(from_record(json.loads(rows[0][0]))) if rows else None
+
+    def _seen(self, page: Page) -> Page:
+        """A page as it is without what is hidden: lists of articles go by their paths, a category's text names some."""
+        if not self._hidden or not isinstance(page, Category):
+            return page
+        return replace(page, about=tuple(part for part in page.about if part[1] not in self._hidden))
 
     def _ask(self, question: str, *values: object) -> list[Any]:
         try:

@@ -19,7 +19,7 @@ from trailnotes.envs.wikihow.views import BUTTON, IMAGE, INPUT, PLAIN, TEXT, WID
 
 TOP: Final = 225  # of what of the screen shows the page
 BOTTOM: Final = 1794
-PER_SEARCH: Final = 30  # articles on a page of results
+PER_SEARCH: Final = 30  # articles on a page of results, unless the options say otherwise
 FOUND: Final = 300  # articles that a search finds at most
 SEARCH_TAP, CLEAR_TAP, FORM_TAP, REFERENCES_TAP = "@search", "@clear", "@form", "#References"
 
@@ -98,11 +98,11 @@ def home() -> Layout:
     return Layout((Item(View(PLAIN, name="com.wikihow.wikihowapp:id/webView", clickable=True), 0, BOTTOM - TOP),), 1)
 
 
-def results(library: Library, query: str, start: int) -> Layout:
-    """The articles that a search has found, from the `start`-th on."""
+def results(library: Library, query: str, start: int, most: int = PER_SEARCH) -> Layout:
+    """The articles that a search has found, from the `start`-th on, `most` to a page."""
     column = _Column()
     found = library.search(query, FOUND)
-    for article in library.articles(found[start : start + PER_SEARCH]):
+    for article in library.articles(found[start : start + most]):
         path = article.path
         title = f"How to {article.title}"
         column.add(PLAIN, title, 80 + _ROW * (_lines(title, 55) - 1), target=path)
@@ -113,7 +113,7 @@ def results(library: Library, query: str, start: int) -> Layout:
         if article.verified:
             column.row([*row, View(TEXT, article.verified, target=path)], _ROW)
     buttons = []
-    for label, first in (("Next >", start + PER_SEARCH), ("< Previous", start - PER_SEARCH)):
+    for label, first in (("Next >", start + most), ("< Previous", start - most)):
         if 0 <= first < len(found):
             buttons.append(View(TEXT, label, target=search_path(query, first)))
     if buttons:

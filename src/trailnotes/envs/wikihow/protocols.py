@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
 
+from trailnotes.envs.options import one_of
 from trailnotes.envs.wikihow.articles import Article, Author, Category, Page, author_path, category_path
 from trailnotes.envs.wikihow.goals import SUFFIXES, Goal, Template, goal_of
 from trailnotes.envs.wikihow.library import Library
@@ -22,6 +23,7 @@ from trailnotes.seeds import derive_seed
 from trailnotes.types import Task
 
 SPLITS: Final = ("train", "validation", "test")
+KINDS: Final = (*SUFFIXES, "author+article", "category+article")
 PROTOCOLS: Final = ("by-article", "rememberer")
 TRAIN_SETS: Final = ("S0", "S1")
 
@@ -50,8 +52,11 @@ class Choice:
     tasks: str = ""  # folder of task files; "" = goals of our own
     seed: int = 0  # of the dataset
     train_set: str = "S0"  # of rememberer
+    templates: tuple[str, ...] = ()  # kinds of our own goals, see `Goal.kind`; () = all
 
     def __post_init__(self) -> None:
+        for kind in self.templates:
+            one_of("templates", kind, KINDS)
         for key, value, known in (
             ("protocol", self.protocol, PROTOCOLS),
             ("train_set", self.train_set, TRAIN_SETS),
@@ -73,7 +78,8 @@ def splits_of(library: Library, choice: Choice) -> Splits:
         return _of_files(Path(choice.tasks), choice)
     splits: dict[str, list[Goal]] = {split: [] for split in SPLITS}
     for goal in _goals(library, choice.seed):
-        splits[_side(goal.slug)].append(goal)
+        if not choice.templates or goal.kind in choice.templates:
+            splits[_side(goal.slug)].append(goal)
     return splits if choice.protocol == "by-article" else _of_sizes(splits, choice.train_set)
 
 
@@ -101,6 +107,7 @@ def identity_of(splits: Splits, choice: Choice) -> dict[str, Any]:
         "goals": "files" if choice.tasks else "ours",
         "dataset_seed": choice.seed,
         "train_set": choice.train_set,
+        "templates": [*choice.templates],
         "splits": {split: {"goals": len(splits[split]), "sha256": _hash(splits[split], choice)} for split in SPLITS},
     }
 

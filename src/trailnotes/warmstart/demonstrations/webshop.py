@@ -1,8 +1,8 @@
 """Scripted WebShop episodes of training goals: purchases good, hasty and wandering, with tips to act on and to write.
 
 What a start model learns here is how to search and click, to choose what is asked for, to repeat what a tip with a full
-score tells and nothing else, and to write down what it bought and what it missed. No product of an examined goal is
-shown: an episode with one on its pages is thrown away.
+score tells and nothing else, to write down what it bought and what it missed, and to answer with advice (REMEMBERER).
+No product of an examined goal is shown: an episode with one on its pages is thrown away.
 """
 
 from __future__ import annotations
@@ -13,11 +13,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Self, cast
 
+from trailnotes.algorithms.rememberer.advice import Example, Situation, Valued, advice_messages, advice_text
 from trailnotes.envs import env_tasks, make_env
 from trailnotes.envs.tasks import kept_apart
 from trailnotes.envs.webshop.protocols import known_title
 from trailnotes.errors import ConfigError
-from trailnotes.types import Tip
+from trailnotes.prompts import instruction_of, reflection_messages, truncate
+from trailnotes.storage.demonstrations import Demonstration
+from trailnotes.types import Message, Tip
 from trailnotes.warmstart.demonstrations.episodes import actions_of, conversations, follow, of_rehearsal, played
 from trailnotes.warmstart.demonstrations.webshop_buyers import BUY, Buyer, Page, Wish, faults_of, way_of
 from trailnotes.warmstart.demonstrations.webshop_words import NEXT, Fault, english_words, spaced, terse_words
@@ -27,7 +30,6 @@ if TYPE_CHECKING:
 
     from trailnotes.config.schema import Config
     from trailnotes.envs.webshop.env import WebShopEnv
-    from trailnotes.storage.demonstrations import Demonstration
     from trailnotes.types import Observation, Task, Trajectory
     from trailnotes.warmstart.demonstrations.episodes import Script
 
@@ -99,8 +101,9 @@ class WebShopDemonstrator:
     """Endless fresh demonstrations of the goals of the train split.
 
     Args:
-        config: prompts, memory, `env.options`, and the shares of `config.warmstart`: `obey` of the episodes follow a
-            tip with a full score, `read` of the others are hasty or wander, and the rest are good.
+        config: prompts, memory, `env.options`, and the shares of `config.warmstart`: `advice` and `write` of the
+            demonstrations are of these alone; of the other episodes `obey` follow a tip with a full score, `read` of
+            what is left are hasty or wander, and the rest are good.
         count_tokens: of the tokenizer, for the length caps.
         seed: of everything drawn here.
 
@@ -145,8 +148,17 @@ class WebShopDemonstrator:
         )
 
     def episode(self, task: Task) -> list[Demonstration]:
-        """One episode's demonstrations: a row to act, and where it acted on tips, a tip-free row to write."""
+        """One episode's demonstrations: a row to act, and where it acted on tips, a tip-free row to write.
+
+        Or one step of an episode that is advised, or what is written about a careless one.
+        """
         warm = self.config.warmstart
+        if warm.advice + warm.write:  # without any, nothing is drawn, and models of before come out as they did
+            drawn = self.rng.random()
+            if drawn < warm.advice:
+                return self.advised(task)
+            if drawn < warm.advice + warm.write:
+                return self.written(task)
         if self.rng.random() < warm.obey:
             attempt, tips = self.told(task)
         else:
@@ -155,12 +167,15 @@ class WebShopDemonstrator:
             tips = tuple(self.tip(other, other.worth) for other in others)
         if attempt is None:
             return []
+        return conversations(self.said(attempt), self.ranked(tips), self.note(attempt), self.config, self.count_tokens)
+
+    def said(self, attempt: Attempt) -> Trajectory:
+        """The episode as it is said, action by action."""
         said = [
             replace(step, completion=replace(step.completion, text=self.say(step.action)))
             for step in attempt.trajectory.steps
         ]
-        trajectory = replace(attempt.trajectory, steps=tuple(said))
-        return conversations(trajectory, self.ranked(tips), self.note(attempt), self.config, self.count_tokens)
+        return replace(attempt.trajectory, steps=tuple(said))
 
     def say(self, action: str) -> str:
         """An action as it is said."""
@@ -179,6 +194,53 @@ class WebShopDemonstrator:
         others = self.failures(task, source) if self.rng.random() < 0.4 else ()
         praised = Attempt(source.trajectory, source.way, ())
         return attempt, (self.tip(praised, 1.0), *(self.tip(other, other.worth) for other in others))
+
+    def written(self, task: Task) -> list[Demonstration]:
+        """What is written about a careless episode, which is not imitated itself."""
+        attempt = self.careless(task)
+        if attempt is None:
+            return []
+        config = self.config
+        asked = reflection_messages(self.said(attempt), config.rollout, config.memory, self.count_tokens)
+        messages = (*asked, Message("assistant", self.note(attempt)))
+        return [Demonstration(messages, frozenset({len(asked)}), task)]
+
+    def advised(self, task: Task) -> list[Demonstration]:
+        """One step under examples of the memory: answered as one of the same page encourages, else as a good buyer.
+
+        The value of an answer is that of the example that it follows, and 0 where it follows none.
+        """
+        obeys = self.rng.random() < self.config.warmstart.obey
+        attempt = self.rng.choice((self.right, self.careless))(task) if obeys else self.attempt(task, "good")
+        if attempt is None:
+            return []
+        present, action = self.situation(attempt, step := self.rng.randrange(len(attempt.trajectory.steps)))
+        others = (self.attempt(self.rng.choice((task, self.rng.choice(self.tasks))), "hasty") for _ in range(2))
+        examples = [self.example(other, self.rng.randrange(len(other.trajectory.steps))) for other in others if other]
+        if obeys:
+            examples = [*examples[1:], self.example(attempt, step, self.rng.randint(1, 10) / 10)]
+        fitting = (each for each in examples if each.situation.observation == present.observation)
+        encouraged = [valued for each in fitting if each.situation.task == present.task for valued in each.encouraged]
+        answer = max(encouraged, key=lambda valued: valued.value, default=Valued(action, 0.0))
+        messages = advice_messages(present, examples, self.config.rollout.style)
+        answered = (*messages, Message("assistant", advice_text([answer])))
+        return [Demonstration(answered, frozenset({len(messages)}), task)]
+
+    def situation(self, attempt: Attempt, step: int) -> tuple[Situation, str]:
+        """What is known before a step of an episode, and what is done then."""
+        config, steps = self.config, attempt.trajectory.steps
+        task, text = (
+            truncate(whole, config.rollout.max_observation_tokens, self.count_tokens)
+            for whole in (instruction_of(attempt.trajectory), steps[step].observation.text)
+        )
+        *before, action = (self.say(each.action) for each in steps[: step + 1])
+        return Situation(task, text, tuple(before[max(0, step - config.rememberer.history) :])), action
+
+    def example(self, attempt: Attempt, step: int, value: float | None = None) -> Example:
+        """A step as it is remembered, by default with what its episode earned: encouraged, or discouraged at 0."""
+        situation, action = self.situation(attempt, step)
+        valued = (Valued(action, attempt.worth if value is None else value),)
+        return Example(situation, valued, ()) if valued[0].value else Example(situation, (), valued)
 
     def right(self, task: Task) -> Attempt | None:
         """An episode that earned the full score: a good buyer's, or that of a teacher who knows the goal's product."""
