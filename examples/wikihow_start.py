@@ -78,8 +78,8 @@ class Read(Examined):
 
 
 def said(episode: Trajectory) -> list[str]:
-    """The actions, with blanks inside their brackets."""
-    return [spaced(action) for action in actions_of(episode)]
+    """The actions, with one blank inside their brackets, whoever said them."""
+    return [" ".join(spaced(action).split()) for action in actions_of(episode)]
 
 
 def score(episodes: Sequence[Trajectory]) -> str:

@@ -6,7 +6,7 @@ import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from typing import Any
 
@@ -88,12 +88,14 @@ def serving(script: Script = counting, pages: dict[str, Any] | None = None, port
 
 
 @contextmanager
-def deaf() -> Iterator[str]:
-    """A server that answers one reset and then reads no byte more."""
+def deaf(*, alone: bool = False) -> Iterator[str]:
+    """A server that answers one reset and then reads no byte more; if `alone`, it also takes no other connection."""
     over = threading.Event()
 
     def session(door: socket.socket) -> None:
         connection, _ = door.accept()
+        if alone:
+            door.close()
         protocol = ServerProtocol()
         with connection:
             while not over.is_set():
@@ -106,6 +108,28 @@ def deaf() -> Iterator[str]:
                 connection.sendall(b"".join(protocol.data_to_send()))
                 if protocol.state is State.OPEN and isinstance(event, Frame):
                     over.wait(60)
+
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        thread = threading.Thread(target=session, args=[door], daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{door.getsockname()[1]}"
+        finally:
+            over.set()
+            thread.join()
+
+
+@contextmanager
+def dripping() -> Iterator[str]:
+    """A server whose only answer is a page that comes a byte at a time and never ends."""
+    over = threading.Event()
+
+    def session(door: socket.socket) -> None:
+        connection, _ = door.accept()
+        with connection, suppress(OSError):
+            connection.sendall(b"HTTP/1.1 200 OK\r\nX: ")
+            while not over.wait(0.02):
+                connection.sendall(b"x")
 
     with socket.create_server(("127.0.0.1", 0)) as door:
         thread = threading.Thread(target=session, args=[door], daemon=True)

@@ -307,7 +307,7 @@ HOUSE = {
         __init__ guard serving
     """,
     "warmstart/demonstrations": """
-        __init__ played scienceworld_english waymarks_english
+        __init__ coin played scienceworld_english waymarks_english
         experts scienceworld waymarks webshop wikihow
         recorded scienceworld_scripts waymarks_words webshop_buyers wikihow_advice
         wikihow_readers

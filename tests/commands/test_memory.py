@@ -262,6 +262,8 @@ def test_what_is_switched_on_beyond_the_capacity_is_said_and_stays(
     assert "1 more than memory.capacity = 1" in warning
     assert [tip.enabled for tip in tips_in(Path(place))] == [True] * 3
     assert said(capsys, "enable", place, "3", "--off") == ["1 tips disabled"]
+    (Path(place) / "config.toml").write_text("[memory]\nof_another_version = 1\n")
+    assert said(capsys, "enable", place, "3") == ["1 tips enabled"]
 
 
 @pytest.mark.parametrize(

@@ -142,6 +142,28 @@ def test_bad_settings_get_one_line_that_names_key_and_fix(words: list[str], part
 
 
 @pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--endpoint.base_url", "https://me:hush-hush@host/v1"], "variable OPENAI_API_KEY"),
+        (["--endpoint.base_url", "https://hush-hush@host/v1"], "endpoint.base_url must hold no name or password"),
+        (["--memory.embedder", "openai:@me/small@http://me:hush-hush@host/v1"], "variable TRAILNOTES_EMBEDDER_KEY"),
+        (["--engine.urls", '["me:hush-hush@host:7465"]'], "variable TRAILNOTES_ENGINE_TOKEN"),
+    ],
+)
+def test_a_password_in_an_address_is_refused_and_not_repeated(words: list[str], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, words)
+    assert said in str(caught.value)
+    assert "hush" not in str(caught.value)
+
+
+def test_a_password_in_the_settings_of_an_older_run_is_not_repeated() -> None:
+    with pytest.raises(ValueError, match="must hold no name or password") as caught:
+        Config.model_validate({"endpoint": {"base_url": "https://me:hush-hush@host/v1"}})
+    assert "hush" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
     ("content", "part"),
     [
         (b"a = ", "not valid TOML"),

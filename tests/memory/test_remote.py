@@ -193,6 +193,14 @@ def test_nothing_is_sent_where_nobody_said(name: str, reason: str) -> None:
         make_embedder(name)
 
 
+def test_a_password_in_an_address_is_refused_and_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://me:hush-hush@127.0.0.1:1/v1")
+    for name in ("openai:small", "openai:small@http://me:hush-hush@127.0.0.1:1/v1"):
+        with pytest.raises(ConfigError, match="must hold no name or password") as caught:
+            make_embedder(name)
+        assert "hush" not in str(caught.value)
+
+
 # --- bad days
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from trailnotes.config.section import PAPER, RELEASE, Section, key
+from pydantic import model_validator
 
+from trailnotes.config.section import PAPER, RELEASE, Section, key, refuse_credentials
+
+EMBEDDER_KEY = "TRAILNOTES_EMBEDDER_KEY"  # the variable for an address that `embedder` names itself
 MAX_ASKED_WORDS = 100  # of a tip, by the paper's request
 TOKENS_PER_WORD = 1.5  # English prose takes 1.2 to 1.4 in a vocabulary of a hundred thousand; names take more
 
@@ -31,7 +34,8 @@ class MemoryConfig(Section):
     )
     distilled: float = key(
         0.0, "EMPO2: retire a tip once the policy does without it what its readers did at least so often, as a share "
-        "of how often with it; 0 = never", ge=0, le=1
+        "of how often with it; 0 = never. With rollout.ahead it follows timing which tips the next batch still finds",
+        ge=0, le=1
     )  # fmt: skip
     distilled_readers: int = key(4, "readers who did well that it takes to tell, and that the mean is over", ge=1)
     scope: Literal["task", "family", "env", "all"] = key(
@@ -71,6 +75,12 @@ class MemoryConfig(Section):
         True, "show only as many tips as leave room for the turns that are left, each as long as those so far"
     )
     repeat_shown: bool = key(False, "show a tip again that an earlier turn of the episode already holds")
+
+    @model_validator(mode="after")
+    def refuse_told_secret(self) -> Self:
+        """Refuse an address that tells a secret."""
+        refuse_credentials("memory.embedder", self.embedder, EMBEDDER_KEY)
+        return self
 
     @property
     def ranking(self) -> tuple[str, ...]:

@@ -8,10 +8,11 @@ from typing import Any, Literal, Self
 
 from pydantic import model_validator
 
-from trailnotes.config.section import Section, key
+from trailnotes.config.section import Section, key, refuse_credentials
 from trailnotes.errors import ConfigError
 
 OPENAI = "openai:"  # before a model's name, as `model.path`: the model of that name at the endpoint
+ENGINE_TOKEN = "TRAILNOTES_ENGINE_TOKEN"  # noqa: S105 - the variable's name
 MADE = "runs/"  # a `model.path` that begins so is made here, and no name on the hub
 OURS = (  # arguments of transformers' `apply_chat_template` that are no option of a template
     "add_generation_prompt", "continue_final_message", "conversation", "max_length", "messages", "padding",
@@ -110,7 +111,8 @@ class EndpointConfig(Section):
 
     @model_validator(mode="after")
     def refuse_taken(self) -> Self:
-        """Refuse further fields that are not free."""
+        """Refuse further fields that are not free, and an address that tells a secret."""
+        refuse_credentials("endpoint.base_url", self.base_url, self.api_key_env)
         if taken := sorted(self.extra.keys() & set(SENT)):
             raise ValueError(f"endpoint.extra.{taken[0]} is sent, or left out, by other settings: leave it out")
         return self
@@ -148,7 +150,9 @@ class EngineConfig(Section):
 
     @model_validator(mode="after")
     def refuse_uneven(self) -> Self:
-        """Refuse devices for another number of engines."""
+        """Refuse devices for another number of engines, and addresses that tell a secret."""
+        for url in self.urls:
+            refuse_credentials("engine.urls", url if "://" in url else f"tcp://{url}", ENGINE_TOKEN)
         if self.devices and (self.urls or len(self.devices) != self.replicas):
             raise ValueError(
                 f"engine.devices names the GPUs of {len(self.devices)} engines: set engine.replicas to their number, "

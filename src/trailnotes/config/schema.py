@@ -112,7 +112,8 @@ class RolloutConfig(Section):
     system_prompt: str | None = key(None, "replaces the environment-neutral instruction; '' for none")
     ahead: int = key(
         0, "iterations that may be played while earlier ones are learned from; 0 = none, and every token is of the "
-        "newest weights", ge=0
+        "newest weights; up to 1 repeats bit for bit, but for what memory.distilled, or a memory.order or "
+        "memory.retire that goes by readers, changes meanwhile", ge=0
     )  # fmt: skip
     max_staleness_weight: float = key(
         2.0, "with ahead: a token weighs what the weights now say of it over what they said then, at most this", ge=1

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import types
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.fields import FieldInfo
+
+from trailnotes.errors import ConfigError
 
 PAPER = "EMPO2, arXiv 2602.23008"
 RELEASE = "EMPO2 release 0b40cb72"
@@ -23,7 +26,25 @@ def key(default: Any, doc: str, source: str = "", **limits: Any) -> Any:
 class Section(BaseModel):
     """Base of all sections: frozen, and unknown keys are refused."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, hide_input_in_errors=True)
+
+
+def refuse_credentials(setting: str, value: str, variable: str) -> None:
+    """Refuse an address with a name or a password in it: messages, run directories and metrics name addresses.
+
+    Args:
+        setting: what holds it.
+        value: the address, or a text that ends with it.
+        variable: environment variable for a key in its place.
+
+    Raises:
+        ConfigError: there is one; the text does not repeat it.
+    """
+    if re.search(r"://[^/?#]*@", value):
+        raise ConfigError(
+            f"{setting} must hold no name or password, since addresses are logged and kept with a run: leave out what "
+            f"stands before the @ of the host, and put a key into the environment variable {variable}"
+        )
 
 
 def allowed(field: FieldInfo) -> str:

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from trailnotes.config.memory_schema import EMBEDDER_KEY
 from trailnotes.config.model_schema import OPENAI, EndpointConfig
+from trailnotes.config.section import refuse_credentials
 from trailnotes.endpoint.faults import Trouble, is_about_model, is_overflow, passes, pause, retry_after, said
 from trailnotes.endpoint.keys import NO_KEY, key_of, without
 from trailnotes.errors import ConfigError, MemoryStoreError, MissingExtraError, how_to_install
@@ -26,7 +28,6 @@ logger = logging.getLogger(__name__)
 Floats = npt.NDArray[np.float32]
 
 NAMED: Final = re.compile(rf"{OPENAI}(?P<model>.+?)(@(?P<url>https?://.*))?", re.DOTALL)
-OWN_KEY: Final = "TRAILNOTES_EMBEDDER_KEY"  # of an address that memory.embedder names itself
 BASE_URL: Final = "OPENAI_BASE_URL"  # as the official client calls it
 BATCH_TEXTS: Final = 64
 BATCH_CHARS: Final = 100_000
@@ -147,12 +148,13 @@ def identity_of(name: str) -> str:
 
 def _place_of(name: str, endpoint: EndpointConfig | None) -> tuple[str, EndpointConfig]:
     """The model's name there, and where that is."""
+    refuse_credentials("memory.embedder", name, EMBEDDER_KEY)
     named = NAMED.fullmatch(name)
     if named is None or not named["model"].strip():
         raise ConfigError(f"memory.embedder = {name!r} names no model: write openai:NAME, as the server calls it")
     if url := named["url"]:
         # A key of one server is no business of another.
-        there = {"base_url": url, "api_key_env": OWN_KEY}
+        there = {"base_url": url, "api_key_env": EMBEDDER_KEY}
         return named["model"], (endpoint or EndpointConfig()).model_copy(update=there)
     if endpoint is None:
         url = os.environ.get(BASE_URL, "").strip()
@@ -161,6 +163,7 @@ def _place_of(name: str, endpoint: EndpointConfig | None) -> tuple[str, Endpoint
                 f"memory.embedder = {name!r} is a model of a server, and nobody said which: export {BASE_URL}=URL, "
                 f"such as https://api.openai.com/v1, or name it {name}@URL"
             )
+        refuse_credentials(BASE_URL, url, EndpointConfig().api_key_env)
         endpoint = EndpointConfig(base_url=url)
     return named["model"], endpoint
 

@@ -16,11 +16,11 @@ pytest.importorskip("websockets", reason="the extra openenv is not installed")
 
 from websockets.sync.server import ServerConnection
 
-from liars import PAGES, counting, deaf, observation, serving
+from liars import PAGES, counting, deaf, dripping, observation, serving
 from trailnotes.config.schema import Config, EnvConfig, RolloutConfig
 from trailnotes.envs import check_env, env_identity, env_tasks, make_env
 from trailnotes.envs.openenv import env as module
-from trailnotes.envs.openenv.connection import Address
+from trailnotes.envs.openenv.connection import Address, page_of
 from trailnotes.envs.openenv.env import OpenEnvClient
 from trailnotes.envs.openenv.reading import ActionForm, answer_of
 from trailnotes.envs.workers.pool import EnvPool
@@ -257,6 +257,9 @@ LIES = {
     "error (EXECUTION_ERROR): it broke": json.dumps(
         {"type": "error", "data": {"code": "EXECUTION_ERROR", "message": "it\n broke"}}
     ),
+    "error (?[31m): ?]0;owned? gone": json.dumps(
+        {"type": "error", "data": {"code": "\x1b[31m", "message": "\x1b]0;owned\a gone"}}
+    ),
     "success with a score of 0": observation(done=True, success=True, score=0, max_score=1),
 }
 
@@ -314,9 +317,19 @@ def test_a_server_that_hangs_is_left_after_the_time_limit() -> None:
             env.step("a")
 
 
+def test_pages_that_never_come_do_not_hold_a_reset_up() -> None:
+    with deaf() as url, pytest.raises(EnvError, match=r"did not answer within env\.options\.timeout = 0\.5 s"):
+        client(url, timeout=0.5).reset(TASK)
+
+
+def test_a_page_that_comes_byte_by_byte_is_not_waited_for() -> None:
+    with dripping() as url:
+        assert page_of(Address.of(url), "/schema", {}, 0.2) == {}
+
+
 def test_a_server_that_reads_nothing_is_left_after_the_time_limit() -> None:
     """It takes the connection and the first request, and then no byte more."""
-    with deaf() as url:
+    with deaf(alone=True) as url:
         env = client(url, timeout=0.5, action_field="message", instruction="go")
         assert env.reset(TASK).text == "start"
         with pytest.raises(EnvError, match=r"has closed the connection \(BlockingIOError"):

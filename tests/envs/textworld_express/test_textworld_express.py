@@ -56,7 +56,7 @@ def test_each_game_takes_the_settings_that_it_has() -> None:
         ({"game": "sorting", "params": {"numLocations": 3}}, r"known: none"),
         ({"num_games": 1001}, "1 to 1000"),
         ({"max_steps": 0}, "max_steps = 0"),
-        ({"view": "wide"}, "'plain' or 'full'"),
+        ({"view": "wide"}, "'plain' or 'full' or 'short'"),
         ({"timeout": 0}, "timeout = 0"),
         ({"java": "/no/such/java"}, "is not a program"),
     ],
@@ -158,6 +158,19 @@ def test_the_full_view_adds_the_room_and_what_is_carried(client: Client) -> None
     seen = env.step("inventory").text
     assert seen.count("Inventory") == 1
     assert "You are in the" in seen
+
+
+def test_the_short_view_leaves_out_what_there_is_nothing_to_take_from(client: Client) -> None:
+    plain, short = Shared(client), Shared(client, view="short")
+    (task,) = textworld_express_tasks("train", "coin", {"numLocations": 1, "numDistractorItems": 3}, 1)
+    there = plain.reset(task)
+    seen = short.reset(task)
+    assert seen.actions == there.actions
+    assert "that is closed" in there.text
+    assert "that is closed" not in seen.text
+    assert seen.text.startswith("You are in the kitchen.")
+    assert seen.text.count(" coin") == 1
+    assert short.step("take coin").text == "You take the coin."
 
 
 def test_settings_make_other_games_and_solutions_leave_the_game_as_it_was(client: Client) -> None:

@@ -86,5 +86,5 @@ def test_apart_leaves_out_what_is_trained_or_examined() -> None:
 
 
 def test_the_games_with_an_expert_have_demonstrations_in_both_wordings() -> None:
-    for name in (*NAMES, "textworld-express"):
+    for name in NAMES:
         assert demonstrator_of(name, "full") is demonstrator_of(name, "terse") is ExpertDemonstrator

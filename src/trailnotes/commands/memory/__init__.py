@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from trailnotes.commands.command import Command, argument
 from trailnotes.commands.memory import sharing
 from trailnotes.commands.memory.sharing import config_of, memory_config_of, printable
-from trailnotes.errors import ConfigError
+from trailnotes.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -180,7 +180,8 @@ def _enable(args: Namespace) -> None:
         changed = enable_tips(store, ids, enabled=not args.off)
         print(f"{changed} tips {'disabled' if args.off else 'enabled'}")
         if not args.off:
-            _say_what_is_too_much(store, ids, args.place)
+            with suppress(RunError):  # of settings that cannot be read; the tips are on all the same
+                _say_what_is_too_much(store, ids, args.place)
 
 
 def _say_what_is_too_much(store: TipStore, ids: Sequence[int], place: Path) -> None:

@@ -8,6 +8,7 @@ import json
 import os
 import socket
 import struct
+import threading
 import time
 import urllib.request
 from collections.abc import Callable, Mapping
@@ -17,7 +18,7 @@ from http.client import HTTPException
 from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import urlsplit
 
-from trailnotes.envs.base import one_line
+from trailnotes.envs.base import in_print, one_line
 from trailnotes.errors import ConfigError, EnvError
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ class Session:
                     proxy=None if address.is_here else True,
                 )
             )  # fmt: skip
-            self._limit_sending()
+            self._limit_sending(left)
         except (OSError, EOFError, InvalidHandshake, InvalidURI, ValueError) as error:
             self._open.close()
             lasting = isinstance(error, InvalidStatus) and 300 <= error.response.status_code < 500
@@ -143,9 +144,9 @@ class Session:
                 f"no OpenEnv server can be reached at {address.name} ({one_line(error)}): is env.options.url right?"
             ) from error
 
-    def _limit_sending(self) -> None:
-        """A server that reads nothing must not hold a request up for longer than it may take."""
-        seconds = struct.pack("ll", int(self._timeout), int(self._timeout % 1 * 1e6))
+    def _limit_sending(self, most: float) -> None:
+        """A server that reads nothing must not hold a request up for longer than these seconds."""
+        seconds = struct.pack("ll", int(most), max(int(most % 1 * 1e6), 1))  # all 0 would be no limit
         with suppress(OSError):  # one that has hung up by now: the first request finds its last words
             self._socket.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, seconds)
 
@@ -159,12 +160,14 @@ class Session:
         """
         from websockets.exceptions import ConnectionClosed
 
+        until = time.monotonic() + left
         try:
             if (early := self._received(0.0)) is not None:
                 self._read(early)  # an error that came with the connection says more than that it is unasked
                 raise EnvError(f"{self._address.name} has sent an answer that nothing was asked for")
+            self._limit_sending(left)
             self._socket.send(json.dumps({"type": kind, "data": data}))
-            answer = self._received(left)
+            answer = self._received(max(until - time.monotonic(), 0.0))
         except (ConnectionClosed, OSError) as error:
             if (words := self._last_words()) is not None:
                 self._read(words)
@@ -175,6 +178,7 @@ class Session:
 
     def close(self) -> None:
         """End the session. Never raises, never waits long."""
+        self._limit_sending(_CLOSING_S)
         with suppress(Exception):
             self._socket.send(json.dumps({"type": "close"}))
         with suppress(Exception):
@@ -205,8 +209,8 @@ class Session:
         if not isinstance(data, dict):
             raise EnvError(f"{name} answered outside the protocol: {text[:100]!r}")
         if answer.get("type") == "error":
-            code = str(data.get("code", "UNKNOWN"))[:40]
-            said = " ".join(str(data.get("message", "")).split())[:_MOST_TOLD]
+            code = in_print(str(data.get("code", "UNKNOWN")), 40)
+            said = in_print(str(data.get("message", "")), _MOST_TOLD)
             raise RefusedError(f"{name} answered with an error ({code}): {said}", code, data)
         if answer.get("type") != "observation":
             raise EnvError(f"{name} answered a request with {str(answer.get('type'))[:40]!r}, not an observation")
@@ -235,7 +239,23 @@ def _why(error: BaseException) -> str:
 
 
 def page_of(address: Address, path: str, headers: Mapping[str, str], timeout: float) -> dict[str, Any]:
-    """The JSON object at a path of the server, {} where there is none: what a server says of itself is optional."""
+    """The JSON object at a path of the server, {} where there is none: what a server says of itself is optional.
+
+    It is read in a thread that is left to itself after `timeout` seconds: urllib limits each read, and a server that
+    sends a byte at a time could hold it up for as long as it likes.
+    """
+    pages: list[dict[str, Any]] = []
+
+    def read() -> None:
+        pages.append(_read_page(address, path, headers, timeout))
+
+    reader = threading.Thread(target=read, name=f"openenv {path}", daemon=True)
+    reader.start()
+    reader.join(timeout)
+    return pages[0] if pages else {}
+
+
+def _read_page(address: Address, path: str, headers: Mapping[str, str], timeout: float) -> dict[str, Any]:
 
     class Staying(urllib.request.HTTPRedirectHandler):
         """Goes nowhere else: the headers are for this server."""

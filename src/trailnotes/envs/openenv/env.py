@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
+from trailnotes.envs.base import in_print
 from trailnotes.envs.foreign import FIRST_SEED, Success, game_name, seeded_tasks
 from trailnotes.envs.openenv.connection import (
     FULL,
@@ -128,13 +129,14 @@ class OpenEnvClient:
         self._playing = False
         until = time.monotonic() + self._timeout
         answer = self._begun({**self._reset, "seed": task.seed}, until)
-        self._refuse_other_split(task)
+        self._refuse_other_split(task, until)
+        form = self._known_form(until)
         if answer.done:
             raise self._failed(EnvError(f"{self._address.name} says at reset that the episode is over"))
-        instruction = answer.instruction or self._instruction or self._described()
+        instruction = answer.instruction or self._instruction or self._described(until)
         self._playing, self._total = True, 0.0
         self._score = answer.score or self._success.score(0.0, success=False)
-        self._actions = answer.actions or self._known_form().choices or None
+        self._actions = answer.actions or form.choices or None
         score, max_score = self._score
         return Observation(
             answer.text, actions=self._actions, instruction=instruction, score=score, max_score=max_score
@@ -142,12 +144,11 @@ class OpenEnvClient:
 
     def step(self, action: str) -> Observation:
         """Send one action. One that cannot be what the server wants is answered here, or by the server's refusal."""
-        if not self._playing or self._session is None:
+        if not self._playing or self._session is None or self._form is None:
             raise EnvError("the episode is over: call reset first")
-        data = self._known_form().made(action)
+        data = self._form.made(action)
         if data is None:
-            wanted = self._known_form()
-            return self._not_taken(f"of type {wanted.kind}" if wanted.name else "a JSON object")
+            return self._not_taken(f"of type {self._form.kind}" if self._form.name else "a JSON object")
         try:
             answer = self._read(self._session.ask("step", data, self._timeout))
         except RefusedError as error:
@@ -156,7 +157,7 @@ class OpenEnvClient:
             raise self._failed(error) from None
         except EnvError as error:
             raise self._failed(error) from None
-        return self._observed(answer)
+        return self._observed(answer, self._form)
 
     def close(self) -> None:
         """End the session."""
@@ -197,7 +198,7 @@ class OpenEnvClient:
     def _read(self, data: Mapping[str, Any]) -> Answer:
         return answer_of(data, self._address.name, *self._fields)
 
-    def _observed(self, answer: Answer) -> Observation:
+    def _observed(self, answer: Answer, form: ActionForm) -> Observation:
         self._total += answer.reward
         terminated = answer.done and not answer.truncated
         won = terminated and self._success.reached(self._total, answer.reward)
@@ -208,7 +209,7 @@ class OpenEnvClient:
         if won and score <= 0:
             raise self._failed(EnvError(f"{self._address.name} says success with a score of {score:g}"))
         self._score = score, self._score[1]
-        self._actions = answer.actions or self._known_form().choices or None
+        self._actions = answer.actions or form.choices or None
         self._playing = not answer.done
         return Observation(
             answer.text, answer.reward, terminated=terminated, truncated=answer.truncated, actions=self._actions,
@@ -221,33 +222,42 @@ class OpenEnvClient:
             f"There is no such action: it must be {why}.", actions=self._actions, score=score, max_score=max_score
         )
 
-    def _known_form(self) -> ActionForm:
+    def _known_form(self, until: float) -> ActionForm:
         """How actions are to be worded, asked for once."""
         if self._form is None:
-            schema = page_of(self._address, "/schema", self._headers, _PAGE_S)
+            schema = self._page("/schema", until)
             self._form = ActionForm.of(schema.get("action"), *self._action)
         return self._form
 
-    def _told(self) -> Mapping[str, Any]:
+    def _told(self, until: float) -> Mapping[str, Any]:
         """What the server says of itself, asked for once."""
         if self._about is None:
-            self._about = page_of(self._address, "/metadata", self._headers, _PAGE_S)
+            self._about = self._page("/metadata", until)
         return self._about
 
-    def _refuse_other_split(self, task: Task) -> None:
+    def _page(self, path: str, until: float) -> dict[str, Any]:
+        """What the server says there, within what is left of a reset: one that came too late is none that is empty."""
+        page = page_of(self._address, path, self._headers, min(_PAGE_S, _left(until)))
+        if not page and time.monotonic() >= until:
+            raise self._failed(
+                EnvError(f"{self._address.name} did not answer within env.options.timeout = {self._timeout:g} s")
+            )
+        return page
+
+    def _refuse_other_split(self, task: Task, until: float) -> None:
         """Refuse a server of ours that serves other splits: there the seed of this one would be a game of theirs."""
-        served = self._told().get("splits")
+        served = self._told(until).get("splits")
         if isinstance(served, list) and task.split not in served:
             self.close()
-            names = ", ".join(str(name)[:40] for name in served[:9])
+            names = ", ".join(in_print(str(name), 40) for name in served[:9])
             raise ConfigError(
                 f"{self._address.name} serves the split {names}, and {task.id} is of {task.split}: serve all of them "
                 "(trailnotes envs serve NAME --split all), or name a server of that split in env.options.url"
             )
 
-    def _described(self) -> str:
+    def _described(self, until: float) -> str:
         """The goal as the server's description tells it."""
-        said = self._told().get("description")
+        said = self._told(until).get("description")
         if not isinstance(said, str) or not said.strip():
             raise ConfigError(f"env.options.instruction is missing: {self._address.name} does not say what the goal is")
         self._instruction = speakable(said.strip())
@@ -264,4 +274,4 @@ def _reason(error: RefusedError) -> str:
     errors = error.data.get("errors")
     first = errors[0] if isinstance(errors, list) and errors else None
     said = first.get("msg") if isinstance(first, dict) else None
-    return speakable(" ".join(said.split())[:200]) if isinstance(said, str) else "one that the server accepts"
+    return in_print(said, 200) if isinstance(said, str) else "one that the server accepts"

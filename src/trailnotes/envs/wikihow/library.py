@@ -84,7 +84,8 @@ class Library:
         return type(self)(self._files, self._hidden.union(paths))
 
     def __len__(self) -> int:
-        return sum(self._files.meta["counts"].values()) - sum(self._has(path) for path in self._hidden)
+        counts: Mapping[str, int] = self._files.meta["counts"]
+        return sum(counts.values()) - sum(map(self._has, self._hidden))
 
     def __iter__(self) -> Iterator[Page]:
         for path, record in self._ask("SELECT path, record FROM pages ORDER BY place"):

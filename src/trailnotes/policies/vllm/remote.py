@@ -9,12 +9,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from urllib.parse import urlsplit
 
+from trailnotes.config.model_schema import ENGINE_TOKEN as TOKEN
 from trailnotes.config.model_schema import EngineConfig
 from trailnotes.errors import ConfigError, PolicyError
 from trailnotes.policies.vllm.link import EngineLostError, Link
 from trailnotes.policies.vllm.worker import wire
 
-TOKEN = "TRAILNOTES_ENGINE_TOKEN"  # noqa: S105 - the variable's name
 MIN_TOKEN = 16  # characters
 PORT = 7465  # of `trailnotes engine serve`
 PAUSE = 1.0  # seconds between two tries to reach an engine that is being started anew

@@ -22,7 +22,7 @@ DEMONSTRATORS: dict[str, str] = {
     "minesweeper": "trailnotes.warmstart.demonstrations.experts:ExpertDemonstrator",
     "scienceworld": "trailnotes.warmstart.demonstrations.scienceworld:ScienceWorldDemonstrator",
     "sokoban": "trailnotes.warmstart.demonstrations.experts:ExpertDemonstrator",
-    "textworld-express": "trailnotes.warmstart.demonstrations.experts:ExpertDemonstrator",
+    "textworld-express": "trailnotes.warmstart.demonstrations.coin:CoinDemonstrator",
     "waymarks": "trailnotes.warmstart.demonstrations.waymarks:WaymarksDemonstrator",
     "waymarks-simulator": "trailnotes.warmstart.demonstrations.waymarks:WaymarksDemonstrator",
     "webshop": "trailnotes.warmstart.demonstrations.webshop:WebShopDemonstrator",

@@ -1,0 +1,168 @@
+"""What a start model can do in the game coin of TextWorldExpress, in houses that it has not been shown.
+
+    python examples/coin_start.py runs/textworld-express-start
+    python examples/coin_start.py runs/textworld-express-start configs/textworld-express/small.toml 100
+    python examples/coin_start.py searchers
+
+The second path is of the settings, which give the wording and the games; the number is of the houses, those of the
+validation split. Training on tips needs all that the table shows: actions that the game takes, right tips followed,
+rooms that tips call empty left alone, and what was seen written down. The right tips are those of a scripted search of
+a hundred steps, the others of scripted searches that failed. The last line is what the scripts themselves do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from trailnotes.config.schema import Config
+from trailnotes.config.toml import load_config
+from trailnotes.envs.tasks import panel, tasks_of
+from trailnotes.envs.workers.pool import EnvPool
+from trailnotes.errors import TrailnotesError
+from trailnotes.memory import open_memory
+from trailnotes.memory.tips import clean_tip
+from trailnotes.policies.base import Policy
+from trailnotes.rollout import WrittenTip, run_groups, write_tips
+from trailnotes.runs.players import model_policy
+from trailnotes.types import Mode, Task, Tip, Trajectory, TrajectoryGroup
+from trailnotes.warmstart.demonstrations.coin import CoinDemonstrator, note_of_search, told_empty
+from trailnotes.warmstart.demonstrations.episodes import actions_of
+
+SETTINGS = Path(__file__).parent.parent / "configs" / "textworld-express" / "small.toml"
+LABELS = (
+    "houses",
+    "actions that the game takes",
+    "coins found without tips",
+    "coins found with the right tip",
+    "goes the way that it tells",
+    "coins found with the right tip and those of failures",
+    "coins found with tips of failures",
+    "writes what a good writer would, after a success",
+    "writes what a good writer would, after a failure",
+    "coins found with its own tip",
+)
+
+
+class Examined:
+    """A policy, and houses whose coins a searcher has found.
+
+    Args:
+        policy: acts and writes.
+        config: of the wording, the memory and the games.
+        num: of the houses; those are left out whose coin is too far away.
+    """
+
+    def __init__(self, policy: Policy, config: Config, num: int) -> None:
+        self.policy, self.config = policy, config
+        self.script = CoinDemonstrator(config, len, 0)
+        told = ((task, self.script.told(task)) for task in panel(tasks_of(config, "validation"), num))
+        self.right = {task.id: found for task, found in told if found}
+        self.failed = {name: list(self.script.failed_searches(found.task)) for name, (found, _) in self.right.items()}
+        self.script.env.close()
+
+    @property
+    def tasks(self) -> list[Task]:
+        """The houses."""
+        return [found.task for found, _ in self.right.values()]
+
+    def told(self, *, right: bool, failures: bool) -> dict[str, list[Tip]]:
+        """The right tip of each house, those of failures, or both."""
+        return {
+            name: [*(tips[:1] if right else ()), *(self.failed[name] if failures else ())]
+            for name, (_, tips) in self.right.items()
+        }
+
+    async def play(self, tips: Mapping[str, Sequence[Tip]] | None = None) -> list[Trajectory]:
+        """One episode in each house, with the tips of its id, or without any."""
+        mode: Mode = "plain" if tips is None else "on_policy_tips"
+        with open_memory(None, self.config.memory) as memory, EnvPool(self.config.env) as pool:
+            for own in (tips or {}).values():
+                memory.add(list(own))
+            modes = [[mode]] * len(self.tasks)
+            groups = await run_groups(self.policy, pool, self.tasks, modes, memory, self.config, seed=0)
+        return [trajectory for group in groups for trajectory in group.trajectories]
+
+    async def written(self, episodes: Sequence[Trajectory]) -> dict[str, list[Tip]]:
+        """What the policy writes about each of these episodes; nothing usable is left out."""
+        tips: dict[str, list[Tip]] = {}
+
+        def keep(tip: WrittenTip) -> None:
+            name, score = tip.trajectory.task.id, tip.trajectory.score
+            if text := clean_tip(tip.completion.text):
+                tips[name] = [Tip(name, text, key="", score=score)]
+
+        groups = [TrajectoryGroup(episode.task, (episode,)) for episode in episodes]
+        await write_tips(self.policy, groups, self.config, seed=0, step=0, on_tip=keep)
+        return tips
+
+    async def column(self) -> list[str]:
+        """The figures, in the order of `LABELS`."""
+        alone = await self.play()
+        right = await self.play(self.told(right=True, failures=False))
+        both = await self.play(self.told(right=True, failures=True))
+        failures = await self.play(self.told(right=False, failures=True))
+        own = await self.written(alone)
+        after = await self.play(own)
+        told = [(e.success, [tip.text for tip in own.get(e.task.id, ())] == [note_of_search(e)]) for e in alone]
+        return [
+            str(len(alone)),
+            share([action in offered for episode in alone for action, offered in said(episode)]),
+            found(alone),
+            found(right),
+            share([actions_of(episode) == actions_of(self.right[episode.task.id][0]) for episode in right]),
+            found(both),
+            found(failures),
+            *(share([as_it_was for success, as_it_was in told if success is wanted]) for wanted in (True, False)),
+            found(after),
+        ]
+
+
+def said(episode: Trajectory) -> list[tuple[str, Sequence[str]]]:
+    """Each action, with those that were admissible."""
+    return [(step.action, step.observation.actions or ()) for step in episode.steps]
+
+
+def share(hits: Sequence[bool]) -> str:
+    """As a table shows it; "-" where nothing was tried."""
+    return f"{sum(hits) / len(hits):.2f}" if hits else "-"
+
+
+def found(episodes: Sequence[Trajectory]) -> str:
+    """Share of the episodes that took the coin."""
+    return share([episode.success for episode in episodes])
+
+
+def searchers(config: Config) -> list[tuple[str, str, str]]:
+    """For each script, the coins that it finds, and those found when a search follows that knows the empty rooms."""
+    script, rows = CoinDemonstrator(config, len, 7), []
+    for manner in ("search", "wander"):
+        first = [script.play(task, manner) for task in panel(script.coins, 200)]
+        empty = {episode.task.id: told_empty([script.tip(episode, episode.score)]) for episode in first}
+        again = [e if e.success else script.play(e.task, "search", empty[e.task.id]) for e in first]
+        rows.append((manner, found(first), found(again)))
+    script.env.close()
+    return rows
+
+
+def main(path: str, settings: str = str(SETTINGS), num: str = "64") -> None:
+    """Print the table."""
+    config = load_config(Path(settings), ["--model.path", path])
+    if path == "searchers":
+        print("| script | coins found | and after a failure |\n|---|---:|---:|")
+        for row in searchers(config):
+            print(f"| {' | '.join(row)} |")
+        return
+    examined = Examined(model_policy(config), config, int(num))
+    print("| | |\n|---|---:|")
+    for label, figure in zip(LABELS, asyncio.run(examined.column()), strict=True):
+        print(f"| {label} | {figure} |")
+
+
+if __name__ == "__main__":
+    try:
+        main(*sys.argv[1:4] or ["runs/textworld-express-start"])
+    except TrailnotesError as fault:
+        sys.exit(f"coin_start.py: {fault}")
