@@ -26,8 +26,8 @@ _ON_THE_WAY: Final = re.compile(
     r"\b(I|[Ww]e)(?: am| are|['\u2019]m|['\u2019]re) (?:now )?going (?=to (?:the|a|an|my)\b)"
 )
 
-_MAX_ACTION: Final = 500  # characters that are looked at, of an action that must be one of a list
-AROUND: Final = " \t\r\n.,;:!\"'`"  # what may stand around an action that is meant
+_MAX_ACTION: Final = 500  # characters that are looked at, of an action that is one of few
+_AROUND: Final = " \t\r\n.,;:!\"'`"  # what may stand around an action that is meant
 
 
 @runtime_checkable
@@ -89,13 +89,18 @@ def imperative(action: str) -> str:
     return _OPENING.sub("", _ON_THE_WAY.sub(r"\1 will go ", action))
 
 
-def as_offered(action: str, offered: Sequence[str]) -> str:
-    """The one of `offered` that `action` is but for case, blanks, `imperative` and what stands around it.
+def commanded(action: str) -> str:
+    """The command of an action alone: `imperative`, blanks joined, and without what stands around it."""
+    return " ".join(imperative(action[:_MAX_ACTION].strip()).split()).strip(_AROUND)
 
-    Where there is none, `action` without these. For games that take an action in their own letters only.
+
+def as_offered(action: str, offered: Sequence[str]) -> str:
+    """The one of `offered` that `action` is but for case and what `commanded` leaves out.
+
+    Where there is none, what it leaves. For games that take an action in their own letters only.
     """
     if action in offered:
         return action
-    words = " ".join(imperative(action[:_MAX_ACTION].strip()).split()).strip(AROUND)
+    words = commanded(action)
     said = words.casefold()
     return next((other for other in offered if other.casefold() == said), words)

@@ -249,9 +249,9 @@ def test_what_a_task_cannot_ask_for_is_refused_before_anything_runs(options: dic
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"score": "rwa"}, "score = 'rwa' is unknown: use 'raw'"),
-        ({"success": "always"}, "success = 'always' is unknown: use complete or above70"),
-        ({"actions": True}, "actions = True is unknown"),
+        ({"score": "rwa"}, "score = 'rwa' is unknown: use 'raw' or 'floor0'"),
+        ({"success": "always"}, "success = 'always' is unknown: use 'complete' or 'above70'"),
+        ({"actions": True}, "env.options.actions = True must be a text"),
         ({"action_correction": "jacard"}, "action_correction = 'jacard' is unknown"),
         ({"timeout": 0}, "timeout = 0 must be a number"),
         ({"timeout": float("nan")}, "timeout = nan must be a number"),

@@ -201,9 +201,9 @@ def test_wrong_names_are_refused_with_the_nearest() -> None:
     assert "did you mean find-non-living-thing" in refusal(sw.resolve_task, "find-nonliving-thing")
     assert "did you mean boil?" in refusal(sw.scienceworld_tasks, "train", ["melt", "boill"])
     assert "known: boil, melt" in refusal(sw.resolve_task, "webshop")
-    assert "did you mean test?" in refusal(sw.scienceworld_tasks, "tests")
-    assert "did you mean simulator?" in refusal(sw.scienceworld_tasks, "train", protocol="simulato")
-    assert "did you mean release?" in refusal(sw.scienceworld_tasks, "train", step_limits="releas")
+    assert "use 'train' or 'validation' or 'test'" in refusal(sw.scienceworld_tasks, "tests")
+    assert "use 'paper' or 'simulator'" in refusal(sw.scienceworld_tasks, "train", protocol="simulato")
+    assert "use 'paper' or 'release'" in refusal(sw.scienceworld_tasks, "train", step_limits="releas")
     assert "names no" in refusal(sw.scienceworld_tasks, "train", [])
     assert "melt twice" in refusal(sw.scienceworld_tasks, "train", ["melt", "1-2"])
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Final, Protocol
 
-from trailnotes.envs.base import AROUND, imperative
+from trailnotes.envs.base import commanded
 from trailnotes.envs.options import one_of, whole
 from trailnotes.errors import EnvError
 from trailnotes.types import Observation, Task
 
 REWARDS = ("sparse", "dense")
-MAX_ACTION: Final = 200  # characters that are looked at
 VERSION: Final = 2  # of the generators: another one makes other levels of the same seeds
 
 
@@ -80,8 +79,7 @@ class PuzzleEnv:
         """Take one action; what is none costs a step and changes nothing."""
         if not self._steps_left or self._game is None:
             raise EnvError("the episode is over: call reset before step")
-        words = " ".join(imperative(action[:MAX_ACTION].strip()).lower().strip(AROUND).split())
-        said = self._game.take(words)
+        said = self._game.take(commanded(action).lower())
         self._steps_left -= 1
         before, self._score = self._score, self._game.progress if self._dense or self._game.won else 0.0
         observation = self._observed(said, self._score - before, self._steps_left)

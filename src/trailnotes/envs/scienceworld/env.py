@@ -5,11 +5,10 @@ Source: Wang et al. 2022, "ScienceWorld: Is your Agent Smarter than a 5th Grader
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from trailnotes.envs.options import whole
+from trailnotes.envs.options import one_of, whole
 from trailnotes.envs.scienceworld.actions import Corrected, check_mode, correct, question
 from trailnotes.envs.scienceworld.briefing import focus_objects, worked_examples
 from trailnotes.envs.scienceworld.client import SOLUTIONS, Client, StepResult
@@ -79,9 +78,9 @@ class ScienceWorldEnv:
         find_jars()  # what is missing is said before anything is run
         find_java(java)
         resolve_tasks(task)
-        _one_of("score", score, SCORES)
-        _one_of("success", success, SUCCESSES)
-        _one_of("actions", actions, OFFERS)
+        one_of("score", score, SCORES)
+        one_of("success", success, SUCCESSES)
+        one_of("actions", actions, OFFERS)
         _check_number("timeout", timeout, 0.001)
         for key, number, least in (("max_restarts", max_restarts, 0), ("examples", examples, 0)):
             whole(key, number, least)
@@ -236,10 +235,3 @@ def _score_of(result: StepResult) -> int:
 def _check_number(key: str, number: object, least: float) -> None:
     if isinstance(number, bool) or not isinstance(number, int | float) or not number >= least:
         raise ConfigError(f"{key} = {number!r} must be a number, {least:g} or more")
-
-
-def _one_of(key: str, value: str, known: Collection[str]) -> str:
-    if value in known:
-        return value
-    near = difflib.get_close_matches(str(value), known, n=1)
-    raise ConfigError(f"{key} = {value!r} is unknown: use {f'{near[0]!r}' if near else ' or '.join(known)}")

@@ -7,9 +7,10 @@ the protocol is that of EMPO2 (arXiv 2602.23008) and of its release (commit 0b40
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
+from trailnotes.envs.options import one_of
 from trailnotes.errors import ConfigError
 from trailnotes.types import Task
 
@@ -214,9 +215,9 @@ def scienceworld_tasks(
     Raises:
         ConfigError: an unknown split, task, protocol or step limits, or a number below 1.
     """
-    _one_of("split", split, SPLITS)
-    _one_of("protocol", protocol, PROTOCOLS)
-    _one_of("step_limits", step_limits, STEP_LIMITS)
+    one_of("split", split, SPLITS)
+    one_of("protocol", protocol, PROTOCOLS)
+    one_of("step_limits", step_limits, STEP_LIMITS)
     nums = {"num_train": num_train, "num_validation": num_validation, "num_test": num_test}
     for key, num in nums.items():
         if isinstance(num, bool) or not isinstance(num, int) or num < 1:
@@ -265,11 +266,6 @@ def simplifications(task: str, simplification: str | Sequence[str] = "easy") -> 
 def needs_electricity(task: str) -> bool:
     """Whether a task cannot be done without connecting anything: the simulator's own rule for its preset "easy"."""
     return "power-component" in task or "conductivity" in task
-
-
-def _one_of(key: str, value: str, known: Collection[str]) -> None:
-    if value not in known:
-        raise ConfigError(f"{key} = {value!r} is unknown{_nearest(str(value), known)}")
 
 
 def _nearest(word: str, known: Iterable[str]) -> str:
