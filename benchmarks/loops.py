@@ -143,7 +143,10 @@ def server() -> Iterator[str]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout
-            yield process.stdout.readline().removeprefix("ready: ").split()[0]
+            ready = process.stdout.readline()
+            if not ready.startswith("ready: "):
+                raise RuntimeError(f"`{' '.join(command[1:])}` did not begin to serve: it says above why")
+            yield ready.removeprefix("ready: ").split()[0]
         finally:
             process.terminate()
 
@@ -199,6 +202,8 @@ def gymnasium(game: str, quick: bool) -> dict[str, Any]:
 
 def openenv(quick: bool) -> dict[str, Any]:
     """The row of our client and the official one, with a session each of a server of ours."""
+    import openenv.core  # noqa: F401 - what is not installed is found out before anything is started
+
     with server() as url:
         options = {"url": url, "num_train": 2 if quick else 24}
         ours = partial(Ours, "openenv", **options)

@@ -18,6 +18,7 @@ from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config
 from trailnotes.errors import ConfigError, Interrupted, RunError, how_to_install
 from trailnotes.memory import open_memory
+from trailnotes.runs.evaluation import Played
 from trailnotes.types import Completion, Observation, Step, Task, Tip, Trajectory
 
 ROOT = Path(__file__).parents[2]
@@ -104,7 +105,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["eval"], "MODEL_OR_RUN"),
         (["train", "a.toml"], "--run-dir"),
         (["memory", "list", "DIR", "--run.seed", "3"], "memory list takes no settings"),
-        (["train", "a.toml", "--run-dir", "x", "--seed", "3"], "unrecognized arguments: --seed"),
+        (["train", "a.toml", "--run-dir", "x", "--seed", "3"], "train: error: unrecognized arguments: --seed"),
     ],
 )
 def test_a_wrong_command_line_exits_with_2(words: list[str], part: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -272,6 +273,12 @@ def test_rollout_prints_the_episodes(fake: Any, config_file: str, capsys: pytest
     assert shown.endswith("written to e.jsonl\n")
 
 
+def test_a_rollout_of_no_episode_is_an_error(fake: Any, config_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    fake("runs.evaluation.play_subject", Played([]))
+    assert main(["rollout", config_file, "--model", "random"]) == 2
+    assert "no episode could be played; see the log for the reason" in capsys.readouterr().err
+
+
 def test_warmstart_shows_its_progress(fake: Any, config_file: str, capsys: pytest.CaptureFixture[str]) -> None:
     calls = fake("warmstart.training.warmstart", Path("start"))
     assert main(["warmstart", config_file, "--out", "start"]) == 0
@@ -337,7 +344,9 @@ def test_envs_list_says_what_cannot_be_used(
 def test_envs_check(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["envs", "check", "waymarks-simulator"]) == 0
     assert "keeps the contract" in capsys.readouterr().out
+    assert main(["envs", "check", "sokoban", "--env.options.num_games", "2"]) == 0  # an option of its tasks alone
     assert main(["envs", "check", "waymarks-simulator", "--env.options.zzz", "3"]) == 2
+    assert "env.options.zzz: waymarks-simulator has no such option" in capsys.readouterr().err
     assert main(["envs", "check", "waymark-simulator"]) == 2
     assert "did you mean waymarks-simulator" in capsys.readouterr().err
 

@@ -123,6 +123,7 @@ def test_environment_options_of_file_and_command_line_are_merged(tmp_path: Path)
         (["--rollout.max_action_tokens", "5000"], ["smaller than rollout.max_context_tokens"]),
         (["--algorithm.intrinsic", "tips"], ['"states"']),
         (["--rehearsal.path", "a.jsonl", "--rehearsal.split", "spare"], ["path is taken", "set one to ''"]),
+        (["--warmstart.advice", "0.6", "--warmstart.write", "0.6"], ["shares of one whole", "1 together at most"]),
         (["--rehearsal.split", "spare", "--rehearsal.hold", "0"], ["neither held nor imitated", "rehearsal.imitate"]),
         (["--algorithm.author_credit", "1", "--algorithm.p_memory", "1"], ["members with tips and without"]),
         (["--algorithm.author_credit", "1", "--algorithm.show_tips", "other"], ['set algorithm.show_tips = "own"']),
@@ -146,6 +147,8 @@ def test_bad_settings_get_one_line_that_names_key_and_fix(words: list[str], part
     [
         (["--endpoint.base_url", "https://me:hush-hush@host/v1"], "variable OPENAI_API_KEY"),
         (["--endpoint.base_url", "https://hush-hush@host/v1"], "endpoint.base_url must hold no name or password"),
+        (["--endpoint.base_url", "https://me:hush/hush@host/v1"], "variable OPENAI_API_KEY"),
+        (["--endpoint.base_url", "https://me:#hush@host/v1"], "variable OPENAI_API_KEY"),
         (["--memory.embedder", "openai:@me/small@http://me:hush-hush@host/v1"], "variable TRAILNOTES_EMBEDDER_KEY"),
         (["--engine.urls", '["me:hush-hush@host:7465"]'], "variable TRAILNOTES_ENGINE_TOKEN"),
     ],
@@ -155,6 +158,11 @@ def test_a_password_in_an_address_is_refused_and_not_repeated(words: list[str], 
         load_config(None, words)
     assert said in str(caught.value)
     assert "hush" not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["https://host:8000/@me/v1", "https://host/@me/v1", "http://[::1]:8000/a:b@c/v1"])
+def test_an_address_without_a_password_is_taken(url: str) -> None:
+    assert load_config(None, ["--endpoint.base_url", url]).endpoint.base_url == url
 
 
 def test_a_password_in_the_settings_of_an_older_run_is_not_repeated() -> None:

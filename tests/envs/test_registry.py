@@ -63,7 +63,7 @@ def test_a_module_in_the_working_directory_counts(tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("waymark", "env.name = 'waymark' is unknown; did you mean waymarks"),
+        ("waymark", "env.name = 'waymark' is unknown; did you mean waymarks? An environment of your own is named"),
         ("xyzzy", "known: alfworld, gymnasium, minesweeper, openenv, scienceworld, sokoban, textworld"),
         ("no_such_module:Env", "there is no module 'no_such_module' on the Python path"),
         ("odd_envs.sub:Env", "there is no module 'odd_envs.sub'"),

@@ -514,7 +514,7 @@ def test_a_group_of_fewer_than_two_is_dropped_with_a_warning(caplog: pytest.LogC
     config = settings(max_replacements=0)
     groups = play_groups(ScriptedPolicy(right), FakePool(failing(0, 2)), config)
     assert [group.task.id for group in groups] == ["b"]
-    assert "task a is left out: 2 of 3 episodes failed" in caplog.text
+    assert "task a is left out: 2 of 3 episodes failed: the corridor fell at 1" in caplog.text
 
 
 def test_a_group_of_one_needs_only_its_one() -> None:

@@ -172,12 +172,16 @@ def test_tips_that_became_one_lead_to_each_other(root: Path, person: Person) -> 
 def test_a_search_is_as_wide_as_the_agents(root: Path, person: Person) -> None:
     run = make_run(root / "wide", memory={"scope": "family"})
     with open_memory(run / "memory.db", MemoryConfig(scope="family")) as memory:
-        memory.meet([Task(f"maze/{number}", "maze", family=family) for number, family in enumerate("aab", 1)])
+        memory.meet([Task(f"maze/{number}", "maze", family=family) for number, family in enumerate("aaba", 1)])
         memory.add([Tip(f"maze/{number}", f"the way of {number}", WORDS[0], 1.0) for number in (2, 3)])
     found = person.look("/run/wide/tips?task=maze/1&q=a+dim+hall").text
     assert "2 found" in found
     assert "among the tips of the task's family" in found
     assert "the way of 2" in found
+    run = make_run(root / "strict", memory={"scope": "family", "threshold": 1.0})
+    (run / "memory.db").write_bytes((root / "wide/memory.db").read_bytes())
+    assert "No tip would be found" in person.look("/run/strict/tips?task=maze/4&q=nothing+of+the+kind").text
+    assert "has no tip of 'maze/9'" in person.look("/run/strict/tips?task=maze/9&q=nothing", 409).text
 
 
 def test_pages_beyond_the_end_are_empty_and_no_fault(person: Person) -> None:

@@ -122,7 +122,9 @@ def parse(table: Table, words: Sequence[str]) -> argparse.Namespace:
         if found and found[2] is None and pending:
             settings.append(pending.pop(0))
     parser = build_parser(table)
-    args = parser.parse_args(rest)
+    args, unknown = parser.parse_known_args(rest)
+    if unknown:  # said by the command's own parser, whose usage is what to look at
+        args.unfinished.error(f"unrecognized arguments: {' '.join(unknown)}")
     if args.command is None:
         args.unfinished.print_help(sys.stderr)
         parser.exit(2)
@@ -156,7 +158,7 @@ def _add(parsers: Any, command: Command) -> None:
     for item in command.arguments:
         parser.add_argument(*item.names, help=item.help, **item.options)
     parser.add_argument("--debug", action="store_true", help="show where an error comes from")
-    parser.set_defaults(command=command)
+    parser.set_defaults(command=command, unfinished=parser)
 
 
 def _parser(make: Callable[..., argparse.ArgumentParser], *names: str, **options: Any) -> argparse.ArgumentParser:

@@ -45,11 +45,12 @@ def _list(_: Namespace) -> None:
 
 def _check(args: Namespace) -> None:
     from trailnotes.config.toml import load_config
-    from trailnotes.envs import check_env, env_class
+    from trailnotes.envs import check_env, check_options, env_class, make_env
 
     _refuse_missing(args.name)
     options = load_config(None, args.settings).env.options
-    skipped = check_env(functools.partial(env_class(args.name), **options))
+    check_options(args.name, env_class(args.name), options)
+    skipped = check_env(functools.partial(make_env, args.name, **options))
     print(f"{args.name} keeps the contract")
     for line in skipped:
         print(f"  not checked: {line}")

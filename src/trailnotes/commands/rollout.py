@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from trailnotes.commands.arguments import CONFIG, config_of, say_where
 from trailnotes.commands.command import Command, argument
+from trailnotes.errors import ConfigError
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -16,7 +17,11 @@ if TYPE_CHECKING:
 
 
 def rollout(config: Config, model_or_run: StrPath | None = None, *, out: StrPath | None = None) -> list[Trajectory]:
-    """Play `rollout.num_tasks` tasks of the training split once each, to be read; optionally written as JSONL."""
+    """Play `rollout.num_tasks` tasks of the training split once each, to be read; optionally written as JSONL.
+
+    Raises:
+        ConfigError: not one of them could be played.
+    """
     from trailnotes.runs.evaluation import play_subject
     from trailnotes.runs.panels import write_episodes
     from trailnotes.runs.players import examined
@@ -24,6 +29,8 @@ def rollout(config: Config, model_or_run: StrPath | None = None, *, out: StrPath
     panel = config.eval.model_copy(update={"split": config.train.split, "num_tasks": config.rollout.num_tasks})
     with examined(model_or_run or config.model.path) as subject:
         episodes = play_subject(config.model_copy(update={"eval": panel}), subject).episodes
+    if not episodes:
+        raise ConfigError("no episode could be played; see the log for the reason")
     if out is not None:
         write_episodes(episodes, Path(out))
     return episodes

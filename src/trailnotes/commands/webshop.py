@@ -8,7 +8,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trailnotes.commands.arguments import OTHER_CONFIG
 from trailnotes.commands.command import Command, argument
 from trailnotes.errors import ConfigError, Interrupted
 
@@ -257,7 +256,9 @@ COMMANDS = (
                 nargs="?",
                 help="a folder that `trailnotes webshop import` wrote (that of the config, or ours)",
             ),
-            OTHER_CONFIG,
+            argument(
+                "--config", type=Path, metavar="CONFIG", help="settings, a TOML file; the environment's own without one"
+            ),
             argument("--split", metavar="SPLIT", default="train", help="whose goals are given to visitors (train)"),
             argument("--goal", type=int, metavar="N", help="the one goal of all visits, from 0 (theirs to choose)"),
             argument(

@@ -14,6 +14,9 @@ from trailnotes.errors import ConfigError
 PAPER = "EMPO2, arXiv 2602.23008"
 RELEASE = "EMPO2 release 0b40cb72"
 
+# Before the @ of the host, or after a colon that no port follows: a password may hold "/", "?" and "#" unescaped.
+_CREDENTIALS = re.compile(r"://(?:[^/?#]*|[^/?#@:\[]*:(?!\d+(?:[/?#]|$))[^@]*)@")
+
 
 def key(default: Any, doc: str, source: str = "", **limits: Any) -> Any:
     """A setting: its default, its meaning, and where the value comes from."""
@@ -40,7 +43,7 @@ def refuse_credentials(setting: str, value: str, variable: str) -> None:
     Raises:
         ConfigError: there is one; the text does not repeat it.
     """
-    if re.search(r"://[^/?#]*@", value):
+    if _CREDENTIALS.search(value):
         raise ConfigError(
             f"{setting} must hold no name or password, since addresses are logged and kept with a run: leave out what "
             f"stands before the @ of the host, and put a key into the environment variable {variable}"

@@ -24,8 +24,8 @@ class WarmstartConfig(Section):
     obey: float = key(0.4, "share of the demonstrations that act on a right tip", ge=0, le=1)
     read: float = key(
         0.5,
-        "share of the others that explore: read the archive (waymarks), wander (scienceworld), or buy carelessly "
-        "(webshop)",
+        "share of the others that explore: read the archive (waymarks), wander (scienceworld, textworld-express), or "
+        "act carelessly (webshop, wikihow)",
         ge=0,
         le=1,
     )
@@ -56,6 +56,15 @@ class WarmstartConfig(Section):
         "from nothing learns to copy sooner", ge=0, le=1
     )  # fmt: skip
     vocab_size: int = key(1024, "size of the small model's vocabulary", ge=300)
+
+    @model_validator(mode="after")
+    def refuse_more_than_all(self) -> Self:
+        """Refuse shares of the demonstrations that are more than all of them."""
+        if self.advice + self.write > 1:
+            raise ValueError(
+                "warmstart.advice and warmstart.write are shares of one whole: set them to 1 together at most"
+            )
+        return self
 
     @model_validator(mode="after")
     def refuse_copying_in_one_layer(self) -> Self:

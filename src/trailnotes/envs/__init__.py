@@ -21,7 +21,18 @@ from trailnotes.envs.check import check_env
 from trailnotes.errors import ConfigError, MissingExtraError, how_to_install
 from trailnotes.types import Task
 
-__all__ = ["ENTRY_POINTS", "ENVS", "EXTRAS", "Env", "check_env", "env_class", "env_identity", "env_tasks", "make_env"]
+__all__ = [
+    "ENTRY_POINTS",
+    "ENVS",
+    "EXTRAS",
+    "Env",
+    "check_env",
+    "check_options",
+    "env_class",
+    "env_identity",
+    "env_tasks",
+    "make_env",
+]
 
 ENVS: dict[str, str] = {
     "alfworld": "trailnotes.envs.alfworld.env:AlfworldEnv",
@@ -61,7 +72,7 @@ def make_env(name: str, **options: Any) -> Env:
         MissingExtraError: a package that the environment needs is not installed; the text names the extra.
     """
     cls = env_class(name)
-    _check_options(name, cls, options)
+    check_options(name, cls, options)
     with _naming_the_extra(name):
         env: Env = cls(**_accepted(cls, options))
     return env
@@ -77,7 +88,7 @@ def env_tasks(name: str, split: str, options: Mapping[str, Any] | None = None) -
     """
     cls = env_class(name)
     options = options or {}
-    _check_options(name, cls, options)
+    check_options(name, cls, options)
     tasks = getattr(cls, "tasks", None)
     if not callable(tasks):
         raise ConfigError(f"env.name = {name!r} lists no tasks: give {cls.__name__} a static method tasks(split)")
@@ -95,7 +106,7 @@ def env_identity(name: str, options: Mapping[str, Any] | None = None) -> dict[st
     """
     cls = env_class(name)
     options = options or {}
-    _check_options(name, cls, options)
+    check_options(name, cls, options)
     identity = getattr(cls, "identity", None)
     if not callable(identity):
         return {}
@@ -113,9 +124,26 @@ def env_class(name: str) -> Callable[..., Any]:
     if name in offered:
         return _load(name, _target(offered[name]))
     known = sorted({*ENVS, *offered})
-    raise ConfigError(
-        f"env.name = {name!r} is unknown{_nearest(name, known)}. An environment of your own is named module:Class"
-    )
+    near = _nearest(name, known)
+    said = f"{near}{'' if near.endswith('?') else '.'} An environment of your own is named module:Class"
+    raise ConfigError(f"env.name = {name!r} is unknown{said}")
+
+
+def check_options(name: str, cls: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    """Refuse options that neither the class nor its `tasks` accepts, and the lack of a required one.
+
+    Raises:
+        ConfigError: names the option, and the nearest known one.
+    """
+    own, takes_any = _parameters(cls)
+    tasks = getattr(cls, "tasks", None)
+    accepted = sorted({*own, *(_parameters(tasks)[0] if callable(tasks) else {})} - {"split"})
+    for key in () if takes_any else options:
+        if key not in accepted:
+            raise ConfigError(f"env.options.{key}: {name} has no such option{_nearest(key, accepted)}")
+    for key, parameter in own.items():
+        if parameter.default is parameter.empty and key not in options:
+            raise ConfigError(f"env.options.{key} is missing: {name} needs it")
 
 
 def _target(point: EntryPoint) -> str:
@@ -159,19 +187,6 @@ def _naming_the_extra(name: str) -> Iterator[None]:
         raise MissingExtraError(
             f"env.name = {name!r} needs the package {error.name!r}: {how_to_install(EXTRAS[name])}"
         ) from error
-
-
-def _check_options(name: str, cls: Callable[..., Any], options: Mapping[str, Any]) -> None:
-    """Refuse options that neither the class nor its `tasks` accepts, and the lack of a required one."""
-    own, takes_any = _parameters(cls)
-    tasks = getattr(cls, "tasks", None)
-    accepted = sorted({*own, *(_parameters(tasks)[0] if callable(tasks) else {})} - {"split"})
-    for key in () if takes_any else options:
-        if key not in accepted:
-            raise ConfigError(f"env.options.{key}: {name} has no such option{_nearest(key, accepted)}")
-    for key, parameter in own.items():
-        if parameter.default is parameter.empty and key not in options:
-            raise ConfigError(f"env.options.{key} is missing: {name} needs it")
 
 
 def _parameters(function: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter], bool]:

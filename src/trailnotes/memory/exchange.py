@@ -96,6 +96,12 @@ def check_namespace(store: TipStore, namespace: str) -> None:
     raise MemoryStoreError(f"{store.path} has no tip of {namespace!r}: it has tips of {', '.join(near)}{more}")
 
 
+def check_reader(store: TipStore, namespace: str, scope: Scope) -> None:
+    """As `check_namespace`, but for a task that may read the tips of others, be it without any of its own."""
+    if scope == "task" or store.met(namespace) is None:
+        check_namespace(store, namespace)
+
+
 def near_names(names: Iterable[str], wanted: str) -> list[str]:
     """The few of `names` that are most like `wanted`."""
     return difflib.get_close_matches(wanted, list(names), NAMED, 0.0)
@@ -138,8 +144,7 @@ def search_tips(
     """
     if top_k < 1:
         raise MemoryStoreError(f"a search for {top_k} tips finds nothing: ask for 1 or more")
-    if scope == "task" or store.met(namespace) is None:
-        check_namespace(store, namespace)
+    check_reader(store, namespace, scope)
     embedder = embedder_for(store.identity.name, config)
     memory = TipMemory(store, embedder, MemoryConfig(threshold=threshold, scope=scope))
     return [Found(tip, similarity) for tip, similarity in memory.nearest(namespace, query, top_k)]

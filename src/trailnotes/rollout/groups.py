@@ -9,7 +9,7 @@ import asyncio
 import logging
 import math
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeVar
@@ -92,10 +92,12 @@ async def run_groups(  # noqa: PLR0913 (see `run_episode`)
     _introduce(tasks, rows)
     attempts = 1 + config.env.max_replacements
     failed: Counter[tuple[str, int]] = Counter()
+    reasons: dict[tuple[str, int], str] = {}  # of each seat the last one
     before: dict[tuple[str, int], Trajectory | None] = {}
     for trajectory in done:
         place = trajectory.task.id, trajectory.member
         failed[place] += trajectory.outcome == "error"
+        reasons[place] = trajectory.error or reasons.get(place, "")
         if trajectory.outcome != "error" or failed[place] >= attempts:
             before[place] = None if trajectory.outcome == "error" else trajectory
     assert not failed or len({task.id for task in tasks}) == len(tasks), "which of the two was played is not known"
@@ -109,8 +111,14 @@ async def run_groups(  # noqa: PLR0913 (see `run_episode`)
         )  # fmt: skip
 
     async def play_seat(live: Live, index: int) -> Trajectory | None:
-        left = range(failed[seats[index].place], attempts)
-        return await _play_seat(live, pool, seats[index], left, play, on_error)
+        seat = seats[index]
+
+        def fail(trajectory: Trajectory) -> None:
+            reasons[seat.place] = trajectory.error
+            if on_error is not None:
+                on_error(trajectory)
+
+        return await _play_seat(live, pool, seat, range(failed[seat.place], attempts), play, fail)
 
     def keep(index: int, trajectory: Trajectory | None) -> None:
         played[seats[index].episode] = trajectory
@@ -121,7 +129,7 @@ async def run_groups(  # noqa: PLR0913 (see `run_episode`)
     # Ahead of the update, what is counted here and what is stored there would stand in the order that timing gives.
     if not config.rollout.ahead or config.memory.goes_by_readers:
         _report([(seat.memory, played[seat.episode]) for row in rows for seat in row], once)
-    groups = (_group(task, [played[seat.episode] for seat in row]) for task, row in zip(tasks, rows, strict=True))
+    groups = (_group(task, row, played, reasons) for task, row in zip(tasks, rows, strict=True))
     return [group for group in groups if group is not None]
 
 
@@ -217,7 +225,7 @@ async def _play_seat(
     seat: Seat,
     attempts: Iterable[int],
     play: Callable[[Live, AsyncEnv, Seat], Awaitable[Trajectory]],
-    on_error: OnTrajectory | None,
+    on_error: OnTrajectory,
 ) -> Trajectory | None:
     """The first attempt that does not fail, or None. The policy sees each attempt as an episode of its own."""
     for attempt in attempts:
@@ -227,16 +235,22 @@ async def _play_seat(
             trajectory = await play(live, env, seat)
         if trajectory.outcome != "error":
             return trajectory
-        if on_error is not None:
-            on_error(trajectory)
+        on_error(trajectory)
     return None
 
 
-def _group(task: Task, members: Sequence[Trajectory | None]) -> TrajectoryGroup | None:
-    """The members that are left, if they are enough to be a group."""
+def _group(
+    task: Task,
+    row: Sequence[Seat],
+    played: Mapping[str, Trajectory | None],
+    reasons: Mapping[tuple[str, int], str],
+) -> TrajectoryGroup | None:
+    """The members that are left, if they are enough to be a group; else a warning says why the last one failed."""
+    members = [played[seat.episode] for seat in row]
     left = tuple(member for member in members if member is not None)
     if not left or len(left) < min(2, len(members)):
-        logger.warning("task %s is left out: %d of %d episodes failed", task.id, len(members) - len(left), len(members))
+        num, why = len(members), [reasons[seat.place] for seat in row if played[seat.episode] is None][-1]
+        logger.warning("task %s is left out: %d of %d episodes failed: %s", task.id, num - len(left), num, why)
         return None
     return TrajectoryGroup(task, left)
 

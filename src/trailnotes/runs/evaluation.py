@@ -124,8 +124,9 @@ class Journal:
             try:
                 yield
             except BaseException as stop:
-                if isinstance(stop, ConfigError) and not self.episodes:
-                    raise  # nothing had begun
+                begun = self.episodes or (self.path and not isinstance(stop, ConfigError))
+                if isinstance(stop, Exception) and not begun:
+                    raise  # there is nothing to keep
                 kept = f"{len(self.episodes)} of {self._total} episodes are kept in {self.path}, and the same command "
                 self._say(f"stopped: {kept}plays the rest" if self.path else "stopped: without --out nothing is kept")
                 raise

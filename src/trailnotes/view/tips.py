@@ -20,7 +20,7 @@ from typing import Final
 
 from trailnotes.config.schema import Config
 from trailnotes.errors import MemoryStoreError
-from trailnotes.memory.exchange import check_namespace, delete_tips, edit_tip, enable_tips, open_store, show_tip
+from trailnotes.memory.exchange import check_reader, delete_tips, edit_tip, enable_tips, open_store, show_tip
 from trailnotes.memory.migrations import MIGRATIONS
 from trailnotes.memory.retired import MARK, Retirement
 from trailnotes.memory.retrieval import embedder_for
@@ -212,7 +212,7 @@ class Searcher:
         Without settings, as where those of a run cannot be read, by the default ones, and no endpoint is known.
 
         Raises:
-            MemoryStoreError: the file cannot be used, or has no tip of that task.
+            MemoryStoreError: the file cannot be used, or has no tip of that task, which may read no others.
             MissingExtraError: its embedder is not installed.
             Opening: it takes longer than `PATIENCE_S`; it goes on meanwhile, and who asks again hears what came of it.
         """
@@ -232,7 +232,7 @@ class Searcher:
     def _search(self, path: Path, config: Config | None, namespace: str, query: str) -> list[Row]:
         memory = self._memory(path, config)
         if not (found := memory.search(namespace, query, NEAREST)):
-            check_namespace(memory.store, namespace)  # goes through all names
+            check_reader(memory.store, namespace, memory.config.scope)  # goes through all names
             return []
         (vector,) = memory.embedder.embed([query[:MAX_KEY_CHARS]])
         alike = memory.vectors(found) @ vector

@@ -133,6 +133,13 @@ def test_done_is_not_success() -> None:
     assert not played(GymnasiumEnv(id="Echo-v0", success_reward=2), "aaaa", "stop")[-1].success
 
 
+def test_an_environment_that_cannot_say_its_limit_is_cut_off_by_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gymnasium copies the settings to tell the limit, and tells nothing where they hold what cannot be copied."""
+    monkeypatch.setattr(gymnasium.wrappers.TimeLimit, "spec", None)
+    cut = played(GymnasiumEnv(id="Echo-v0", max_steps=2, success_return=1), "aaaa", "aaaa")[-1]
+    assert (cut.truncated, cut.terminated) == (True, False)
+
+
 def test_scores_count_up_to_the_highest_return() -> None:
     env = GymnasiumEnv(id="Echo-v0", success_return=1, max_return=2.5)
     assert [(each.score, each.max_score) for each in played(env, "aaaa", "aaaa", "aaaa")] == [

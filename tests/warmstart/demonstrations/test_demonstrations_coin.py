@@ -198,6 +198,13 @@ def test_a_coin_that_is_too_far_away_is_told_to_nobody(subject: CoinDemonstrator
     assert len(found) < len(subject.coins) / 2
 
 
+def test_a_start_whose_every_coin_is_too_far_away_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("textworld_express", reason="needs the extra textworld-express")
+    monkeypatch.setattr(CoinDemonstrator, "told", lambda *_: None)
+    with pytest.raises(ConfigError, match=r"raise it, or set warmstart\.obey below 1"):
+        next(iter(CoinDemonstrator(a_config(obey=1.0), words, 0)))
+
+
 def test_a_search_avoids_what_a_failure_tells(subject: CoinDemonstrator) -> None:
     tips = next(tips for task in subject.coins * 4 if (tips := subject.failed_searches(task)))
     assert told_empty(tips) == {room for tip in tips for room in tip.text.removeprefix("no coin in ").split(" , ")}

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 
 import pytest
 
 import howto
 from small import small_config
 from trailnotes.algorithms.rememberer.advice import advice_text, parse_advice
+from trailnotes.config.methods_schema import RehearsalConfig
 from trailnotes.config.schema import Config
 from trailnotes.envs.wikihow.actions import read_action
 from trailnotes.envs.wikihow.goals import goal_of
@@ -18,7 +20,7 @@ from trailnotes.envs.wikihow.protocols import Choice, _task
 from trailnotes.errors import ConfigError
 from trailnotes.types import Task
 from trailnotes.warmstart.demonstrations import demonstrator_of
-from trailnotes.warmstart.demonstrations.wikihow import WikiHowDemonstrator, examined_titles
+from trailnotes.warmstart.demonstrations.wikihow import WikiHowDemonstrator, examined_titles, titles_of
 
 
 def words(text: str) -> int:
@@ -94,7 +96,7 @@ def test_what_is_said_is_understood_and_comes_again_with_the_seed(library: str) 
 def test_no_article_of_an_examined_goal_is_ever_shown(library: str) -> None:
     config = a_config(library, obey=0.4, read=0.7, advice=0.3)
     subject = WikiHowDemonstrator(config, words, 4)
-    examined = examined_titles(subject.env, config.env.options)
+    examined = examined_titles(config.env.options)
     shown = "\n".join(message.content for demo in islice(subject, 80) for message in demo.messages).lower()
     assert len(examined) > 5
     assert "paint 1 eggs" in shown
@@ -108,6 +110,25 @@ def test_a_goal_that_names_an_examined_article_is_not_played(library: str) -> No
     assert [task.options["template"] for task in subject.tasks] == ["article", "about", "references", "author"]
     subject.leave_out({"peel an egg"})
     assert subject.tasks == []
+
+
+def test_what_task_files_examine_is_shown_by_no_goal_of_another_source(library: str, tmp_path: Path) -> None:
+    """The goals that are rehearsed are ours, those that are examined come from files, which only their folder has."""
+    for split, title in (("train", "Peel an Egg"), ("test", "Paint 1 Eggs")):
+        (tmp_path / split).mkdir()
+        file = tmp_path / split / "goal-8.textproto"
+        file.write_text(goal_of("article", title, "").definition(), encoding="utf-8")
+    rehearsed = a_config(library)
+    before = WikiHowDemonstrator(rehearsed, words, 0)
+    assert "paint 1 eggs" in titles_of(before.env, before.tasks)
+    env = rehearsed.env.model_copy(update={"options": {**rehearsed.env.options, "tasks": str(tmp_path)}})
+    config = rehearsed.model_copy(update={"env": env, "rehearsal": RehearsalConfig(options={"tasks": ""})})
+    subject = WikiHowDemonstrator.apart(config, words, 0)
+    assert subject.tasks
+    assert "paint 1 eggs" not in titles_of(subject.env, subject.tasks)
+    assert "Paint-1-Eggs" in subject.env.library
+    shown = subject.env.app.step(subject.env.visit, read_action("INPUT(2, paint 1 eggs)"))
+    assert "Paint 1 Eggs" not in str(subject.env.app.leaves(shown.visit))
 
 
 def test_a_step_that_is_advised_is_answered_in_the_form_that_rememberer_reads(library: str) -> None:

@@ -207,14 +207,16 @@ def _made(env_id: str, kwargs: dict[str, Any], max_steps: int, *, drawn: bool) -
 def _unwrapped(env: gymnasium.Env[Any, Any]) -> tuple[gymnasium.Env[Any, Any], float]:
     """The environment without the two wrappers whose work `GymnasiumEnv` does itself, and its limit of steps.
 
-    Gymnasium puts them around every environment, to cut it off and to ask for a reset first.
+    Gymnasium puts them around every environment, to cut it off and to ask for a reset first. One that does not tell its
+    limit, as where the settings of the environment cannot be copied, keeps them.
     """
     from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
     limit = math.inf
     if isinstance(env, TimeLimit):
-        limit = (env.spec and env.spec.max_episode_steps) or math.inf
-        env = env.env
+        if env.spec is None or env.spec.max_episode_steps is None:
+            return env, limit
+        limit, env = env.spec.max_episode_steps, env.env
     return env.env if isinstance(env, OrderEnforcing) else env, limit
 
 

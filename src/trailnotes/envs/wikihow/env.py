@@ -171,7 +171,7 @@ class WikiHowEnv:
         return opened(self._place)
 
     def hide(self, paths: Iterable[str]) -> None:
-        """Play from now on as if the articles at `paths` were not in the library: no page lists or shows them."""
+        """Play the next episodes as if the library lacked the articles at `paths`: no page lists or shows them."""
         self._hidden |= frozenset(paths)
         self._app = None
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 TAKE: Final = "take coin"
 LONGEST: Final = 100  # steps of the search from which a right tip is made
+PATIENCE: Final = 200  # episodes in a row that have nothing to teach
 _ROOM: Final = re.compile(r"You are in the ([^.]+)\.")
 _WAY_ON: Final = re.compile(r"To the (\w+) you see the ([^.]+)\.")
 
@@ -125,11 +126,18 @@ class CoinDemonstrator(ExpertDemonstrator):
     def __iter__(self) -> Iterator[Demonstration]:
         if not self.coins:
             yield from super().__iter__()
+        in_vain = 0
         try:
-            while True:
-                yield from self.searched(self.rng.choice(self.coins))
+            while in_vain < PATIENCE:
+                made = self.searched(self.rng.choice(self.coins))
+                in_vain = 0 if made else in_vain + 1
+                yield from made
         finally:
             self.env.close()
+        raise ConfigError(
+            f"the coin was further away than rollout.max_steps = {self.config.rollout.max_steps} in each of {PATIENCE} "
+            "games: raise it, or set warmstart.obey below 1"
+        )
 
     def searched(self, task: Task) -> list[Demonstration]:
         """One episode's demonstrations: a row to act, and where it acted on tips, a tip-free row to write."""

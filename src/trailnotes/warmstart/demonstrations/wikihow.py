@@ -18,7 +18,7 @@ from trailnotes.envs import env_tasks, make_env
 from trailnotes.envs.tasks import kept_apart
 from trailnotes.envs.wikihow.articles import Article
 from trailnotes.errors import ConfigError
-from trailnotes.types import Tip
+from trailnotes.types import Task, Tip
 from trailnotes.warmstart.demonstrations.episodes import actions_of, conversations, follow, of_rehearsal, played
 from trailnotes.warmstart.demonstrations.wikihow_advice import Adviser
 from trailnotes.warmstart.demonstrations.wikihow_readers import Reader, spaced
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from trailnotes.config.schema import Config
     from trailnotes.envs.wikihow.env import WikiHowEnv
     from trailnotes.storage.demonstrations import Demonstration
-    from trailnotes.types import Task, Trajectory
+    from trailnotes.types import Trajectory
 
 _TITLES: Final = re.compile(r'learn how to (.+?)\.?$|article "how to (.+)"', re.IGNORECASE | re.MULTILINE)
 EXAMINED: Final = ("validation", "test")
@@ -42,13 +42,14 @@ def titles_of(env: WikiHowEnv, tasks: Iterable[Task]) -> set[str]:
     return {(found[1] or found[2]).lower() for text in told for found in _TITLES.finditer(text)}
 
 
-def examined_titles(env: WikiHowEnv, options: Mapping[str, object]) -> set[str]:
-    """Those of examined goals, of whatever template. A split without goals has none."""
-    titles, options = set[str](), {**options, "templates": ()}
+def examined_titles(options: Mapping[str, object]) -> set[str]:
+    """Those of the goals that `options` examine, of whatever template. A split without goals has none."""
+    options = {**options, "templates": ()}
+    env, tasks = cast("WikiHowEnv", make_env("wikihow", **options)), list[Task]()
     for split in EXAMINED:
-        with suppress(ConfigError):
-            titles |= titles_of(env, env_tasks("wikihow", split, options))
-    return titles
+        with suppress(ConfigError):  # the split is empty; a goal that cannot be read below is no reason to show it
+            tasks += env_tasks("wikihow", split, options)
+    return titles_of(env, tasks)
 
 
 class WikiHowDemonstrator:
@@ -71,7 +72,7 @@ class WikiHowDemonstrator:
         options = {**config.env.options, "max_steps": config.rollout.max_steps}
         self.env = cast("WikiHowEnv", make_env("wikihow", **{**options, "actions": True}))
         self.tasks = env_tasks("wikihow", "train", options)
-        self.leave_out(examined_titles(self.env, options))
+        self.leave_out(examined_titles(options))
         if not self.tasks:
             raise ConfigError("every training goal names the article of an examined one: name other env.options.tasks")
         self.adviser = Adviser(self.env, config, count_tokens, self.rng)
@@ -91,7 +92,7 @@ class WikiHowDemonstrator:
             ConfigError: none is left.
         """
         subject = cls(of_rehearsal(config), count_tokens, seed)
-        subject.leave_out(examined_titles(subject.env, config.env.options))
+        subject.leave_out(examined_titles(config.env.options))
         subject.tasks = kept_apart(subject.tasks, config)
         if not subject.tasks:
             raise ConfigError(
