@@ -14,20 +14,18 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+
+from examination import Examination, share
 
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config
 from trailnotes.envs.tasks import panel, tasks_of
-from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.errors import TrailnotesError
-from trailnotes.memory import open_memory
-from trailnotes.memory.tips import clean_tip
 from trailnotes.policies.base import Policy
-from trailnotes.rollout import WrittenTip, run_groups, write_tips
 from trailnotes.runs.players import model_policy
-from trailnotes.types import Mode, Task, Tip, Trajectory, TrajectoryGroup
+from trailnotes.types import Task, Tip, Trajectory
 from trailnotes.warmstart.demonstrations.coin import CoinDemonstrator, note_of_search, told_empty
 from trailnotes.warmstart.demonstrations.episodes import actions_of
 
@@ -46,7 +44,7 @@ LABELS = (
 )
 
 
-class Examined:
+class Examined(Examination):
     """A policy, and houses whose coins a searcher has found.
 
     Args:
@@ -56,7 +54,7 @@ class Examined:
     """
 
     def __init__(self, policy: Policy, config: Config, num: int) -> None:
-        self.policy, self.config = policy, config
+        super().__init__(policy, config)
         self.script = CoinDemonstrator(config, len, 0)
         told = ((task, self.script.told(task)) for task in panel(tasks_of(config, "validation"), num))
         self.right = {task.id: found for task, found in told if found}
@@ -74,29 +72,6 @@ class Examined:
             name: [*(tips[:1] if right else ()), *(self.failed[name] if failures else ())]
             for name, (_, tips) in self.right.items()
         }
-
-    async def play(self, tips: Mapping[str, Sequence[Tip]] | None = None) -> list[Trajectory]:
-        """One episode in each house, with the tips of its id, or without any."""
-        mode: Mode = "plain" if tips is None else "on_policy_tips"
-        with open_memory(None, self.config.memory) as memory, EnvPool(self.config.env) as pool:
-            for own in (tips or {}).values():
-                memory.add(list(own))
-            modes = [[mode]] * len(self.tasks)
-            groups = await run_groups(self.policy, pool, self.tasks, modes, memory, self.config, seed=0)
-        return [trajectory for group in groups for trajectory in group.trajectories]
-
-    async def written(self, episodes: Sequence[Trajectory]) -> dict[str, list[Tip]]:
-        """What the policy writes about each of these episodes; nothing usable is left out."""
-        tips: dict[str, list[Tip]] = {}
-
-        def keep(tip: WrittenTip) -> None:
-            name, score = tip.trajectory.task.id, tip.trajectory.score
-            if text := clean_tip(tip.completion.text):
-                tips[name] = [Tip(name, text, key="", score=score)]
-
-        groups = [TrajectoryGroup(episode.task, (episode,)) for episode in episodes]
-        await write_tips(self.policy, groups, self.config, seed=0, step=0, on_tip=keep)
-        return tips
 
     async def column(self) -> list[str]:
         """The figures, in the order of `LABELS`."""
@@ -123,11 +98,6 @@ class Examined:
 def said(episode: Trajectory) -> list[tuple[str, Sequence[str]]]:
     """Each action, with those that were admissible."""
     return [(step.action, step.observation.actions or ()) for step in episode.steps]
-
-
-def share(hits: Sequence[bool]) -> str:
-    """As a table shows it; "-" where nothing was tried."""
-    return f"{sum(hits) / len(hits):.2f}" if hits else "-"
 
 
 def found(episodes: Sequence[Trajectory]) -> str:

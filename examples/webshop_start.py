@@ -15,21 +15,19 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
+
+from examination import Examination, refusals, share
 
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config
 from trailnotes.envs.tasks import panel, tasks_of
-from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.errors import TrailnotesError
-from trailnotes.memory import open_memory
-from trailnotes.memory.tips import clean_tip
 from trailnotes.policies.base import Policy
-from trailnotes.rollout import WrittenTip, run_groups, write_tips
 from trailnotes.runs.players import model_policy
-from trailnotes.types import Mode, Task, Tip, Trajectory, TrajectoryGroup
+from trailnotes.types import Task, Tip, Trajectory
 from trailnotes.warmstart.demonstrations import demonstrator_of
 from trailnotes.warmstart.demonstrations.webshop import Attempt, WebShopDemonstrator
 from trailnotes.warmstart.demonstrations.webshop_buyers import BUY, way_of
@@ -51,7 +49,7 @@ LABELS = (
 )
 
 
-class Examined:
+class Examined(Examination):
     """A policy, and goals that a teacher can reach.
 
     Args:
@@ -61,7 +59,7 @@ class Examined:
     """
 
     def __init__(self, policy: Policy, config: Config, num: int) -> None:
-        self.policy, self.config = policy, config
+        super().__init__(policy, config)
         self.script: WebShopDemonstrator = demonstrator_of("webshop", config.rollout.style)(config, len, 0)
         self.script.forbidden = frozenset()  # what is examined here is shown to nobody who learns
         found = ((task, self.script.right(task)) for task in panel(tasks_of(config, "validation"), num))
@@ -78,29 +76,6 @@ class Examined:
         for name, attempt in self.right.items() if failures else ():
             others = self.script.failures(attempt.trajectory.task, attempt)
             tips[name] += [self.script.tip(other, other.worth) for other in others]
-        return tips
-
-    async def play(self, tips: Mapping[str, Sequence[Tip]] | None = None) -> list[Trajectory]:
-        """One episode of each goal, with the tips of its id, or without any."""
-        mode: Mode = "plain" if tips is None else "on_policy_tips"
-        with open_memory(None, self.config.memory) as memory, EnvPool(self.config.env) as pool:
-            for own in (tips or {}).values():
-                memory.add(list(own))
-            modes = [[mode]] * len(self.tasks)
-            groups = await run_groups(self.policy, pool, self.tasks, modes, memory, self.config, seed=0)
-        return [trajectory for group in groups for trajectory in group.trajectories]
-
-    async def written(self, episodes: Sequence[Trajectory]) -> dict[str, list[Tip]]:
-        """What the policy writes about each of these episodes; nothing usable is left out."""
-        tips: dict[str, list[Tip]] = {}
-
-        def keep(tip: WrittenTip) -> None:
-            name, score = tip.trajectory.task.id, tip.trajectory.score
-            if text := clean_tip(tip.completion.text):
-                tips[name] = [Tip(name, text, key="", score=score)]
-
-        groups = [TrajectoryGroup(episode.task, (episode,)) for episode in episodes]
-        await write_tips(self.policy, groups, self.config, seed=0, step=0, on_tip=keep)
         return tips
 
     async def column(self) -> list[str]:
@@ -134,20 +109,9 @@ def actions(episode: Trajectory) -> tuple[str, ...]:
     return tuple(plain(step.action) for step in episode.steps)
 
 
-def refusals(episode: Trajectory) -> list[bool]:
-    """For each action, whether the shop refused it."""
-    after = [*(step.observation for step in episode.steps[1:]), episode.final_observation]
-    return [bool(observation.info.get("action_refused")) for observation in after]
-
-
 def taken(episode: Trajectory) -> list[str]:
     """The actions that the shop took."""
     return [action for action, refused in zip(actions(episode), refusals(episode), strict=True) if not refused]
-
-
-def share(hits: Sequence[bool]) -> str:
-    """As a table shows it; "-" where nothing was tried."""
-    return f"{sum(hits) / len(hits):.2f}" if hits else "-"
 
 
 def score(episodes: Sequence[Trajectory]) -> str:

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from webshop_start import Examined, refusals, share
+from examination import Examination, refusals, share
 
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config
@@ -33,7 +33,7 @@ from trailnotes.warmstart.demonstrations.wikihow_readers import Reader, spaced
 SETTINGS = Path(__file__).parent.parent / "configs" / "wikihow" / "small.toml"
 
 
-class Read(Examined):
+class Read(Examination):
     """A policy, and goals that a scripted reader reaches in as many steps.
 
     Args:
@@ -43,7 +43,7 @@ class Read(Examined):
     """
 
     def __init__(self, policy: Policy, config: Config, num: int) -> None:
-        self.policy, self.config = policy, config
+        super().__init__(policy, config)
         self.script = WikiHowDemonstrator(config, len, 0)
         env = WikiHowEnv(**{**config.env.options, "max_steps": config.rollout.max_steps})
         reader = Reader(env, self.script.rng)

@@ -1,0 +1,64 @@
+"""What the three tables of start models share: a policy that plays chosen tasks, with tips or without, and writes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from trailnotes.config.schema import Config
+from trailnotes.envs.workers.pool import EnvPool
+from trailnotes.memory import open_memory
+from trailnotes.memory.tips import clean_tip
+from trailnotes.policies.base import Policy
+from trailnotes.rollout import WrittenTip, run_groups, write_tips
+from trailnotes.types import Mode, Task, Tip, Trajectory, TrajectoryGroup
+
+
+class Examination:
+    """A policy, and the tasks that it is examined on.
+
+    Args:
+        policy: acts and writes.
+        config: of the wording, the memory and the environment.
+    """
+
+    def __init__(self, policy: Policy, config: Config) -> None:
+        self.policy, self.config = policy, config
+
+    @property
+    def tasks(self) -> list[Task]:
+        """What is played."""
+        raise NotImplementedError
+
+    async def play(self, tips: Mapping[str, Sequence[Tip]] | None = None) -> list[Trajectory]:
+        """One episode of each task, with the tips of its id, or without any."""
+        mode: Mode = "plain" if tips is None else "on_policy_tips"
+        with open_memory(None, self.config.memory) as memory, EnvPool(self.config.env) as pool:
+            for own in (tips or {}).values():
+                memory.add(list(own))
+            modes = [[mode]] * len(self.tasks)
+            groups = await run_groups(self.policy, pool, self.tasks, modes, memory, self.config, seed=0)
+        return [trajectory for group in groups for trajectory in group.trajectories]
+
+    async def written(self, episodes: Sequence[Trajectory]) -> dict[str, list[Tip]]:
+        """What the policy writes about each of these episodes; nothing usable is left out."""
+        tips: dict[str, list[Tip]] = {}
+
+        def keep(tip: WrittenTip) -> None:
+            name, score = tip.trajectory.task.id, tip.trajectory.score
+            if text := clean_tip(tip.completion.text):
+                tips[name] = [Tip(name, text, key="", score=score)]
+
+        groups = [TrajectoryGroup(episode.task, (episode,)) for episode in episodes]
+        await write_tips(self.policy, groups, self.config, seed=0, step=0, on_tip=keep)
+        return tips
+
+
+def refusals(episode: Trajectory) -> list[bool]:
+    """For each action, whether the environment refused it."""
+    after = [*(step.observation for step in episode.steps[1:]), episode.final_observation]
+    return [bool(observation.info.get("action_refused")) for observation in after]
+
+
+def share(hits: Sequence[bool]) -> str:
+    """As a table shows it; "-" where nothing was tried."""
+    return f"{sum(hits) / len(hits):.2f}" if hits else "-"
