@@ -88,6 +88,19 @@ def serving(script: Script = counting, pages: dict[str, Any] | None = None, port
 
 
 @contextmanager
+def _one_session(session: Callable[[socket.socket], None], over: threading.Event) -> Iterator[str]:
+    """The address of a door that `session` answers until it is `over`."""
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        thread = threading.Thread(target=session, args=[door], daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{door.getsockname()[1]}"
+        finally:
+            over.set()
+            thread.join()
+
+
+@contextmanager
 def deaf(*, alone: bool = False) -> Iterator[str]:
     """A server that answers one reset and then reads no byte more; if `alone`, it also takes no other connection."""
     over = threading.Event()
@@ -109,14 +122,8 @@ def deaf(*, alone: bool = False) -> Iterator[str]:
                 if protocol.state is State.OPEN and isinstance(event, Frame):
                     over.wait(60)
 
-    with socket.create_server(("127.0.0.1", 0)) as door:
-        thread = threading.Thread(target=session, args=[door], daemon=True)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{door.getsockname()[1]}"
-        finally:
-            over.set()
-            thread.join()
+    with _one_session(session, over) as url:
+        yield url
 
 
 @contextmanager
@@ -131,11 +138,5 @@ def dripping() -> Iterator[str]:
             while not over.wait(0.02):
                 connection.sendall(b"x")
 
-    with socket.create_server(("127.0.0.1", 0)) as door:
-        thread = threading.Thread(target=session, args=[door], daemon=True)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{door.getsockname()[1]}"
-        finally:
-            over.set()
-            thread.join()
+    with _one_session(session, over) as url:
+        yield url

@@ -138,7 +138,7 @@ def _import(args: Namespace) -> None:
     state = "enabled" if args.enable else "off until `trailnotes memory enable`"
     print(f"{result.added} tips imported ({state}), {result.known} were known")
     if gone:
-        capacity = memory_config_of(args.place).capacity
+        capacity = memory_config_of(config).capacity
         print(f"{gone} tips were retired to make room (memory.capacity = {capacity}): `memory list --retired`")
 
 
@@ -188,7 +188,7 @@ def _say_what_is_too_much(store: TipStore, ids: Sequence[int], place: Path) -> N
     """Those who switch tips on hear that these stay only until the next ones are written."""
     from trailnotes.memory.room import crowded
 
-    settings = memory_config_of(place)
+    settings = memory_config_of(config_of(place))
     namespaces = dict.fromkeys(tip.namespace for tip_id in ids if (tip := store.tip(tip_id)))
     if excess := sum(excess for _, excess in crowded(store, namespaces, settings)):
         print(

@@ -40,11 +40,10 @@ def config_of(place: Path) -> Config | None:
     return run_config(run) if (run / "config.toml").is_file() else None
 
 
-def memory_config_of(place: Path) -> MemoryConfig:
-    """The memory settings of `config_of`; the default where the memory belongs to no run."""
+def memory_config_of(config: Config | None) -> MemoryConfig:
+    """The memory settings of what `config_of` found; the default where the memory belongs to no run."""
     from trailnotes.config.memory_schema import MemoryConfig
 
-    config = config_of(place)
     return config.memory if config else MemoryConfig()
 
 
@@ -106,7 +105,8 @@ def _serve(args: Namespace) -> None:
     from trailnotes.memory.tipfile import file_of
     from trailnotes.memory.tips import TipMemory
 
-    config, settings = config_of(args.place), memory_config_of(args.place)
+    config = config_of(args.place)
+    settings = memory_config_of(config)
     new = embedder_for(settings.embedder, config) if args.write and not file_of(args.place).exists() else None
     with open_store(args.place, Identity(new.name, new.dim) if new else None) as store:
         rules = Rules(
