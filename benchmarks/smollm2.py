@@ -2,8 +2,9 @@
 
 Acting: our embedded engine, transformers' `generate` on the whole batch anew in each turn, and vLLM where `make vllm`
 has put it or --python names it. Learning: our scoring and update (AdamW's step included) beside forward and backward
-passes of bare transformers, and of peft for adapters, over the same padded rows with transformers' own loss. Sides take
-turns, after a short warm-up, with one thread each; ratios are of CPU seconds, since wall time is whoever else's, too.
+passes of bare transformers, and of peft for adapters, over the same padded rows with transformers' own loss; medians of
+three rounds. Sides take turns, after a warm-up, with one thread each; ratios are of CPU seconds, since wall time is
+whoever else's, too.
 One more play and update under torch's profiler tell how much of them is in matrix products and in attention. Without
 --model the weights are random and of the same shape, which computes as fast.
 
@@ -40,6 +41,7 @@ from trailnotes.types import Sample
 VOCABULARY = 49152
 LOAD = Workload(576, 30, VOCABULARY, batch=16, turns=6, observation_tokens=32, action_tokens=16, repeats=1)
 QUICK = replace(LOAD, hidden_size=192, num_layers=2, batch=4, turns=2)
+ROUNDS = 3  # of learning
 PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm")
 ATTENTION = "aten::_scaled_dot_product"
 Speeds = dict[str, dict[str, float]]
@@ -128,7 +130,7 @@ def bare(model: Any, rows: list[Sample], *, backward: bool) -> None:
         model.zero_grad()
 
 
-def learning(model_again: Callable[[], Any], rows: list[Sample], load: Workload) -> dict[str, Any]:
+def learning(model_again: Callable[[], Any], rows: list[Sample]) -> dict[str, Any]:
     """Passes over the same rows: bare ones, and ours; of all weights, and of adapters alone."""
     tokens = sum(len(row.token_ids) for row in rows)
     whole, adapters = model_again(), LoraConfig(enabled=True)
@@ -146,12 +148,10 @@ def learning(model_again: Callable[[], Any], rows: list[Sample], load: Workload)
         "peft, forward and backward": lambda: bare(theirs, rows, backward=True),
         "trailnotes, update of adapters": lambda: ours_adapted.update(rows),
     }
-    for model in (whole, theirs):
-        bare(model, rows[:1], backward=True)
-    for learner in (ours, ours_adapted):
-        learner.update(rows[:1])
+    for call in sides.values():  # whole: whoever comes first fetches the memory that all others find
+        call()
     return {
-        "speeds": in_turn(sides, tokens, load.repeats),
+        "speeds": in_turn(sides, tokens, ROUNDS),
         "shares": {name: shares(sides[name]) for name in ("trailnotes, update", "trailnotes, update of adapters")},
     }
 
@@ -170,7 +170,7 @@ def measure(load: Workload, path: str, dtype: str, python: str, num_rows: int) -
     torch.set_num_threads(1)
     result: dict[str, Any] = {"workload": asdict(load), "model": path or "random", "dtype": dtype, "rows": num_rows}
     rows = make_rows(num_rows, 600, load.vocab_size)
-    result["learning"] = learning(lambda: model_of(load, path, dtype)[0], rows, load)
+    result["learning"] = learning(lambda: model_of(load, path, dtype)[0], rows)
     result["acting"] = acting(load, *model_of(load, path, dtype), python)
     speed = {half: result[half]["speeds"] for half in ("acting", "learning")}
     result["ratios"] = {

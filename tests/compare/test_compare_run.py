@@ -29,7 +29,7 @@ from trailnotes.commands.eval import evaluate
 from trailnotes.compare import compare_own, compare_run
 from trailnotes.compare.comparison import _conclude, beside_published, describe
 from trailnotes.compare.cost import cost_of, last_line, note_process
-from trailnotes.compare.estimate import estimate, small_copy
+from trailnotes.compare.estimate import disk_line, estimate, small_copy
 from trailnotes.compare.evaluations import read
 from trailnotes.compare.live import Board
 from trailnotes.compare.page import draw_summary, print_brief, summary_json, summary_markdown
@@ -579,14 +579,28 @@ def test_the_time_is_estimated_from_a_part_of_each_method(tmp_path: Path) -> Non
     path = tmp_path / "plan.toml"
     path.write_text(RANDOM)
     found = estimate(path, out=tmp_path / "out")
-    naive, broken, whole = found.text.splitlines()
+    naive, broken, whole, disk = found.text.splitlines()
     assert naive.startswith("naive")
     assert naive.endswith("a run, 1 left to run")
     assert "broken" in broken
     assert "cannot be run: ended with status 2" in broken
     assert whole.startswith("all others  ")
+    assert disk.startswith("disk  ")
+    assert disk.endswith(" MB are free there)")
     assert list(found.missing) == ["broken"]
     assert not (tmp_path / "out").exists()
+
+
+def test_a_disk_that_is_too_small_is_said_before_the_first_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    usage = type("Usage", (), {"free": 3 << 20})()
+    monkeypatch.setattr("shutil.disk_usage", lambda path: asked.append(path) or usage)
+    assert "about 3 MB (3 MB are free there)" in disk_line(3 << 20, tmp_path / "runs" / "a")
+    assert "lower train.keep_last" not in disk_line(3 << 20, tmp_path / "runs" / "a")
+    assert disk_line(4 << 20, tmp_path / "runs" / "a").endswith(
+        "\nthe disk is too small: lower train.keep_last in [settings], or choose another --out"
+    )
+    assert {*asked} == {tmp_path}, "of the nearest folder that is there"
 
 
 def test_a_dry_run_in_which_no_method_can_be_run_fails_and_says_why(

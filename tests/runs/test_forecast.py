@@ -8,7 +8,7 @@ import pytest
 from tinyrun import tiny_config
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import diff
-from trailnotes.runs.forecast import iterations, small, times
+from trailnotes.runs.forecast import disk, iterations, small, times
 
 
 def a_config(method: str = "grpo", **sections: Any) -> Config:
@@ -55,3 +55,13 @@ def test_the_training_episodes_of_rememberer_count() -> None:
     config = a_config("rememberer", eval={"num_tasks": 8}, rememberer=table)
     assert small(config).rememberer.epochs == 1
     assert times(config, small(config)) == (8 + 2 * 3 * 5) / (4 + 2 * 1 * 5)
+
+
+def test_the_disk_holds_what_is_kept_one_more_while_it_is_written_and_all_episodes(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints" / "step-000001" / "model").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "step-000001" / "model" / "weights").write_bytes(b"x" * 100)
+    (tmp_path / "checkpoints" / "step-000001" / "meta.json").write_bytes(b"x" * 10)
+    (tmp_path / "trajectories.jsonl").write_bytes(b"x" * 7)
+    kept = {"keep_last": 2, "eval_every": 0}
+    assert disk(a_config(train=kept), tmp_path, repeats=5) == 110 * (2 + 1) + 7 * 5
+    assert disk(a_config(train=kept | {"eval_every": 4}), tmp_path, repeats=5) == 110 * (2 + 1 + 1) + 7 * 5

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from trailnotes.runs.training import TrainingRun
     from trailnotes.types import StrPath, Tip
 
-MEGABYTE = 1 << 20
-
 
 def train(
     config: Config,
@@ -187,7 +185,7 @@ def dry_run(
     from trailnotes.policies.hf.policy import is_here
     from trailnotes.runs.console import clock
     from trailnotes.runs.footprint import footprint
-    from trailnotes.runs.forecast import first_and_before, iterations, num_rehearsed, small
+    from trailnotes.runs.forecast import MEGABYTE, disk, first_and_before, iterations, num_rehearsed, small
     from trailnotes.runs.needs import refuse_missing
     from trailnotes.runs.rehearsal import PLACE, refuse_all_spent, refuse_rehearsal, spent_recording
     from trailnotes.runs.remedies import refuse_too_large
@@ -216,12 +214,9 @@ def dry_run(
             config, copy, next(read_jsonl(path / "metrics.jsonl")), spent_recording(path / PLACE)
         )
         refuse_all_spent(config.train, before)
-        saved = sum(file.stat().st_size for file in (path / "checkpoints").rglob("*") if file.is_file())
-        logged = (path / "trajectories.jsonl").stat().st_size
-    repeats = iterations(config, line, before)
+        repeats = iterations(config, line, before)
+        taken = disk(config, path, repeats)
     seconds = float(line["seconds"]) * repeats + before.get("seconds", 0.0)
-    kept = config.train.keep_last + bool(config.train.eval_every) + 1  # one more while the next is written
-    disk = saved * kept + logged * repeats
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in kilobytes
     free = shutil.disk_usage(Path.cwd()).free
     lines = [
@@ -230,9 +225,9 @@ def dry_run(
         *([f"before them  {num_rehearsed(config):,} episodes in {clock(before['seconds'])}"] if before else []),
         f"time         about {clock(seconds)}",
         f"memory       {peak / MEGABYTE:,.0f} MB at the peak of this process",
-        f"disk         about {disk / MEGABYTE:,.0f} MB ({free / MEGABYTE:,.0f} MB are free here)",
+        f"disk         about {taken / MEGABYTE:,.0f} MB ({free / MEGABYTE:,.0f} MB are free here)",
     ]
-    if disk > free:
+    if taken > free:
         lines.append("the disk is too small: lower train.keep_last, or choose another --run-dir")
     return "\n".join(lines) + "\n"
 

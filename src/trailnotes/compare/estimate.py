@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -15,7 +16,7 @@ from trailnotes.compare.running import compile_games, go_through, left_of
 from trailnotes.config.methods import method_of
 from trailnotes.errors import RunError
 from trailnotes.runs.console import clock
-from trailnotes.runs.forecast import first_and_before, iterations, small, times
+from trailnotes.runs.forecast import MEGABYTE, bytes_in, disk, first_and_before, iterations, small, times
 from trailnotes.runs.rehearsal import PLACE, spent_recording
 from trailnotes.runs.signals import ended_by_signals
 
@@ -49,6 +50,7 @@ def estimate(path: Path, *, out: Path | None = None, at_once: int | None = None)
     jobs = at_once or plan.compare.jobs
     left = {stage.run.name for stage in left_of(runs) if stage.name.split()[0] != EXAMINING}
     seconds: dict[str, float] = {}
+    taken: dict[str, float] = {}
     lines = []
     first = [run for run in runs if run.seed == plan.compare.seeds[0]]
     with tempfile.TemporaryDirectory(prefix="trailnotes-") as name:
@@ -62,6 +64,7 @@ def estimate(path: Path, *, out: Path | None = None, at_once: int | None = None)
                 lines.append(f"{run.method:<24} cannot be run: {missing[copy.name]}")
                 continue
             seconds[run.method] = time_of(run, copy)
+            taken[run.method] = disk_of(run, copy)
             waiting = sum(other.method == run.method and other.name in left for other in runs)
             lines.append(f"{run.method:<24} about {clock(seconds[run.method])} a run, {waiting} left to run")
     refused = {run.method: missing[run.name] for run in first if run.name in missing}
@@ -69,6 +72,8 @@ def estimate(path: Path, *, out: Path | None = None, at_once: int | None = None)
         total = sum(seconds.get(run.method, 0.0) for run in runs if run.name in left) / jobs
         which = "all others" if refused else "all"
         lines.append(f"{which:<24} about {clock(total)} with {jobs} side by side")
+        sizes = (max(0.0, taken.get(run.method, 0.0) - bytes_in(run.directory)) for run in runs if run.name in left)
+        lines.append(disk_line(sum(sizes), place_of(plan, out)))
     return Estimate("\n".join([*lines, ""]), refused)
 
 
@@ -93,3 +98,22 @@ def time_of(run: PlannedRun, copy: PlannedRun) -> float:
     first, before = first_and_before(run.config, copy.config, line, recorded)
     trained = float(first["seconds"]) * iterations(run.config, first, before)
     return 2 * loading + before.get("seconds", 0.0) + trained  # its model is loaded once more, to be examined
+
+
+def disk_of(run: PlannedRun, copy: PlannedRun) -> float:
+    """Bytes that a whole run will take, from those of its small copy."""
+    if not run.trains:
+        return bytes_in(copy.directory) * times(run.config, copy.config)
+    line = last_line(copy.directory)
+    recorded = spent_recording(copy.directory / PLACE)
+    first, before = first_and_before(run.config, copy.config, line, recorded)
+    return disk(run.config, copy.directory, iterations(run.config, first, before))
+
+
+def disk_line(size: float, place: Path) -> str:
+    """What the disk must hold beside what it has, and what to do where it cannot."""
+    there = next(folder for folder in (place.absolute(), *place.absolute().parents) if folder.is_dir())
+    free = shutil.disk_usage(there).free
+    told = f"{'disk':<24} about {size / MEGABYTE:,.0f} MB ({free / MEGABYTE:,.0f} MB are free there)"
+    small = "\nthe disk is too small: lower train.keep_last in [settings], or choose another --out"
+    return told + (small if size > free else "")

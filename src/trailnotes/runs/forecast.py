@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from trailnotes.config.methods import method_of
@@ -15,6 +16,7 @@ from trailnotes.config.schema import Config
 from trailnotes.envs.tasks import panel, panel_of, recorded_of, tasks_of
 from trailnotes.runs.spent import SPENT
 
+MEGABYTE = 1 << 20
 GAMES = 4  # of the panel, or to rehearse, that are played for it
 NOTHING: Mapping[str, float] = {}
 
@@ -72,6 +74,23 @@ def first_and_before(
     first = {**line, **{name: line[name] - spent for name, spent in recorded.items()}}
     times = num_rehearsed(config) / num_rehearsed(copy) if recorded else 0.0
     return first, {name: spent * times for name, spent in recorded.items()}
+
+
+def disk(config: Config, copy: Path, repeats: float) -> float:
+    """Bytes that a training run will take at most: its checkpoints, one more while it is written, and its episodes.
+
+    Args:
+        config: of the run.
+        copy: directory of the run made small, which has saved one checkpoint.
+        repeats: how often what the copy logged goes into the run.
+    """
+    kept = config.train.keep_last + bool(config.train.eval_every) + 1
+    return bytes_in(copy / "checkpoints") * kept + (copy / "trajectories.jsonl").stat().st_size * repeats
+
+
+def bytes_in(directory: Path) -> int:
+    """Of all files below it; 0 where it is not."""
+    return sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
 
 
 def num_rehearsed(config: Config) -> int:
