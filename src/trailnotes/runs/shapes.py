@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import transformers
 
-from trailnotes.config.model_schema import ModelConfig
+from trailnotes.config.model_schema import LoraConfig, ModelConfig
 from trailnotes.errors import PolicyError
 from trailnotes.learner.sharding import blocks_of
 from trailnotes.policies.hf.adapters import new_adapters
@@ -74,14 +74,10 @@ def shape_of(config: ModelConfig) -> Shape | None:
     architecture, source, stated = found
     text = architecture.get_text_config(decoder=True)
     heads = text.num_attention_heads
-    with torch.device("meta"):  # tensors that have a shape and no memory
-        model = transformers.AutoModelForCausalLM.from_config(architecture)
-        whole = _size(model)
-        blocks = [_size(block) for block in blocks_of(model)]
-        head = model.get_output_embeddings()
-        in_head = 0 if head is None else head.weight.numel()
-        adapted = new_adapters(model, config.lora, base="") if config.lora.enabled else None
-    adapters = sum(p.numel() for p in adapted.parameters() if p.requires_grad) if adapted is not None else 0
+    key = (architecture.to_json_string(use_diff=False), config.lora)  # a plan asks for the same again and again
+    if key not in _COUNTED:
+        _COUNTED[key] = _count(architecture, config.lora)
+    whole, blocks, head, adapters = _COUNTED[key]
     scale = stated / whole if stated else 1.0
     return Shape(
         source=source,
@@ -90,7 +86,7 @@ def shape_of(config: ModelConfig) -> Shape | None:
         adapters=adapters * scale,
         block=max(blocks, default=0) * scale,
         around=(whole - sum(blocks)) * scale,
-        head=in_head * scale,
+        head=head * scale,
         layers=text.num_hidden_layers,
         hidden=text.hidden_size,
         intermediate=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
@@ -101,6 +97,29 @@ def shape_of(config: ModelConfig) -> Shape | None:
         positions=getattr(text, "max_position_embeddings", None) or 1 << 30,
         text=text,
     )
+
+
+class _Counts(NamedTuple):
+    """Parameters of a model."""
+
+    whole: int
+    blocks: list[int]  # of each layer
+    head: int
+    adapters: int
+
+
+_COUNTED: dict[tuple[str, LoraConfig], _Counts] = {}
+
+
+def _count(architecture: Any, lora: LoraConfig) -> _Counts:
+    with torch.device("meta"):  # tensors that have a shape and no memory
+        model = transformers.AutoModelForCausalLM.from_config(architecture)
+        whole, blocks = _size(model), [_size(block) for block in blocks_of(model)]
+        output = model.get_output_embeddings()
+        head = 0 if output is None else output.weight.numel()
+        adapted = new_adapters(model, lora, base="") if lora.enabled else None
+    adapters = sum(p.numel() for p in adapted.parameters() if p.requires_grad) if adapted is not None else 0
+    return _Counts(whole, blocks, head, adapters)
 
 
 def _size(module: Any) -> int:
