@@ -81,6 +81,18 @@ def test_each_link_is_weak_alone(link: str, values: dict[str, float]) -> None:
     assert links[link].advice in " ".join(str(links[link]).split())
 
 
+def test_a_run_that_drew_no_iteration_with_tips_was_another_method() -> None:
+    with_tips = ("rollout/return/off_policy", "rollout/tips")
+    plain = [{k: v for k, v in line(i).items() if not k.startswith(with_tips)} for i in range(5)]
+    link = verdicts(plain, [], algorithm={"mode_unit": "iteration", "p_memory": 0.25})["shown"]
+    assert (link.last, link.holds) == (0.0, False)
+    assert "none of 5 iterations was drawn" in link.advice
+    assert verdicts(plain[:4], [], algorithm={"mode_unit": "iteration"})["shown"].holds is None, "too few to say"
+    assert verdicts(plain, [], algorithm={"mode_unit": "iteration", "p_memory": 0.0})["shown"].last is None
+    assert verdicts(plain, [], algorithm={"mode_unit": "trajectory"})["shown"].last is None
+    assert verdicts(plain, [], algorithm={"name": "grpo", "mode_unit": "iteration"})["shown"].last is None
+
+
 def test_runs_of_before_have_other_names_for_the_same() -> None:
     names = {"tips/written": "notes/notes", "tips/unusable": "notes/notes_unusable"}
     before = [{names.get(name, name): value for name, value in line(i).items()} for i in range(5)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -87,10 +87,7 @@ def links_of(lines: Sequence[Line], episodes: Sequence[Line], config: Config) ->
             "the model does not write tips that can be kept: warm-start it on writing, or raise "
             "memory.max_write_tokens",
         ),
-        _link(
-            lines, "tips shown in a turn with memory", _tips_shown, 0.01,
-            (lambda line: line.get("rollout/env_steps", 0), "turns"), _advice_to_find(config),
-        ),
+        _shown(lines, config),
         _gain(episodes, config),
         _link(
             lines, "rows with an advantage other than zero", _gradient_rows, 0.05,
@@ -124,6 +121,22 @@ def _link(
     counts = (_sum(known[: _size(known)]), _sum(known[-_size(known) :]))
     holds = max(first, last) >= least if counts[1] >= FEW else None
     return Link(question, first, last, holds, advice, counts, unit)
+
+
+def _shown(lines: Sequence[Line], config: Config) -> Link:
+    """Do turns with memory get tips? Weak also where chance drew no iteration with tips: that was no EMPO2."""
+    counted = (lambda line: line.get("rollout/env_steps", 0), "turns")
+    link = _link(lines, "tips shown in a turn with memory", _tips_shown, 0.01, counted, _advice_to_find(config))
+    algorithm = config.algorithm
+    draws = algorithm.name == "empo2" and algorithm.mode_unit == "iteration" and algorithm.p_memory
+    if link.last is not None or not draws or len(lines) < FEW_ITERATIONS:
+        return link
+    advice = (
+        f"none of {len(lines)} iterations was drawn to be played with tips (algorithm.p_memory = "
+        f'{algorithm.p_memory:g}, algorithm.mode_unit = "iteration"), so this was GRPO: train longer, choose another '
+        'run.seed, or mix the modes (algorithm.mode_unit = "trajectory")'
+    )
+    return replace(link, first=0.0, last=0.0, holds=False, advice=advice, unit="turns")
 
 
 def _advice_to_find(config: Config) -> str:
