@@ -130,12 +130,17 @@ def read_trailnotes(words: list[str]) -> None:
     args = parse(TABLE, [filled(word) for word in words])
     settings = load_config(given(args), args.settings)
     if args.command.name == "compare run":
-        assert runs_of(load_plan(ROOT / args.plan), ROOT / args.plan, Path("runs/any"))
+        read_plan(ROOT / args.plan)
     elif args.command.name == "train":
         settings.refuse_training()
         refuse_without_tasks(settings, settings.train.split)
     elif args.command.name in {"eval", "adapt"} and args.config:  # without one, the settings are those of a run
         refuse_without_tasks(settings, settings.eval.split)
+
+
+@functools.cache
+def read_plan(path: Path) -> None:
+    assert runs_of(load_plan(path), path, Path("runs/any"))
 
 
 def given(args: Namespace) -> Path | None:
@@ -208,6 +213,7 @@ READERS = {
 }
 
 
+@functools.cache  # pages repeat one another
 def read(line: str) -> None:
     program = first_word(line)
     words = shlex.split(line, comments=True)[1:]
