@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,9 @@ from small import save_start_model
 
 # A shell starts what runs in the background with SIGINT ignored, and the tests send it to themselves.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# No test cuts the power, and a disk that others write to may let one wait.
+os.fsync = lambda descriptor: None
 
 # Beside other work a machine may be slow at anything.
 settings.register_profile("slow machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
