@@ -93,6 +93,17 @@ def test_a_run_that_drew_no_iteration_with_tips_was_another_method() -> None:
     assert verdicts(plain, [], algorithm={"name": "grpo", "mode_unit": "iteration"})["shown"].last is None
 
 
+def test_iterations_with_tips_that_teach_nothing_do_not_hide_behind_the_others() -> None:
+    plain = {k: v for k, v in line(0).items() if k not in {"rollout/return/off_policy", "rollout/tips_per_step"}}
+    without_memory = line(1, rollout__tips_per_step=0.0)  # the first tips are written in it
+    alike = [line(i, update__zero_advantage_rows=20.0) for i in (2, 3)]
+    lines = [plain, without_memory, *alike, plain]
+    link = verdicts(lines, [], algorithm={"mode_unit": "iteration"})["advantage"]
+    assert (link.question, link.last, link.holds) == ("rows with an advantage other than zero, with tips", 0.0, False)
+    assert verdicts(lines, [], algorithm={"mode_unit": "trajectory"})["advantage"].holds
+    assert verdicts([plain, line(1)], [], algorithm={"mode_unit": "iteration"})["advantage"].holds
+
+
 def test_runs_of_before_have_other_names_for_the_same() -> None:
     names = {"tips/written": "notes/notes", "tips/unusable": "notes/notes_unusable"}
     before = [{names.get(name, name): value for name, value in line(i).items()} for i in range(5)]

@@ -89,10 +89,7 @@ def links_of(lines: Sequence[Line], episodes: Sequence[Line], config: Config) ->
         ),
         _shown(lines, config),
         _gain(episodes, config),
-        _link(
-            lines, "rows with an advantage other than zero", _gradient_rows, 0.05,
-            (lambda line: line.get("update/rows", 0), "rows"), _advice_to_differ(config),
-        ),
+        _differing(lines, config),
         _link(
             lines, "off-policy tokens that the mask leaves in",
             lambda m: 1 - m["update/masked_fraction"] if m.get("update/tokens_off_policy") else None, 0.5,
@@ -159,6 +156,21 @@ def _room(config: Config) -> str:
     if not config.memory.leave_room:
         return ""
     return "; or tips find no room beside the turns that are left: raise rollout.max_context_tokens"
+
+
+def _differing(lines: Sequence[Line], config: Config) -> Link:
+    """Do members of a group differ? Where one draw decides an iteration, those that read tips are looked at apart."""
+
+    def link(lines: Sequence[Line], where: str = "") -> Link:
+        counted = (lambda line: line.get("update/rows", 0), "rows")
+        question = f"rows with an advantage other than zero{where}"
+        return _link(lines, question, _gradient_rows, 0.05, counted, _advice_to_differ(config))
+
+    whole = link(lines)
+    if config.algorithm.mode_unit != "iteration" or whole.holds is False:
+        return whole
+    reading = link([line for line in lines if _tips_shown(line)], ", with tips")
+    return reading if reading.holds is False else whole
 
 
 def _advice_to_differ(config: Config) -> str:
