@@ -162,7 +162,7 @@ class Link:
                 self._heard = time.monotonic()
                 self._take(found[0])
                 if not self._ear.poll(0):  # else what counts as progress may wait to be read
-                    self._judge()  # whoever only says that it lives hangs all the same
+                    self._judge(self._heard)  # whoever only says that it lives hangs all the same
             self._lose("")
         except OSError:  # reset by an end that is no more
             self._lose("")
@@ -176,7 +176,7 @@ class Link:
         data = b""
         while len(data) < size:
             if not self._ear.poll(TICK * 1000):
-                self._judge()  # only when there is nothing to read: it may be this process that was away
+                self._judge(time.monotonic())  # only when there is nothing to read: this process may have been away
                 continue
             part = self._connection.recv(min(size - len(data), wire.CHUNK))
             if not part:
@@ -184,8 +184,7 @@ class Link:
             data += part
         return data
 
-    def _judge(self) -> None:
-        now = time.monotonic()
+    def _judge(self, now: float) -> None:
         if not self._ready.done():
             if now - self._born > self._start_timeout:
                 raise EngineLostError(f"did not start within engine.start_timeout = {self._start_timeout:g} s")
