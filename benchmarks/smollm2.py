@@ -4,9 +4,8 @@ Acting: our embedded engine, transformers' `generate` on the whole batch anew in
 has put it or --python names it. Learning: our scoring and update (AdamW's step included) beside forward and backward
 passes of bare transformers, and of peft for adapters, over the same padded rows with transformers' own loss; medians of
 three rounds. Sides take turns, after a warm-up, with one thread each; ratios are of CPU seconds, since wall time is
-whoever else's, too.
-One more play and update under torch's profiler tell how much of them is in matrix products and in attention. Without
---model the weights are random and of the same shape, which computes as fast.
+whoever else's, too. One more play and update under torch's profiler tell how much of them is in matrix products and in
+attention. Without --model the weights are random and of the same shape, which computes as fast.
 
     python benchmarks/smollm2.py --model HuggingFaceTB/SmolLM2-135M-Instruct --json smollm2.json
 """

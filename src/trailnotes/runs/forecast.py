@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -89,8 +90,12 @@ def disk(config: Config, copy: Path, repeats: float) -> float:
 
 
 def bytes_in(directory: Path) -> int:
-    """Of all files below it; 0 where it is not."""
-    return sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
+    """Of all files below it; 0 where it is not. What a run deletes meanwhile is none."""
+    size = 0
+    for file in directory.rglob("*"):
+        with suppress(FileNotFoundError):
+            size += file.stat().st_size if file.is_file() else 0
+    return size
 
 
 def num_rehearsed(config: Config) -> int:
