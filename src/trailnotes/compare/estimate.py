@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from trailnotes.compare.comparison import place_of
 from trailnotes.compare.cost import EXAMINING, cost_of, last_line
@@ -89,24 +90,27 @@ def small_copy(run: PlannedRun, out: Path) -> PlannedRun:
 
 def time_of(run: PlannedRun, copy: PlannedRun) -> float:
     """Seconds of a whole run, from those of its small copy: what it played grows, what it loaded does not."""
-    line, cost = last_line(copy.directory), cost_of(copy.directory)
-    playing = float(line["seconds"])
+    cost = cost_of(copy.directory)
+    playing = float(last_line(copy.directory)["seconds"])
     loading = max(0.0, cost["seconds"] - playing)
     if not run.trains:
         return loading + playing * times(run.config, copy.config)
-    recorded = spent_recording(copy.directory / PLACE)
-    first, before = first_and_before(run.config, copy.config, line, recorded)
+    first, before = grown(run, copy)
     trained = float(first["seconds"]) * iterations(run.config, first, before)
     return 2 * loading + before.get("seconds", 0.0) + trained  # its model is loaded once more, to be examined
+
+
+def grown(run: PlannedRun, copy: PlannedRun) -> tuple[dict[str, Any], dict[str, float]]:
+    """`first_and_before` of a run that trains."""
+    recorded = spent_recording(copy.directory / PLACE)
+    return first_and_before(run.config, copy.config, last_line(copy.directory), recorded)
 
 
 def disk_of(run: PlannedRun, copy: PlannedRun) -> float:
     """Bytes that a whole run will take, from those of its small copy."""
     if not run.trains:
         return bytes_in(copy.directory) * times(run.config, copy.config)
-    line = last_line(copy.directory)
-    recorded = spent_recording(copy.directory / PLACE)
-    first, before = first_and_before(run.config, copy.config, line, recorded)
+    first, before = grown(run, copy)
     return disk(run.config, copy.directory, iterations(run.config, first, before))
 
 
