@@ -1,4 +1,4 @@
-"""What the three tables of start models share: a policy that plays chosen tasks, with tips or without, and writes."""
+"""What the tables of start models share: a policy that plays chosen tasks, with tips or without, and writes."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ class Examination:
         policy: acts and writes.
         config: of the wording, the memory and the environment.
     """
+
+    max_score = 1.0  # of an episode
 
     def __init__(self, policy: Policy, config: Config) -> None:
         self.policy, self.config = policy, config
@@ -46,7 +48,7 @@ class Examination:
         def keep(tip: WrittenTip) -> None:
             name, score = tip.trajectory.task.id, tip.trajectory.score
             if text := clean_tip(tip.completion.text):
-                tips[name] = [Tip(name, text, key="", score=score)]
+                tips[name] = [Tip(name, text, key="", score=score, max_score=self.max_score)]
 
         groups = [TrajectoryGroup(episode.task, (episode,)) for episode in episodes]
         await write_tips(self.policy, groups, self.config, seed=0, step=0, on_tip=keep)

@@ -14,19 +14,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
+from examination import Examination, share
+
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config
-from trailnotes.envs.workers.pool import EnvPool
-from trailnotes.memory import open_memory
-from trailnotes.memory.tips import clean_tip
 from trailnotes.policies.base import Policy
-from trailnotes.rollout import WrittenTip, run_groups, write_tips
 from trailnotes.runs.players import model_policy
-from trailnotes.types import Mode, Tip, Trajectory, TrajectoryGroup
+from trailnotes.types import Task, Tip, Trajectory
 from trailnotes.warmstart.demonstrations import demonstrator_of
 from trailnotes.warmstart.demonstrations.episodes import actions_of
 from trailnotes.warmstart.demonstrations.scienceworld import Recorded, ScienceWorldDemonstrator
@@ -50,7 +48,7 @@ LABELS = (
 )
 
 
-class Examined:
+class Examined(Examination):
     """A policy, and recorded episodes of variations of one task.
 
     Args:
@@ -58,10 +56,17 @@ class Examined:
         config: of the wording, the memory and the task.
     """
 
+    max_score = 100.0
+
     def __init__(self, policy: Policy, config: Config) -> None:
-        self.policy, self.config = policy, config
+        super().__init__(policy, config)
         self.script: ScienceWorldDemonstrator = demonstrator_of("scienceworld", "full")(config, policy.count_tokens, 0)
         self.recorded = {each.gold.task.id: each for each in self.script.recordings if each.gold}
+
+    @property
+    def tasks(self) -> list[Task]:
+        """The variations."""
+        return [each.wandered[0].task for each in self.recorded.values()]
 
     def right(self, recorded: Recorded) -> list[Tip]:
         """The tip of who has solved it."""
@@ -73,37 +78,17 @@ class Examined:
         assert recorded.gold is not None, "only what can be solved is examined"
         return [*self.right(recorded), *self.script.failures(recorded, recorded.gold)]
 
-    async def play(self, tips_of: Callable[[Recorded], Sequence[Tip]] | None = None) -> list[Trajectory]:
-        """One episode of each variation, with these tips or none."""
-        tasks = [each.wandered[0].task for each in self.recorded.values()]
-        mode: Mode = "on_policy_tips" if tips_of else "plain"
-        with open_memory(None, self.config.memory) as memory, EnvPool(self.config.env) as pool:
-            for each in self.recorded.values() if tips_of else ():
-                memory.add(list(tips_of(each)) if tips_of else [])
-            groups = await run_groups(self.policy, pool, tasks, [[mode]] * len(tasks), memory, self.config, seed=0)
-        return [trajectory for group in groups for trajectory in group.trajectories]
-
-    async def written(self, episodes: Sequence[Trajectory]) -> dict[str, Tip]:
-        """What the policy writes about each of these episodes, by its variation; nothing usable is left out."""
-        tips: dict[str, Tip] = {}
-
-        def keep(tip: WrittenTip) -> None:
-            name, score = tip.trajectory.task.id, tip.trajectory.score
-            if text := clean_tip(tip.completion.text):
-                tips[name] = Tip(name, text, key="", score=score, max_score=100.0)
-
-        groups = [TrajectoryGroup(episode.task, (episode,)) for episode in episodes]
-        await write_tips(self.policy, groups, self.config, seed=0, step=0, on_tip=keep)
-        return tips
-
     async def column(self) -> list[str]:
         """The figures, in the order of `LABELS`."""
         alone = await self.play()
-        told = [await self.play(tips_of) for tips_of in (self.right, self.mixed)]
+        told = [
+            await self.play({name: tips_of(each) for name, each in self.recorded.items()})
+            for tips_of in (self.right, self.mixed)
+        ]
         own = await self.written(alone)
-        after = await self.play(lambda each: [own[name]] if (name := each.wandered[0].task.id) in own else [])
+        after = await self.play(own)
         gold = {name: tuple(actions_of(each.gold)) for name, each in self.recorded.items() if each.gold}
-        said = {name: told_actions(own[name].text) if name in own else () for name in gold}
+        said = {name: told_actions(own[name][0].text) if name in own else () for name in gold}
         return [
             str(len(alone)),
             share([not text.startswith(UNKNOWN) for episode in alone for text in answers(episode)]),
@@ -125,11 +110,6 @@ def does(episode: Trajectory, told: dict[str, tuple[str, ...]]) -> bool:
 def answers(episode: Trajectory) -> list[str]:
     """What the game said to each action."""
     return [*(step.observation.text for step in episode.steps[1:]), episode.final_observation.text]
-
-
-def share(hits: Sequence[bool]) -> str:
-    """As a table shows it; "-" where nothing was tried."""
-    return f"{sum(hits) / len(hits):.2f}" if hits else "-"
 
 
 def returns(episodes: Sequence[Trajectory]) -> str:
