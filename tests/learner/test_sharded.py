@@ -153,8 +153,10 @@ def test_what_stops_every_rank_alike_is_raised_once_and_what_kills_one_ends_all(
         two.update(ROWS)
 
 
-def test_a_rank_that_fails_says_why(start_model: Path) -> None:
-    learner = ShardedLearner(config_of(start_model))
+def test_who_waited_in_vain_meets_the_next_and_hears_why_it_fails(start_model: Path, tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError):
+        meet(0, 2, "cpu", 0.1, dist.FileStore(str(tmp_path / "store"), 2))
+    learner = ShardedLearner(config_of(start_model, timeout=60))
     assert learner._circle is not None
     learner._circle.announce(("dance", (), {}))
     with pytest.raises(LearnerError, match=r"rank 1 of the learner failed: AttributeError: .*dance"):
@@ -168,12 +170,6 @@ def test_a_model_that_does_not_load_leaves_nobody_behind(tmp_path: Path, monkeyp
     with pytest.raises((ConfigError, Exception), match="does not load"):
         ShardedLearner(config_of(tmp_path))
     assert list(tmp_path.glob("trailnotes-learner-*")) == []
-
-
-def test_who_waited_in_vain_meets_the_next(start_model: Path, tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError):
-        meet(0, 2, "cpu", 0.1, dist.FileStore(str(tmp_path / "store"), 2))
-    ShardedLearner(config_of(start_model, timeout=60)).close()
 
 
 @pytest.mark.parametrize("stopped", [False, True])
