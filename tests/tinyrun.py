@@ -1,7 +1,4 @@
-"""Training runs of seconds: a random model in simulated Waymarks that pay for words instead of for winning.
-
-The environments of `paying` have their names here as well.
-"""
+"""Training runs of seconds: a random model in simulated Waymarks that pay for words instead of for winning."""
 
 from __future__ import annotations
 
@@ -43,7 +40,7 @@ def tiny_config(start: Path, **sections: dict[str, Any]) -> Config:
     """Three iterations of EMPO2 with mixed groups; sections are laid over it."""
     own: dict[str, dict[str, Any]] = {
         "model": {"path": str(start)},
-        "env": {"name": "tinyrun:Paid", "options": {"families": ["keys/granite"], "max_steps": 2}},
+        "env": {"name": "paying:Paid", "options": {"families": ["keys/granite"], "max_steps": 2}},
         "rollout": {"num_tasks": 5},  # the whole split, so that every task has tips from the second iteration on
         "memory": {"threshold": -1.0},
         "loss": {"kl": 0.05, "mask_logprob": -20.0},  # to a random model every token is improbable

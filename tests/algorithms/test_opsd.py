@@ -220,7 +220,7 @@ def test_the_start_model_stays_what_it_was(start_model: Path, tmp_path: Path) ->
 
 @pytest.mark.parametrize(("show", "family"), [("own", "own"), ("other", "other"), ("empty", "own")])
 def test_a_control_is_shown_in_the_place_of_own_tips(start_model: Path, tmp_path: Path, show: str, family: str) -> None:
-    env = {"name": "tinyrun:Paid", "options": {"families": ["route/amber", "keys/granite"], "max_steps": 2}}
+    env = {"name": "paying:Paid", "options": {"families": ["route/amber", "keys/granite"], "max_steps": 2}}
     algorithm = {"p_memory": 0.5, "show_tips": show}
     run = trained(start_model, tmp_path, algorithm=algorithm, env=env, rollout={"num_tasks": 10})
     seen = [(e["task"]["id"], tip) for e in episodes(run) for step in e["steps"] for tip in step["tips"]]

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tinyrun import Paid, episodes, equal_weights, metrics, tiny_config, train_in_process
+from paying import Paid
+from tinyrun import episodes, equal_weights, metrics, tiny_config, train_in_process
 from trailnotes.rollout import Written
 from trailnotes.runs import iteration as run_module
 from trailnotes.types import Observation

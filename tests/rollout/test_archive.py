@@ -321,7 +321,7 @@ def archive_config(start: Path, **sections: dict[str, Any]) -> Config:
     own: dict[str, dict[str, Any]] = {
         "archive": {"share": 0.7},
         "algorithm": {"p_memory": 0.25},
-        "env": {"options": {"families": ["keys/granite"], "max_steps": 4}, "name": "tinyrun:Paid"},
+        "env": {"options": {"families": ["keys/granite"], "max_steps": 4}, "name": "paying:Paid"},
         "rollout": {"num_tasks": 5, "max_steps": 3},
     }
     return tiny_config(start, **{name: own.get(name, {}) | sections.get(name, {}) for name in own | sections})

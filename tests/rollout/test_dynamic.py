@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from paying import Paid
 from tiny import step, trajectory
-from tinyrun import SAME, Paid, differences, distance, episodes, metrics, tiny_config, train_in_process
+from tinyrun import SAME, differences, distance, episodes, metrics, tiny_config, train_in_process
 from trailnotes.rollout.dynamic import all_equal, further_tasks, replace_equal
 from trailnotes.runs.directory import RunDir
 from trailnotes.types import Observation, Task, TrajectoryGroup

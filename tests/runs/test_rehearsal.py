@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 
-from tinyrun import SAME, Paid, differences, metrics, run_command, tiny_config, train_in_process
+from paying import Paid
+from tinyrun import SAME, differences, metrics, run_command, tiny_config, train_in_process
 from trailnotes.commands import main
 from trailnotes.commands.adapt import adapt
 from trailnotes.commands.train import dry_run, train
@@ -95,7 +96,7 @@ def alone(start_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_games_that_are_trained_or_examined_are_refused(
     rehearsal: dict[str, Any], more: dict[str, Any], named: str, start_model: Path, tmp_path: Path
 ) -> None:
-    env = {"name": "tinyrun:Paid", "options": {"families": ["keys/granite"], "max_steps": 2, "new_families": 2}}
+    env = {"name": "paying:Paid", "options": {"families": ["keys/granite"], "max_steps": 2, "new_families": 2}}
     config = rehearsing(start_model, rehearsal=rehearsal, env=env, **more)
     if not named:
         assert recording_config(config).eval.split == "spare"

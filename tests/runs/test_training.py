@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tinyrun import SAME, Paid, differences, episodes, metrics, tiny_config, train_in_process
+from paying import Paid
+from tinyrun import SAME, differences, episodes, metrics, tiny_config, train_in_process
 from trailnotes.commands.train import train
 from trailnotes.config.schema import Config
 from trailnotes.errors import EnvError
