@@ -9,6 +9,7 @@ is how rank 0 starts those of its machine; `follow` is what torchrun's ranks abo
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import shutil
 import signal
@@ -50,6 +51,7 @@ def main(arguments: list[str]) -> None:
         with kept_to():
             circle = meet(rank, world, arguments[3], float(arguments[4]), FileStore(str(directory / STORE), world))
         serve(circle)
+        gc.freeze()  # or its end takes a second, in which the collector looks at all of torch
     except BaseException as error:  # noqa: BLE001 - the boundary: rank 0 must learn the reason, whatever it is
         with speaking:
             say_failed(directory, rank, failure_of(error))
