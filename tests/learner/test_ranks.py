@@ -141,7 +141,9 @@ def assert_equal_metrics(one: dict[str, Any], other: dict[str, Any]) -> None:
 def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
     """What one process finds and what two find."""
     path = tmp_path_factory.mktemp("ranks")
-    started = mp.spawn(among, (2, str(path / "store"), str(path / "two")), nprocs=2, join=False)
+    mp.get_context("forkserver").set_forkserver_preload(["sharded_cases"])  # torch is loaded once
+    arguments = (2, str(path / "store"), str(path / "two"))
+    started = mp.start_processes(among, arguments, nprocs=2, join=False, start_method="forkserver")
     alone(path / "one")
     while not started.join():
         pass
