@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -11,9 +13,14 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+import trailnotes.runs.training  # noqa: F401 - here pytest itself compiles it, once, before its workers would, each
 from proxy import Proxy, proxying
 from served import serving
 from small import save_start_model
+
+# Of the million objects that torch and transformers load, none is ever garbage.
+gc.set_threshold(*gc.get_threshold()[:2], 100)
+atexit.register(gc.freeze)
 
 # A shell starts what runs in the background with SIGINT ignored, and the tests send it to themselves.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -39,6 +46,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files of `LONG` first, in their order."""
     places = {name: place for place, name in enumerate(LONG)}
     items.sort(key=lambda item: places.get(item.path.name, len(LONG)))
+
+
+def pytest_collection_finish() -> None:
+    """The collector need not look again at what all files have imported."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
