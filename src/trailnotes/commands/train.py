@@ -183,9 +183,9 @@ def dry_run(
     config.refuse_training()
     refuse_examined(config)
     from trailnotes.policies.hf.policy import is_here
-    from trailnotes.runs.console import clock
+    from trailnotes.runs.console import clock, megabytes
     from trailnotes.runs.footprint import footprint
-    from trailnotes.runs.forecast import MEGABYTE, disk, first_and_before, iterations, num_rehearsed, small
+    from trailnotes.runs.forecast import disk, first_and_before, iterations, num_rehearsed, small
     from trailnotes.runs.needs import refuse_missing
     from trailnotes.runs.rehearsal import PLACE, refuse_all_spent, refuse_rehearsal, spent_recording
     from trailnotes.runs.remedies import refuse_too_large
@@ -224,8 +224,8 @@ def dry_run(
         f"iterations   about {repeats:,}",
         *([f"before them  {num_rehearsed(config):,} episodes in {clock(before['seconds'])}"] if before else []),
         f"time         about {clock(seconds)}",
-        f"memory       {peak / MEGABYTE:,.0f} MB at the peak of this process",
-        f"disk         about {taken / MEGABYTE:,.0f} MB ({free / MEGABYTE:,.0f} MB are free here)",
+        f"memory       {megabytes(peak)} MB at the peak of this process",
+        f"disk         about {megabytes(taken)} MB ({megabytes(free)} MB are free here)",
     ]
     if taken > free:
         lines.append("the disk is too small: lower train.keep_last, or choose another --run-dir")

@@ -16,8 +16,8 @@ from trailnotes.compare.planned import PlannedRun, runs_of
 from trailnotes.compare.running import compile_games, go_through, left_of
 from trailnotes.config.methods import method_of
 from trailnotes.errors import RunError
-from trailnotes.runs.console import clock
-from trailnotes.runs.forecast import MEGABYTE, bytes_in, disk, first_and_before, iterations, small, times
+from trailnotes.runs.console import clock, megabytes
+from trailnotes.runs.forecast import bytes_in, disk, first_and_before, iterations, small, times
 from trailnotes.runs.rehearsal import PLACE, spent_recording
 from trailnotes.runs.signals import ended_by_signals
 
@@ -118,6 +118,6 @@ def disk_line(size: float, place: Path) -> str:
     """What the disk must hold beside what it has, and what to do where it cannot."""
     there = next(folder for folder in (place.absolute(), *place.absolute().parents) if folder.is_dir())
     free = shutil.disk_usage(there).free
-    told = f"{'disk':<24} about {size / MEGABYTE:,.0f} MB ({free / MEGABYTE:,.0f} MB are free there)"
+    told = f"{'disk':<24} about {megabytes(size)} MB ({megabytes(free)} MB are free there)"
     small = "\nthe disk is too small: lower train.keep_last in [settings], or choose another --out"
     return told + (small if size > free else "")

@@ -17,7 +17,6 @@ from trailnotes.config.schema import Config
 from trailnotes.envs.tasks import panel, panel_of, recorded_of, tasks_of
 from trailnotes.runs.spent import SPENT
 
-MEGABYTE = 1 << 20
 GAMES = 4  # of the panel, or to rehearse, that are played for it
 NOTHING: Mapping[str, float] = {}
 
