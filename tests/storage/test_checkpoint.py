@@ -213,14 +213,14 @@ def test_killed_at_any_touch_of_the_disk_it_leaves_only_whole_ones(tmp_path: Pat
     assert names(tmp_path) == ["step-000002"]  # what the killed ones left behind is gone
 
 
-def test_pruning_keeps_the_last_the_best_and_the_wanted(tmp_path: Path) -> None:
+def test_pruning_keeps_the_last_and_the_best(tmp_path: Path) -> None:
     paths = [checkpoint.save(tmp_path, step, writer()) for step in range(7)]
     checkpoint.mark_best(tmp_path, paths[1], 0.75)
     damage_flip(paths[0])
-    gone = checkpoint.prune(tmp_path, keep_last=2, keep=[paths[3]])
-    assert gone == [paths[2], paths[4]]
-    assert [p for p in paths if p.exists()] == [paths[0], paths[1], paths[3], paths[5], paths[6]]  # 0 is evidence
-    assert checkpoint.prune(tmp_path, keep_last=2, keep=[paths[3]]) == []
+    gone = checkpoint.prune(tmp_path, keep_last=2)
+    assert gone == [paths[2], paths[3], paths[4]]
+    assert [p for p in paths if p.exists()] == [paths[0], paths[1], paths[5], paths[6]]  # 0 is evidence
+    assert checkpoint.prune(tmp_path, keep_last=2) == []
     with pytest.raises(ValueError, match="at least 1"):
         checkpoint.prune(tmp_path, keep_last=0)
 

@@ -13,7 +13,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -177,8 +177,8 @@ def best(root: Path) -> tuple[Path, float] | None:
     return (path, score) if path.is_dir() else None
 
 
-def prune(root: Path, keep_last: int, keep: Collection[Path] = ()) -> list[Path]:
-    """Delete all but the newest `keep_last` checkpoints, the best one and those in `keep`; returns what went.
+def prune(root: Path, keep_last: int) -> list[Path]:
+    """Delete all but the newest `keep_last` checkpoints and the best one; returns what went.
 
     Damaged ones are neither counted nor deleted, since they are evidence. One that somebody holds (see `held`) stays,
     too; a later call deletes it.
@@ -186,9 +186,8 @@ def prune(root: Path, keep_last: int, keep: Collection[Path] = ()) -> list[Path]
     if keep_last < 1:
         raise ValueError(f"keep_last must be at least 1, got {keep_last}")
     marked = best(root)
-    kept = {p.name for p in keep} | ({marked[0].name} if marked else set())
     whole = [c.path for c in scan(root, contents=False) if not c.problems]
-    old = [path for path in whole[:-keep_last] if path.name not in kept and not verify(path)]
+    old = [path for path in whole[:-keep_last] if not (marked and path == marked[0]) and not verify(path)]
     return [path for path in old if _remove_unless_held(path)]
 
 
