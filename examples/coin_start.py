@@ -17,7 +17,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from examination import Examination, share
+from examination import Examination, print_table, share
 
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config
@@ -121,14 +121,10 @@ def main(path: str, settings: str = str(SETTINGS), num: str = "64") -> None:
     """Print the table."""
     config = load_config(Path(settings), ["--model.path", path])
     if path == "searchers":
-        print("| script | coins found | and after a failure |\n|---|---:|---:|")
-        for row in searchers(config):
-            print(f"| {' | '.join(row)} |")
+        print_table(("script", "coins found", "and after a failure"), searchers(config))
         return
     examined = Examined(model_policy(config), config, int(num))
-    print("| | |\n|---|---:|")
-    for label, figure in zip(LABELS, asyncio.run(examined.column()), strict=True):
-        print(f"| {label} | {figure} |")
+    print_table(("", ""), zip(LABELS, asyncio.run(examined.column()), strict=True))
 
 
 if __name__ == "__main__":

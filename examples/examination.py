@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from trailnotes.config.schema import Config
 from trailnotes.envs.workers.pool import EnvPool
@@ -10,7 +10,7 @@ from trailnotes.memory import open_memory
 from trailnotes.memory.tips import clean_tip
 from trailnotes.policies.base import Policy
 from trailnotes.rollout import WrittenTip, run_groups, write_tips
-from trailnotes.types import Mode, Task, Tip, Trajectory, TrajectoryGroup
+from trailnotes.types import Mode, Observation, Task, Tip, Trajectory, TrajectoryGroup
 
 
 class Examination:
@@ -31,14 +31,16 @@ class Examination:
         """What is played."""
         raise NotImplementedError
 
-    async def play(self, tips: Mapping[str, Sequence[Tip]] | None = None) -> list[Trajectory]:
-        """One episode of each task, with the tips of its id, or without any."""
+    async def play(
+        self, tips: Mapping[str, Sequence[Tip]] | None = None, tasks: Sequence[Task] = ()
+    ) -> list[Trajectory]:
+        """One episode of each task, or of these alone, with the tips of its id, or without any."""
+        tasks = tasks or self.tasks
         mode: Mode = "plain" if tips is None else "on_policy_tips"
         with open_memory(None, self.config.memory) as memory, EnvPool(self.config.env) as pool:
             for own in (tips or {}).values():
                 memory.add(list(own))
-            modes = [[mode]] * len(self.tasks)
-            groups = await run_groups(self.policy, pool, self.tasks, modes, memory, self.config, seed=0)
+            groups = await run_groups(self.policy, pool, tasks, [[mode]] * len(tasks), memory, self.config, seed=0)
         return [trajectory for group in groups for trajectory in group.trajectories]
 
     async def written(self, episodes: Sequence[Trajectory]) -> dict[str, list[Tip]]:
@@ -55,12 +57,23 @@ class Examination:
         return tips
 
 
+def answers(episode: Trajectory) -> list[Observation]:
+    """What the environment said to each action."""
+    return [*(step.observation for step in episode.steps[1:]), episode.final_observation]
+
+
 def refusals(episode: Trajectory) -> list[bool]:
     """For each action, whether the environment refused it."""
-    after = [*(step.observation for step in episode.steps[1:]), episode.final_observation]
-    return [bool(observation.info.get("action_refused")) for observation in after]
+    return [bool(answer.info.get("action_refused")) for answer in answers(episode)]
 
 
 def share(hits: Sequence[bool]) -> str:
     """As a table shows it; "-" where nothing was tried."""
     return f"{sum(hits) / len(hits):.2f}" if hits else "-"
+
+
+def print_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """In Markdown, the first column to the left and the others to the right."""
+    print(f"| {' | '.join(header)} |\n|---{'|---:' * (len(header) - 1)}|")
+    for row in rows:
+        print(f"| {' | '.join(row)} |")

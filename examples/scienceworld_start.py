@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
-from examination import Examination, share
+from examination import Examination, answers, print_table, share
 
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config
@@ -91,7 +91,7 @@ class Examined(Examination):
         said = {name: told_actions(own[name][0].text) if name in own else () for name in gold}
         return [
             str(len(alone)),
-            share([not text.startswith(UNKNOWN) for episode in alone for text in answers(episode)]),
+            share([not answer.text.startswith(UNKNOWN) for episode in alone for answer in answers(episode)]),
             returns(alone),
             share([episode.success for episode in alone]),
             *(figure for episodes in told for figure in (returns(episodes), share([does(e, gold) for e in episodes]))),
@@ -105,11 +105,6 @@ def does(episode: Trajectory, told: dict[str, tuple[str, ...]]) -> bool:
     """Whether an episode begins with all that was told; nothing told cannot be done."""
     wanted = told[episode.task.id]
     return bool(wanted) and tuple(actions_of(episode))[: len(wanted)] == wanted
-
-
-def answers(episode: Trajectory) -> list[str]:
-    """What the game said to each action."""
-    return [*(step.observation.text for step in episode.steps[1:]), episode.final_observation.text]
 
 
 def returns(episodes: Sequence[Trajectory]) -> str:
@@ -127,9 +122,7 @@ def main(path: str, settings: str = str(SETTINGS), num: str = "8", *tasks: str) 
         config = load_config(Path(settings), ["--model.path", path, "--warmstart.variations", num, *options])
         policy = policy or model_policy(config)
         columns.append(asyncio.run(Examined(policy, config).column()))
-    print("| | " + " | ".join(name for name, _, _ in names) + " |\n|---" + "|---:" * len(names) + "|")
-    for label, row in zip(LABELS, zip(*columns, strict=True), strict=True):
-        print(f"| {label} | {' | '.join(row)} |")
+    print_table(("", *(name for name, _, _ in names)), zip(LABELS, *columns, strict=True))
 
 
 if __name__ == "__main__":

@@ -16,18 +16,16 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from examination import Examination, answers, print_table, share
+
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config
 from trailnotes.envs.tasks import tasks_of
 from trailnotes.envs.waymarks import env as waymarks
 from trailnotes.envs.waymarks import spec as rules
-from trailnotes.envs.workers.pool import EnvPool
-from trailnotes.memory import open_memory
-from trailnotes.memory.tips import clean_tip
 from trailnotes.policies.base import Policy
-from trailnotes.rollout import run_groups, write_tips
 from trailnotes.runs.players import model_policy
-from trailnotes.types import Mode, Task, Tip, Trajectory, TrajectoryGroup
+from trailnotes.types import Task, Tip, Trajectory
 from trailnotes.warmstart.demonstrations import demonstrator_of
 from trailnotes.warmstart.demonstrations.waymarks import WaymarksDemonstrator
 from trailnotes.warmstart.demonstrations.waymarks_words import told_rule
@@ -46,7 +44,7 @@ LABELS = (
 )
 
 
-class Examined:
+class Examined(Examination):
     """A policy, and games of one size of any family under fresh rules.
 
     Args:
@@ -58,10 +56,16 @@ class Examined:
     """
 
     def __init__(self, policy: Policy, config: Config, kind: rules.Kind, size: int, num: int) -> None:
-        self.policy, self.config, self.kind, self.size = policy, config, kind, size
+        super().__init__(policy, config)
+        self.kind, self.size = kind, size
         self.script: WaymarksDemonstrator = demonstrator_of(config.env.name, config.rollout.style)(config, len, 0)
         rng = random.Random(size)
-        self.tasks = [self.draw(rng, f"fresh-{i}") for i in range(num)]
+        self.games = [self.draw(rng, f"fresh-{i}") for i in range(num)]
+
+    @property
+    def tasks(self) -> list[Task]:
+        """The games."""
+        return self.games
 
     def draw(self, rng: random.Random, name: str, but: str = "") -> Task:
         """A game of any family but one."""
@@ -88,26 +92,12 @@ class Examined:
         """The tip of who has read the archive of another family."""
         return self.right(waymarks.spec_of(self.draw(random.Random(spec.seed), "other", but=spec.family)))
 
-    async def play(self, *tips: Callable[[Game], str], tasks: Sequence[Task] = ()) -> list[Trajectory]:
-        """One episode a game, with these tips or none."""
-        tasks = tasks or self.tasks
-        with open_memory(None, self.config.memory) as memory, EnvPool(self.config.env) as pool:
-            for task in tasks:
-                texts = [tip(waymarks.spec_of(task)) for tip in tips]
-                memory.add([Tip(task.id, text, key="", score=0.0) for text in texts])
-            mode: Mode = "on_policy_tips" if tips else "plain"
-            groups = await run_groups(self.policy, pool, tasks, [[mode]] * len(tasks), memory, self.config, seed=0)
-        return [trajectory for group in groups for trajectory in group.trajectories]
-
-    async def written(self, episodes: Sequence[Trajectory]) -> dict[int, str]:
-        """What the policy writes about each of these episodes, by the seed of its game."""
-        groups = [TrajectoryGroup(episode.task, (episode,)) for episode in episodes]
-        texts: dict[int, str] = {}
-        await write_tips(
-            self.policy, groups, self.config, seed=0, step=0,
-            on_tip=lambda tip: texts.update({tip.trajectory.task.seed: clean_tip(tip.completion.text)}),
-        )  # fmt: skip
-        return texts
+    def told(self, *tips: Callable[[Game], str]) -> dict[str, list[Tip]]:
+        """These tips of each game, the last the newest."""
+        return {
+            task.id: [Tip(task.id, tip(waymarks.spec_of(task)), key="", score=0.0) for tip in tips]
+            for task in self.tasks
+        }
 
     def tells(self, spec: Game, text: str) -> bool:
         """Whether a tip says which family it is of, and its rule."""
@@ -118,17 +108,20 @@ class Examined:
         alone = await self.play()
         read = [episode for episode in alone if episode.steps[0].action == rules.ARCHIVE_DIRECTION]
         failed = [episode for episode in alone if episode not in read and not episode.success]
-        told = [await self.play(*tips) for tips in ((self.right,), (self.failure, self.right))]
-        told.append(await self.play(self.right, self.elsewhere))
-        notes = await self.written([*read, *failed])
-        own = [episode.task for episode in read if notes.get(episode.task.seed)]
-        after = await self.play(lambda spec: notes[spec.seed], tasks=own) if own else []
+        told = [
+            await self.play(self.told(*tips))
+            for tips in ((self.right,), (self.failure, self.right), (self.right, self.elsewhere))
+        ]
+        own = await self.written([*read, *failed])
+        said = {episode.task.id: own[episode.task.id][0].text if episode.task.id in own else "" for episode in alone}
+        told_own = {episode.task.id: own[episode.task.id] for episode in read if said[episode.task.id]}
+        after = await self.play(told_own, [e.task for e in read if e.task.id in told_own]) if told_own else []
         return [
-            share([understood(text) for episode in alone for text in answers(episode)]),
+            share([understood(answer.text) for episode in alone for answer in answers(episode)]),
             share([episode in read for episode in alone]),
             *(share([episode.success for episode in episodes]) for episodes in (alone, *told)),
-            share([self.tells(waymarks.spec_of(e.task), notes.get(e.task.seed, "")) for e in read]),
-            share([invents_nothing(e, notes.get(e.task.seed, "")) for e in failed]),
+            share([self.tells(waymarks.spec_of(episode.task), said[episode.task.id]) for episode in read]),
+            share([invents_nothing(episode, said[episode.task.id]) for episode in failed]),
             share([episode.success for episode in after]),
         ]
 
@@ -139,19 +132,9 @@ def invents_nothing(episode: Trajectory, text: str) -> bool:
     return told_rule(waymarks.spec_of(episode.task).kind, text) in {(), tried}
 
 
-def answers(episode: Trajectory) -> list[str]:
-    """What the game said to each action."""
-    return [*(step.observation.text for step in episode.steps[1:]), episode.final_observation.text]
-
-
 def understood(answer: str) -> bool:
     """Whether the game took the action for one of its commands."""
     return answer.strip() != rules.NOT_UNDERSTOOD
-
-
-def share(hits: Sequence[bool]) -> str:
-    """As a table shows it; "-" where nothing was tried."""
-    return f"{sum(hits) / len(hits):.2f}" if hits else "-"
 
 
 def main(path: str, settings: str = "configs/compare/textworld-base.toml", num: str = "64") -> None:
@@ -160,11 +143,9 @@ def main(path: str, settings: str = "configs/compare/textworld-base.toml", num: 
     policy = model_policy(config)
     specs = map(waymarks.spec_of, tasks_of(config, "train"))
     sizes = sorted({(spec.kind, spec.size) for spec in specs}, reverse=True)
-    cells = [asyncio.run(Examined(policy, config, kind, size, int(num)).column()) for kind, size in sizes]
+    columns = [asyncio.run(Examined(policy, config, kind, size, int(num)).column()) for kind, size in sizes]
     names = [f"{size} {'moves' if kind == 'route' else 'boxes'}" for kind, size in sizes]
-    print("| | " + " | ".join(names) + " |\n|---" + "|---:" * len(names) + "|")
-    for label, row in zip(LABELS, zip(*cells, strict=True), strict=True):
-        print(f"| {label} | {' | '.join(row)} |")
+    print_table(("", *names), zip(LABELS, *columns, strict=True))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
-from examination import Examination, refusals, share
+from examination import Examination, print_table, refusals, share
 
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config
@@ -119,14 +119,14 @@ def score(episodes: Sequence[Trajectory]) -> str:
     return f"{fmean(episode.score for episode in episodes):.2f}"
 
 
-def buyers(config: Config) -> list[tuple[str, int, str, str]]:
+def buyers(config: Config) -> list[tuple[str, str, str, str]]:
     """For each scripted buyer, the number of its episodes that may be shown, their mean score, and the full ones."""
     script: WebShopDemonstrator = demonstrator_of("webshop", config.rollout.style)(config, len, 7)
     rows = []
     for manner in ("good", "hasty", "wandering"):
         shown = [attempt for task in script.tasks[::5] if (attempt := script.attempt(task, manner))]
         episodes = [attempt.trajectory for attempt in shown]
-        rows.append((manner, len(shown), score(episodes), share([episode.success for episode in episodes])))
+        rows.append((manner, str(len(shown)), score(episodes), share([episode.success for episode in episodes])))
     return rows
 
 
@@ -134,14 +134,10 @@ def main(path: str, settings: str = str(SETTINGS), num: str = "32") -> None:
     """Print the table."""
     config = load_config(Path(settings), ["--model.path", path])
     if path == "buyers":
-        print("| buyer | episodes | score | full score |\n|---|---:|---:|---:|")
-        for row in buyers(config):
-            print(f"| {' | '.join(map(str, row))} |")
+        print_table(("buyer", "episodes", "score", "full score"), buyers(config))
         return
     examined = Examined(model_policy(config), config, int(num))
-    print("| | |\n|---|---:|")
-    for label, figure in zip(LABELS, asyncio.run(examined.column()), strict=True):
-        print(f"| {label} | {figure} |")
+    print_table(("", ""), zip(LABELS, asyncio.run(examined.column()), strict=True))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from examination import Examination, refusals, share
+from examination import Examination, print_table, refusals, share
 
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config
@@ -102,9 +102,7 @@ def by_template(*plays: Sequence[Trajectory]) -> Iterator[tuple[str, str]]:
 def main(path: str, settings: str = str(SETTINGS), num: str = "48") -> None:
     """Print the table."""
     config = load_config(Path(settings), ["--model.path", path])
-    print("| | |\n|---|---:|")
-    for label, figure in asyncio.run(Read(model_policy(config), config, int(num)).rows()):
-        print(f"| {label} | {figure} |")
+    print_table(("", ""), asyncio.run(Read(model_policy(config), config, int(num)).rows()))
 
 
 if __name__ == "__main__":

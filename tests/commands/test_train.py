@@ -37,6 +37,7 @@ from trailnotes.memory.tipfile import read_tips
 from trailnotes.policies.hf.policy import load_model
 from trailnotes.runs import training as run_module
 from trailnotes.runs.directory import RunDir
+from trailnotes.runs.players import examined
 from trailnotes.storage import checkpoint
 from trailnotes.storage.files import read_jsonl
 
@@ -356,6 +357,54 @@ def test_the_best_on_the_validation_split_is_kept(
     assert checkpoint.best(tmp_path / "checkpoints") == (tmp_path / "checkpoints" / "step-000002", 0.9)
     assert [line["validation/success"] for line in metrics(tmp_path)] == [0.1, 0.9, 0.3, 0.2, 0.4, 0.1]
     assert splits == {"validation"}
+
+
+LEARNER = ["learner.json", "learner.safetensors"]
+
+
+def learner_files(path: Path) -> list[str]:
+    return sorted(file.name for file in (path / "checkpoints").rglob("learner.*"))
+
+
+def test_a_run_without_its_optimizer_keeps_its_models_and_cannot_go_on(start_model: Path, tmp_path: Path) -> None:
+    run = {"iterations": 3, "save_every": 1, "keep_optimizer": False}
+    model = train(tiny_config(start_model, train=run), tmp_path)
+    assert learner_files(tmp_path) == []
+    kept = checkpoint.scan(tmp_path / "checkpoints")
+    assert [(found.step, found.problems) for found in kept] == [(2, ()), (3, ())]
+    with examined(tmp_path) as subject:
+        assert subject.model == str(model) == str(kept[-1].path / "model")
+
+    before = {file: file.read_bytes() for file in tmp_path.rglob("*.jsonl")}
+    assert train(tiny_config(start_model, train=run), tmp_path) == model, "the same command plays nothing"
+    settings = (tmp_path / "config.toml").read_text()
+    with pytest.raises(
+        RunError, match=r"keep_optimizer = false\), so it cannot be trained further: .*step-000003/model"
+    ):
+        train(tiny_config(start_model, train=run | {"iterations": 4}), tmp_path, allow_change=["train.iterations"])
+    assert (tmp_path / "config.toml").read_text() == settings
+    assert {file: file.read_bytes() for file in tmp_path.rglob("*.jsonl")} == before
+
+
+def test_the_optimizer_of_a_run_that_has_ended_may_be_dropped_later(start_model: Path, tmp_path: Path) -> None:
+    run: dict[str, Any] = {"iterations": 2, "save_every": 1}
+    train(tiny_config(start_model, train=run), tmp_path)
+    assert learner_files(tmp_path) == sorted(LEARNER * 2)
+    run |= {"iterations": 3}
+    train(tiny_config(start_model, train=run), tmp_path, allow_change=["train.iterations"])
+    assert len(metrics(tmp_path)) == 3, "by default a run may go on"
+    train(tiny_config(start_model, train=run | {"keep_optimizer": False}), tmp_path, allow_change=["train"])
+    assert len(metrics(tmp_path)) == 3
+    assert learner_files(tmp_path) == []
+
+
+def test_a_run_that_was_stopped_keeps_its_optimizer(
+    start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_update(monkeypatch, 2, lambda: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(Interrupted):
+        train(tiny_config(start_model, train={"iterations": 3, "keep_optimizer": False}), tmp_path)
+    assert learner_files(tmp_path) == sorted(LEARNER * 2)
 
 
 def test_validation_does_not_disturb_training(alone: Path, start_model: Path, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from trailnotes.commands.eval import evaluate
 from trailnotes.compare import compare_own, compare_run
 from trailnotes.compare.comparison import _conclude, beside_published, describe
 from trailnotes.compare.cost import cost_of, last_line, note_process
-from trailnotes.compare.estimate import disk_line, estimate, small_copy
+from trailnotes.compare.estimate import disk_for, disk_line, estimate, small_copy
 from trailnotes.compare.evaluations import read
 from trailnotes.compare.live import Board
 from trailnotes.compare.page import draw_summary, print_brief, summary_json, summary_markdown
@@ -58,6 +58,7 @@ from trailnotes.errors import ConfigError, RunError
 from trailnotes.reporting.crossed import MIN_FAMILIES, Values
 from trailnotes.reporting.intervals import Estimate, Interval
 from trailnotes.runs.directory import run_config
+from trailnotes.runs.forecast import Disk
 from trailnotes.storage.files import read_jsonl
 
 ROOT = Path(__file__).parents[2]
@@ -126,6 +127,15 @@ def test_a_budget_of_tokens_is_one_for_all_that_train(tmp_path: Path) -> None:
     runs = planned(write_plan(tmp_path / "plan.toml", PLAN.replace("env_steps = 24", "tokens = 500")))
     assert (runs["grpo-0"].train.max_tokens, runs["grpo-0"].train.max_env_steps) == (500, 0)
     assert runs["naive-0"].train.max_tokens == 0
+
+
+def test_a_training_keeps_no_optimizer_unless_the_settings_say_so(tmp_path: Path) -> None:
+    runs = planned(write_plan(tmp_path / "plan.toml"))
+    assert {name: config.train.keep_optimizer for name, config in runs.items() if name.endswith("0")} == {
+        "naive-0": True, "grpo-0": False, "half-of-them-0": False,
+    }  # fmt: skip
+    told = planned(write_plan(tmp_path / "plan.toml", PLAN + "[settings.train]\nkeep_optimizer = true\n"))
+    assert told["grpo-0"].train.keep_optimizer
 
 
 def test_retrospex_learns_from_the_run_of_the_same_seed_wherever_out_is_said_to_be(
@@ -372,12 +382,14 @@ def test_other_settings_are_refused_by_name_and_more_runs_are_welcome(finished: 
     changed.write_text(text.replace('p_memory" = 0.5', 'p_memory" = 0.75'))
     with pytest.raises(RunError, match=r"\(half-of-them-0: algorithm\.p_memory; half-of-them-1: algorithm\.p_memory\)"):
         compare_run(changed, out=out)
-    changed.write_text(text.replace("[0, 1]", "[0, 1, 2]") + '[settings]\n"endpoint.max_cost" = 3.0\n')
+    settings = '[settings]\n"endpoint.max_cost" = 3.0\n"train.keep_optimizer" = true\n'
+    changed.write_text(text.replace("[0, 1]", "[0, 1, 2]") + settings)
     runs = runs_of(load_plan(changed), changed, out)
     refuse_changed(runs)
     assert {stage.run.name for stage in left_of(runs)} == {"naive-2", "grpo-2", "half-of-them-2"}
     train = next(stage for stage in stages_of(runs[1]) if stage.name == "train")
-    assert train.job.command[-2:] == ("--allow-change", "endpoint.max_cost"), "or the run itself would refuse"
+    allowed = "--allow-change endpoint.max_cost --allow-change train.keep_optimizer"
+    assert " ".join(train.job.command).endswith(allowed), "or the run itself would refuse"
 
 
 def test_what_was_cut_off_is_what_is_left(finished: tuple[Path, Path], tmp_path: Path) -> None:
@@ -589,6 +601,13 @@ def test_the_time_is_estimated_from_a_part_of_each_method(tmp_path: Path) -> Non
     assert disk.endswith(" MB are free there)")
     assert list(found.missing) == ["broken"]
     assert not (tmp_path / "out").exists()
+
+
+def test_trainings_that_have_ended_take_less_than_those_under_way() -> None:
+    runs = [(Disk(90, 20), 0.0), (Disk(50, 30), 0.0), (Disk(70, 20), 25.0)]
+    assert disk_for(runs, jobs=1) == 20 + 30 + 0 + 70
+    assert disk_for(runs, jobs=2) == 20 + 30 + 0 + 70 + 50
+    assert disk_for([], jobs=2) == 0
 
 
 def test_a_disk_that_is_too_small_is_said_before_the_first_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

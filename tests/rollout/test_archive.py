@@ -21,6 +21,7 @@ from trailnotes.config.methods_schema import ArchiveConfig
 from trailnotes.config.schema import Config
 from trailnotes.errors import EnvError
 from trailnotes.learner.learner import Learner
+from trailnotes.memory import open_memory
 from trailnotes.rollout import Pool, run_groups
 from trailnotes.rollout.archive import RETURN_TO, Archive, from_start
 from trailnotes.runs.directory import RunDir
@@ -72,8 +73,9 @@ def play(pool: Pool, archive: Archive | None, iteration: int, seed: int = 0, **o
     tasks, modes = archive.plan(tasks, modes, random.Random(derive_seed(seed, iteration, "archive")))
     pool = archive.pool(pool)
     groups = run_groups(
-        policy, pool, tasks, modes, None, config, seed=derive_seed(seed, iteration), on_error=options.get("on_error")
-    )
+        policy, pool, tasks, modes, options.get("memory"), config,
+        seed=derive_seed(seed, iteration), on_error=options.get("on_error"),
+    )  # fmt: skip
     return archive.regroup(asyncio.run(groups))
 
 
@@ -114,6 +116,19 @@ def test_what_is_replayed_costs_steps_and_is_in_no_trajectory() -> None:
             assert replayed == 4 * depth > 0
             assert len(returned.task.options[RETURN_TO]) == depth
             assert {t.steps[0].observation.text for t in start.trajectories} == {"place 0"}
+
+
+def test_readers_of_tips_are_not_compared_with_who_had_part_of_the_way_behind_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pool, archive = WalkPool(), Archive(ArchiveConfig(share=0.5))
+    heard: list[list[int]] = []
+    with open_memory(None) as memory:
+        monkeypatch.setattr(memory, "report", lambda told, once: heard.append([t.member for t in told]))
+        archive.learn(play(pool, archive, 0, memory=memory))
+        groups = play(pool, archive, 1, memory=memory)
+    assert [len(group.trajectories) for group in groups] == [4, 4]
+    assert heard == [[*range(8)], [*range(4)]], "all, then those that began at the start"
 
 
 def test_the_conversation_starts_where_the_replay_ends() -> None:

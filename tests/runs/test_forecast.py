@@ -57,11 +57,35 @@ def test_the_training_episodes_of_rememberer_count() -> None:
     assert times(config, small(config)) == (8 + 2 * 3 * 5) / (4 + 2 * 1 * 5)
 
 
+def small_run(path: Path, steps: int = 1) -> Path:
+    """What the small copy of a run leaves: a model of 100 bytes, a learner of 112, and episodes of 7."""
+    saved = path / "checkpoints" / "step-000001"
+    for name, size in {
+        "model/weights": 90,
+        "meta.json": 10,
+        "learner.safetensors": 40,
+        "learner.dcp/rank-0": 60,
+    }.items():
+        (saved / name).parent.mkdir(parents=True, exist_ok=True)
+        (saved / name).write_bytes(b"x" * size)
+    (saved / "learner.json").write_text(f'{{"steps": {steps}}}')
+    (path / "trajectories.jsonl").write_bytes(b"x" * 7)
+    return path
+
+
 def test_the_disk_holds_what_is_kept_one_more_while_it_is_written_and_all_episodes(tmp_path: Path) -> None:
-    (tmp_path / "checkpoints" / "step-000001" / "model").mkdir(parents=True)
-    (tmp_path / "checkpoints" / "step-000001" / "model" / "weights").write_bytes(b"x" * 100)
-    (tmp_path / "checkpoints" / "step-000001" / "meta.json").write_bytes(b"x" * 10)
-    (tmp_path / "trajectories.jsonl").write_bytes(b"x" * 7)
-    kept = {"keep_last": 2, "eval_every": 0}
-    assert disk(a_config(train=kept), tmp_path, repeats=5) == 110 * (2 + 1) + 7 * 5
-    assert disk(a_config(train=kept | {"eval_every": 4}), tmp_path, repeats=5) == 110 * (2 + 1 + 1) + 7 * 5
+    copy, kept = small_run(tmp_path), {"keep_last": 2, "eval_every": 0}
+    assert disk(a_config(train=kept), copy, repeats=5) == (212 * (2 + 1) + 7 * 5, 212 * 2 + 7 * 5)
+    watched = disk(a_config(train=kept | {"eval_every": 4}), copy, repeats=5)
+    assert watched == (212 * (2 + 1 + 1) + 7 * 5, 212 * (2 + 1) + 7 * 5)
+
+
+def test_a_run_that_drops_its_optimizer_takes_less_once_it_has_ended(tmp_path: Path) -> None:
+    config = a_config(train={"keep_last": 2, "eval_every": 0, "keep_optimizer": False})
+    assert disk(config, small_run(tmp_path), repeats=5) == (212 * (2 + 1) + 7 * 5, 100 * 2 + 7 * 5)
+    assert small(config).train.keep_optimizer, "or nobody could tell what it takes"
+
+
+def test_an_optimizer_that_took_no_step_yet_will_hold_two_moments_of_each_weight(tmp_path: Path) -> None:
+    copy, config = small_run(tmp_path, steps=0), a_config(train={"keep_last": 1, "eval_every": 0})
+    assert disk(config, copy, repeats=0).kept == 100 + 3 * 112

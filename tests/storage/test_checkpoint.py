@@ -213,16 +213,79 @@ def test_killed_at_any_touch_of_the_disk_it_leaves_only_whole_ones(tmp_path: Pat
     assert names(tmp_path) == ["step-000002"]  # what the killed ones left behind is gone
 
 
-def test_pruning_keeps_the_last_the_best_and_the_wanted(tmp_path: Path) -> None:
+def test_pruning_keeps_the_last_and_the_best(tmp_path: Path) -> None:
     paths = [checkpoint.save(tmp_path, step, writer()) for step in range(7)]
     checkpoint.mark_best(tmp_path, paths[1], 0.75)
     damage_flip(paths[0])
-    gone = checkpoint.prune(tmp_path, keep_last=2, keep=[paths[3]])
-    assert gone == [paths[2], paths[4]]
-    assert [p for p in paths if p.exists()] == [paths[0], paths[1], paths[3], paths[5], paths[6]]  # 0 is evidence
-    assert checkpoint.prune(tmp_path, keep_last=2, keep=[paths[3]]) == []
+    gone = checkpoint.prune(tmp_path, keep_last=2)
+    assert gone == [paths[2], paths[3], paths[4]]
+    assert [p for p in paths if p.exists()] == [paths[0], paths[1], paths[5], paths[6]]  # 0 is evidence
+    assert checkpoint.prune(tmp_path, keep_last=2) == []
     with pytest.raises(ValueError, match="at least 1"):
         checkpoint.prune(tmp_path, keep_last=0)
+
+
+# --- parts that are dropped
+
+
+def with_state(path: Path) -> None:
+    writer()(path)
+    (path / "state.json").write_text("{}")
+    (path / "parts").mkdir()
+    (path / "parts" / "0").write_text("0")
+
+
+STATE = ("state.json", "state.bin", "parts")
+
+
+def test_a_stripped_checkpoint_is_whole_without_its_parts(tmp_path: Path) -> None:
+    path, other = (checkpoint.save(tmp_path, step, with_state, {"step": step}) for step in (1, 2))
+    assert checkpoint.strip(path, STATE)
+    assert not [name for name in STATE if (path / name).exists()]
+    assert checkpoint.verify(path) == []
+    assert checkpoint.load_meta(path) == {"step": 1}
+    assert {p.name for p in other.iterdir()} == {p.name for p in path.iterdir()} | {"state.json", "parts"}
+    assert checkpoint.strip(path, STATE), "twice is fine"
+
+
+def test_a_checkpoint_that_is_held_is_not_stripped(tmp_path: Path) -> None:
+    path = checkpoint.save(tmp_path, 1, with_state)
+    with checkpoint.held(path):
+        assert not checkpoint.strip(path, STATE)
+        assert (path / "parts" / "0").read_text() == "0"
+    assert checkpoint.strip(path, STATE)
+
+
+def test_what_a_kill_left_of_the_parts_goes_the_next_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = checkpoint.save(tmp_path, 1, with_state)
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.rmtree", lambda *_: _raise(KeyboardInterrupt()))
+        with pytest.raises(KeyboardInterrupt):
+            checkpoint.strip(path, STATE)
+    assert not (path / "state.json").exists()
+    assert (path / "parts" / "0").exists()
+    assert checkpoint.verify(path) == [], "whole at any moment"
+    assert checkpoint.strip(path, STATE)
+    assert not (path / "parts").exists()
+
+
+def test_who_looks_at_a_checkpoint_while_it_is_stripped_sees_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = checkpoint.save(tmp_path, 1, with_state)
+    hashed = checkpoint._sha256
+
+    def sha256(file: Path) -> str:
+        checkpoint.strip(path, STATE)  # another process, this very moment
+        return hashed(file)
+
+    monkeypatch.setattr(checkpoint, "_sha256", sha256)
+    assert checkpoint.verify(path) == []
+    assert not (path / "parts").exists()
+
+
+def _raise(error: BaseException) -> None:
+    raise error
 
 
 def test_the_best_is_remembered(tmp_path: Path) -> None:

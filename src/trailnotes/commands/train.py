@@ -41,6 +41,7 @@ def train(
 
     A directory that holds a run is resumed exactly where its last checkpoint stands. Ctrl-C finishes the iteration,
     saves, and raises; a second one raises at once. SIGTERM, and SIGHUP of a terminal that is closed, do the same.
+    One that has ended is not opened again where `train.keep_optimizer` is off.
 
     Args:
         config: the whole configuration.
@@ -54,15 +55,20 @@ def train(
         MissingExtraError: a package that the settings need is not installed; as early.
         ClusterError: `cluster.address` does not lead to a Ray cluster that has what is asked of it; likewise.
         MemoryStoreError: `memory` cannot be read; likewise.
-        RunError: the directory is in use, damaged, or belongs to another config; or it cannot be written.
+        RunError: the directory is in use, damaged, or belongs to another config; it cannot be written; or it has ended
+            for good, and the settings ask for more.
         Interrupted: a `KeyboardInterrupt`: asked to stop before the end; what the last checkpoint holds is safe.
     """
     from trailnotes.runs.directory import RunDir
     from trailnotes.runs.loop import run_to_end
+    from trailnotes.runs.saving import ended_for_good
 
     _refuse_early(config)
     tips = _tips_for(config, memory) if memory is not None else ()
+    last = ended_for_good(config, Path(run_dir))
     with _cluster_of(config) as cluster, RunDir.open(run_dir, config, allow_change=allow_change) as directory:
+        if last is not None:
+            return last
         _record_rehearsal(config, directory)
         return run_to_end(_train(config, directory, tips, cluster))
 
@@ -92,7 +98,7 @@ def _record_rehearsal(config: Config, directory: RunDir) -> None:
 
 async def _train(config: Config, directory: RunDir, tips: Sequence[Tip], cluster: Cluster | None) -> Path:
     from trailnotes.runs.opening import opened_run
-    from trailnotes.runs.saving import save
+    from trailnotes.runs.saving import drop_state, save
     from trailnotes.runs.schedule import train_by
     from trailnotes.storage import checkpoint
 
@@ -106,9 +112,12 @@ async def _train(config: Config, directory: RunDir, tips: Sequence[Tip], cluster
             safe = f"{run.saved} is saved, and the same command resumes there" if run.saved else "nothing is saved"
             run.progress.note(f"stopped: {safe}")
             raise
-        if received and config.train.share(asdict(run.count)) < 1.0:
+        ended = config.train.share(asdict(run.count)) >= 1.0
+        if received and not ended:
             kept = f"stopped after iteration {run.count.iteration}; the same command resumes there"
             raise Interrupted(received[0], kept)
+        if ended and not config.train.keep_optimizer:
+            drop_state(directory.checkpoints)
         assert run.saved is not None
         return run.saved / "model"
 
@@ -183,9 +192,9 @@ def dry_run(
     config.refuse_training()
     refuse_examined(config)
     from trailnotes.policies.hf.policy import is_here
-    from trailnotes.runs.console import clock
+    from trailnotes.runs.console import clock, megabytes
     from trailnotes.runs.footprint import footprint
-    from trailnotes.runs.forecast import MEGABYTE, disk, first_and_before, iterations, num_rehearsed, small
+    from trailnotes.runs.forecast import disk, first_and_before, iterations, num_rehearsed, small
     from trailnotes.runs.needs import refuse_missing
     from trailnotes.runs.rehearsal import PLACE, refuse_all_spent, refuse_rehearsal, spent_recording
     from trailnotes.runs.remedies import refuse_too_large
@@ -215,19 +224,20 @@ def dry_run(
         )
         refuse_all_spent(config.train, before)
         repeats = iterations(config, line, before)
-        taken = disk(config, path, repeats)
+        most, kept = disk(config, path, repeats)
     seconds = float(line["seconds"]) * repeats + before.get("seconds", 0.0)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in kilobytes
     free = shutil.disk_usage(Path.cwd()).free
+    later = "" if config.train.keep_optimizer else f", {megabytes(kept)} MB once it has ended"
     lines = [
         f"everything could be built; one iteration took {line['seconds']:.1f} s and {line['env_steps']:,} env steps",
         f"iterations   about {repeats:,}",
         *([f"before them  {num_rehearsed(config):,} episodes in {clock(before['seconds'])}"] if before else []),
         f"time         about {clock(seconds)}",
-        f"memory       {peak / MEGABYTE:,.0f} MB at the peak of this process",
-        f"disk         about {taken / MEGABYTE:,.0f} MB ({free / MEGABYTE:,.0f} MB are free here)",
+        f"memory       {megabytes(peak)} MB at the peak of this process",
+        f"disk         about {megabytes(most)} MB{later} ({megabytes(free)} MB are free here)",
     ]
-    if taken > free:
+    if most > free:
         lines.append("the disk is too small: lower train.keep_last, or choose another --run-dir")
     return "\n".join(lines) + "\n"
 

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from trailnotes.config.schema import Config
 
 TRIED = 5  # steps of a dry run
-MEGABYTE = 1 << 20
 
 
 def dry_run(config: Config, out: Path) -> str:
@@ -31,7 +30,8 @@ def dry_run(config: Config, out: Path) -> str:
     Raises:
         ConfigError: whatever would end the real start early.
     """
-    from trailnotes.runs.console import clock
+    from trailnotes.runs.console import clock, megabytes
+    from trailnotes.runs.forecast import bytes_in
     from trailnotes.warmstart.training import refuse_taken, warmstart
 
     refuse_taken(out)
@@ -49,15 +49,15 @@ def dry_run(config: Config, out: Path) -> str:
             Path(name) / "model",
             progress=lambda _state: ends.append(time.monotonic()),
         )
-        saved = sum(file.stat().st_size for file in model.rglob("*") if file.is_file())
+        saved = bytes_in(model)
     first, *others = (after - before for before, after in itertools.pairwise(ends))
     step = fmean(others or [first])
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in kilobytes
     return (
         f"everything could be built; the first step was done after {first:.1f} s, each other one took {step:.2f} s\n"
         f"time         about {clock(first + step * (steps - 1))} for {steps:,} steps\n"
-        f"memory       {peak / MEGABYTE:,.0f} MB at the peak of this process\n"
-        f"disk         {saved / MEGABYTE:,.1f} MB of the model\n"
+        f"memory       {megabytes(peak)} MB at the peak of this process\n"
+        f"disk         {megabytes(saved, 1)} MB of the model\n"
     )
 
 

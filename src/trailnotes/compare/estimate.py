@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,8 @@ from trailnotes.compare.planned import PlannedRun, runs_of
 from trailnotes.compare.running import compile_games, go_through, left_of
 from trailnotes.config.methods import method_of
 from trailnotes.errors import RunError
-from trailnotes.runs.console import clock
-from trailnotes.runs.forecast import MEGABYTE, bytes_in, disk, first_and_before, iterations, small, times
+from trailnotes.runs.console import clock, megabytes
+from trailnotes.runs.forecast import Disk, bytes_in, disk, first_and_before, iterations, small, times
 from trailnotes.runs.rehearsal import PLACE, spent_recording
 from trailnotes.runs.signals import ended_by_signals
 
@@ -51,7 +51,7 @@ def estimate(path: Path, *, out: Path | None = None, at_once: int | None = None)
     jobs = at_once or plan.compare.jobs
     left = {stage.run.name for stage in left_of(runs) if stage.name.split()[0] != EXAMINING}
     seconds: dict[str, float] = {}
-    taken: dict[str, float] = {}
+    taken: dict[str, Disk] = {}
     lines = []
     first = [run for run in runs if run.seed == plan.compare.seeds[0]]
     with tempfile.TemporaryDirectory(prefix="trailnotes-") as name:
@@ -73,8 +73,9 @@ def estimate(path: Path, *, out: Path | None = None, at_once: int | None = None)
         total = sum(seconds.get(run.method, 0.0) for run in runs if run.name in left) / jobs
         which = "all others" if refused else "all"
         lines.append(f"{which:<24} about {clock(total)} with {jobs} side by side")
-        sizes = (max(0.0, taken.get(run.method, 0.0) - bytes_in(run.directory)) for run in runs if run.name in left)
-        lines.append(disk_line(sum(sizes), place_of(plan, out)))
+        coming = [run for run in runs if run.name in left and run.method in taken]
+        sizes = [(taken[run.method], bytes_in(run.directory)) for run in coming]
+        lines.append(disk_line(disk_for(sizes, jobs), place_of(plan, out)))
     return Estimate("\n".join([*lines, ""]), refused)
 
 
@@ -106,18 +107,25 @@ def grown(run: PlannedRun, copy: PlannedRun) -> tuple[dict[str, Any], dict[str, 
     return first_and_before(run.config, copy.config, last_line(copy.directory), recorded)
 
 
-def disk_of(run: PlannedRun, copy: PlannedRun) -> float:
-    """Bytes that a whole run will take, from those of its small copy."""
+def disk_of(run: PlannedRun, copy: PlannedRun) -> Disk:
+    """What a whole run will take, from what its small copy took."""
     if not run.trains:
-        return bytes_in(copy.directory) * times(run.config, copy.config)
+        size = bytes_in(copy.directory) * times(run.config, copy.config)
+        return Disk(size, size)
     first, before = grown(run, copy)
     return disk(run.config, copy.directory, iterations(run.config, first, before))
+
+
+def disk_for(runs: Sequence[tuple[Disk, float]], jobs: int) -> float:
+    """Bytes that runs will take beside those that each has already, `jobs` of them under way when it is most."""
+    kept = sum(max(0.0, disk.kept - there) for disk, there in runs)
+    return kept + sum(sorted((disk.most - disk.kept for disk, _ in runs), reverse=True)[:jobs])
 
 
 def disk_line(size: float, place: Path) -> str:
     """What the disk must hold beside what it has, and what to do where it cannot."""
     there = next(folder for folder in (place.absolute(), *place.absolute().parents) if folder.is_dir())
     free = shutil.disk_usage(there).free
-    told = f"{'disk':<24} about {size / MEGABYTE:,.0f} MB ({free / MEGABYTE:,.0f} MB are free there)"
+    told = f"{'disk':<24} about {megabytes(size)} MB ({megabytes(free)} MB are free there)"
     small = "\nthe disk is too small: lower train.keep_last in [settings], or choose another --out"
     return told + (small if size > free else "")

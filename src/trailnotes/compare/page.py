@@ -14,9 +14,9 @@ from trailnotes.compare.statistics import BEYOND, DIFFERENCE_METHOD, INTERVAL_ME
 from trailnotes.compare.summary import Line, Summary
 from trailnotes.reporting.intervals import Estimate, Interval
 from trailnotes.reporting.tables import DASH, Table, print_table, print_text, table_lines
+from trailnotes.runs.console import megabytes
 from trailnotes.runs.spent import BY_RUN, SPENDING
 
-MEGABYTE = 1 << 20
 HEADS = {
     "env_steps": "env steps",
     "tokens_read": "tokens read",
@@ -160,7 +160,7 @@ def _cost(line: Line, name: str) -> str:
         return DASH
     value = line.costs[name]
     if name == "peak_memory":
-        return f"{value / MEGABYTE:,.0f}"
+        return megabytes(value)
     return f"{value:,.4f}" if name == SPENDING else f"{value:,.0f}"
 
 

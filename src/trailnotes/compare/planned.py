@@ -29,6 +29,7 @@ from trailnotes.types import Task
 PANELS = "panels"  # inside a run directory
 _OURS = ("run.name", "run.seed", "algorithm.name")  # what the comparison itself sets in each run
 _OURS_IN_PANELS = (*_OURS, "eval.trials", "eval.metric", "model.path")
+_OF_TRAINING = {"train.keep_optimizer": False}  # unless settings say so: a comparison never trains a run further
 _PANEL = ("env.name", "eval.split", "eval.num_tasks", "eval.metric")  # must be the same in all of them
 
 
@@ -159,7 +160,7 @@ def _run(plan: Plan, name: str, seed: int, base: Path | None, path: Path, out: P
     if after and method_of(algorithm).data:
         ours[method_of(algorithm).data] = [_relative(out / "runs" / after)]
     source = _Source(base, path, f"methods.{name}")
-    config = _config(source, [dotted(plan.settings), budget, own, ours], trains=trains)
+    config = _config(source, [_OF_TRAINING if trains else {}, dotted(plan.settings), budget, own, ours], trains=trains)
     if not config.model.path:
         raise ConfigError(f"{path}: model.path is empty: name the model that all methods start from")
     run = PlannedRun(name, seed, directory, config, after)

@@ -30,9 +30,10 @@ from trailnotes.types import StrPath
 
 SURROUNDINGS = (
     *("cluster", "endpoint", "env.num_workers", "env.max_envs", "env.timeout", "learner", "run.threads"),
+    "train.keep_optimizer",
     *(f"engine.{name}" for name in EngineConfig.model_fields if name != "name"),
 )
-"""Settings of where and how fast a run plays, and what it may cost: not of what comes out."""
+"""Settings of where and how fast a run plays, what it may cost and what it leaves: not of what comes out."""
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 

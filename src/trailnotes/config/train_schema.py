@@ -16,6 +16,9 @@ class TrainConfig(Section):
     max_tokens: int = key(0, "stop at this many generated tokens, actions and tips; 0 = never", ge=0)
     save_every: int = key(10, "iterations between checkpoints", ge=1)
     keep_last: int = key(2, "checkpoints kept besides the best", ge=1)
+    keep_optimizer: bool = key(
+        True, "keep the optimiser's state once the run has ended, without which it cannot be trained further"
+    )
     eval_every: int = key(0, "iterations between validations without memory; 0 = never", ge=0)
     split: str = key("train", "split of the training tasks")
     num_tasks: int = key(

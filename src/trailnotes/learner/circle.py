@@ -11,7 +11,7 @@ import fcntl
 import os
 import socket
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -137,16 +137,17 @@ def store_at(host: str, world: int, seconds: float) -> TCPStore:
         )
 
 
-def started_by_torchrun(environ: Mapping[str, str] = os.environ) -> tuple[int, int] | None:
+def started_by_torchrun() -> tuple[int, int] | None:
     """Rank and world size, where torchrun (or whoever sets the same variables) started this process."""
-    if not all(environ.get(name, "").isdigit() for name in ("RANK", "WORLD_SIZE")) or "MASTER_ADDR" not in environ:
+    said = os.environ
+    if not all(said.get(name, "").isdigit() for name in ("RANK", "WORLD_SIZE")) or "MASTER_ADDR" not in said:
         return None
-    return int(environ["RANK"]), int(environ["WORLD_SIZE"])
+    return int(said["RANK"]), int(said["WORLD_SIZE"])
 
 
-def local_rank(rank: int, environ: Mapping[str, str] = os.environ) -> int:
+def local_rank(rank: int) -> int:
     """The place of a rank among those of its machine."""
-    return int(environ.get("LOCAL_RANK", rank))
+    return int(os.environ.get("LOCAL_RANK", rank))
 
 
 def device_type_of(config: Config) -> str:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 GRACE = 5.0  # seconds that a follower has to say why it fails, and to end when it is told to
 STUCK = 60.0  # seconds after a follower's death in which rank 0 should have noticed by itself
+MOST = 300  # characters that are told of what a rank said
 LOOPBACK = "lo"  # the interface that nobody beyond this machine can reach
 
 
@@ -173,6 +174,6 @@ def from_json(text: str) -> Failure:
     return Failure(**json.loads(text))
 
 
-def shortened(text: str, most: int = 300) -> str:
+def shortened(text: str) -> str:
     """The beginning of a text, if it is long."""
-    return text if len(text) <= most else text[: most - 3] + "..."
+    return text if len(text) <= MOST else text[: MOST - 3] + "..."

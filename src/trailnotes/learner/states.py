@@ -33,6 +33,7 @@ from trailnotes.storage.checkpoint import atomic_directory, write_json
 
 Blank = Callable[[Collection[str]], dict[str, Tensor]]
 FILE, SHARDS, REST = "learner.safetensors", "learner.dcp", "learner.json"
+STATE = (REST, FILE, SHARDS)  # all that `save_state` writes; where it is deleted, what says that it is there goes first
 
 
 def whole(tensor: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from typing import Any
 
 from trailnotes.config.methods_schema import ArchiveConfig
 from trailnotes.rollout import AsyncEnv, Pool
+from trailnotes.rollout.groups import replayed
 from trailnotes.types import Mode, Observation, Task, Trajectory, TrajectoryGroup, state_hash
 
 RETURN_TO = "return_to"  # option of a task that is played from a kept state: the actions that lead there
@@ -119,7 +120,7 @@ class Archive:
         """The groups as played, but returning members that had to start afresh in groups of their own."""
         result = []
         for group in groups:
-            parts = [tuple(t for t in group.trajectories if bool(_depth(t)) == there) for there in (True, False)]
+            parts = [tuple(t for t in group.trajectories if bool(replayed(t)) == there) for there in (True, False)]
             result += [replace(group, trajectories=part) for part in parts if part]
         return result
 
@@ -139,7 +140,7 @@ class Archive:
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
         for trajectory in trajectories:
             self._keep(trajectory)
-        returned = [trajectory for trajectory in trajectories if _depth(trajectory)]
+        returned = [trajectory for trajectory in trajectories if replayed(trajectory)]
         metrics = {
             "cells": float(sum(cell.depth > 0 for cells in self._cells.values() for cell in cells.values())),
             "dropped": float(len(self._lost)),
@@ -154,7 +155,7 @@ class Archive:
     def _keep(self, trajectory: Trajectory) -> None:
         """Record every state of the episode: reached with a higher score, or by fewer actions at the same score."""
         cells = self._cells.setdefault(trajectory.task.id, {})
-        start = self._targets[trajectory.task.id] if _depth(trajectory) else Cell((), (), 0.0, 0)
+        start = self._targets[trajectory.task.id] if replayed(trajectory) else Cell((), (), 0.0, 0)
         states, actions = start.states, start.actions
         met: set[int] = set()
         for number, (action, observation) in enumerate(_seen(trajectory)):
@@ -190,7 +191,7 @@ class Archive:
 
 def from_start(groups: Iterable[TrajectoryGroup]) -> list[TrajectoryGroup]:
     """The groups that began as the game does."""
-    return [group for group in groups if not any(_depth(trajectory) for trajectory in group.trajectories)]
+    return [group for group in groups if not any(replayed(trajectory) for trajectory in group.trajectories)]
 
 
 def _cell(states: Sequence[int], actions: Sequence[str], score: float, visits: int) -> Cell:
@@ -201,12 +202,6 @@ def _seen(trajectory: Trajectory) -> Iterable[tuple[str, Observation]]:
     """Each observation, with the action that led to it ('' for the first)."""
     actions = ["", *(step.action for step in trajectory.steps)]
     return zip(actions, [*(step.observation for step in trajectory.steps), trajectory.final_observation], strict=True)
-
-
-def _depth(trajectory: Trajectory) -> int:
-    """Actions that were replayed before it; 0 for one that started as the game does."""
-    first = trajectory.steps[0].observation if trajectory.steps else trajectory.final_observation
-    return int(first.info.get("returned", 0))
 
 
 def _unmarked(task: Task) -> Task:

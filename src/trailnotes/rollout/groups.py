@@ -161,13 +161,22 @@ def _introduce(tasks: Sequence[Task], rows: Sequence[Sequence[Seat]]) -> None:
 
 
 def _report(played: Iterable[tuple[Memory | None, Trajectory | None]], once: str) -> None:
-    """Tell each memory that asks for it how those fared who could read in it."""
+    """Tell each memory that asks for it how those fared who could read in it.
+
+    Who returned to a kept state had part of the way behind it: readers are not compared with that.
+    """
     readers: dict[int, tuple[AttentiveMemory, list[Trajectory]]] = {}
     for memory, trajectory in played:
-        if trajectory is not None and isinstance(memory, AttentiveMemory):
+        if trajectory is not None and isinstance(memory, AttentiveMemory) and not replayed(trajectory):
             readers.setdefault(id(memory), (memory, []))[1].append(trajectory)
     for memory, episodes in readers.values():
         memory.report(episodes, once=once)
+
+
+def replayed(trajectory: Trajectory) -> int:
+    """Actions that were replayed before the episode (`archive.py`); 0 for one that began as the game does."""
+    first = trajectory.steps[0].observation if trajectory.steps else trajectory.final_observation
+    return int(first.info.get("returned", 0))
 
 
 class Live:

@@ -168,6 +168,11 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
+def megabytes(size: float, decimals: int = 0) -> str:
+    """Bytes in units of 2^20, without the unit: ``2097152`` -> ``2``."""
+    return f"{size / (1 << 20):,.{decimals}f}"
+
+
 def _number(value: float | str) -> str:
     if isinstance(value, str):
         return value

@@ -6,18 +6,18 @@ not played again. What fitting a critic takes grows with its data and is not ext
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_left
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from trailnotes.config.methods import method_of
 from trailnotes.config.schema import Config
 from trailnotes.envs.tasks import panel, panel_of, recorded_of, tasks_of
 from trailnotes.runs.spent import SPENT
 
-MEGABYTE = 1 << 20
 GAMES = 4  # of the panel, or to rehearse, that are played for it
 NOTHING: Mapping[str, float] = {}
 
@@ -30,7 +30,7 @@ def small(config: Config) -> Config:
         "retrospex": {"epochs": 1},
     }
     if method_of(config.algorithm.name).trains:
-        changes = {"train": {"iterations": 1}}
+        changes = {"train": {"iterations": 1, "keep_optimizer": True}}  # whose size is to be known
         if num_rehearsed(config):
             rehearsal = config.rehearsal
             num_tasks, trials = min(GAMES, rehearsal.num_tasks) or GAMES, min(1, rehearsal.trials)
@@ -77,22 +77,38 @@ def first_and_before(
     return first, {name: spent * times for name, spent in recorded.items()}
 
 
-def disk(config: Config, copy: Path, repeats: float) -> float:
-    """Bytes that a training run will take at most: its checkpoints, one more while it is written, and its episodes.
+class Disk(NamedTuple):
+    """Bytes that a run takes."""
+
+    most: float
+    kept: float  # once it has ended
+
+
+def disk(config: Config, copy: Path, repeats: float) -> Disk:
+    """What a training run will take at most: its checkpoints, one more while it is written, and its episodes.
 
     Args:
         config: of the run.
         copy: directory of the run made small, which has saved one checkpoint.
         repeats: how often what the copy logged goes into the run.
     """
-    kept = config.train.keep_last + bool(config.train.eval_every) + 1
-    return bytes_in(copy / "checkpoints") * kept + (copy / "trajectories.jsonl").stat().st_size * repeats
+    from trailnotes.learner.states import REST, STATE
+
+    (saved,) = (copy / "checkpoints").glob("step-*")
+    state = sum(bytes_in(saved / name) for name in STATE)
+    model = bytes_in(saved) - state
+    if not json.loads((saved / REST).read_text(encoding="utf-8"))["steps"]:
+        state *= 3  # where no step was taken it holds the weights, and neither of their two moments
+    num = config.train.keep_last + bool(config.train.eval_every)
+    episodes = (copy / "trajectories.jsonl").stat().st_size * repeats
+    kept = model + state if config.train.keep_optimizer else model
+    return Disk((model + state) * (num + 1) + episodes, kept * num + episodes)
 
 
-def bytes_in(directory: Path) -> int:
-    """Of all files below it; 0 where it is not. What a run deletes meanwhile is none."""
+def bytes_in(place: Path) -> int:
+    """Of a file, or of all files below a directory; 0 where it is not. What a run deletes meanwhile is none."""
     size = 0
-    for file in directory.rglob("*"):
+    for file in (place, *place.rglob("*")):
         with suppress(FileNotFoundError):
             size += file.stat().st_size if file.is_file() else 0
     return size

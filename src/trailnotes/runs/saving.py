@@ -14,6 +14,7 @@ from safetensors.numpy import load_file as load_numpy
 from safetensors.numpy import save_file as save_numpy
 
 from trailnotes.errors import RunError
+from trailnotes.learner.states import REST, STATE
 from trailnotes.runs.spent import BY_TRAINING
 from trailnotes.storage import checkpoint
 
@@ -93,6 +94,43 @@ def save(run: Saved) -> None:
             f"cannot save iteration {count.iteration} in {root} ({getattr(error, 'strerror', None) or error}): "
             "free space or fix the permissions"
         ) from error
+
+
+def drop_state(root: Path) -> None:
+    """Delete the optimiser's state from all checkpoints of a run that has ended; their models and tips stay.
+
+    Raises:
+        RunError: they are not writable.
+    """
+    try:
+        for found in checkpoint.scan(root, contents=False):  # the newest last: until then the run can be opened again
+            if not found.problems:
+                checkpoint.strip(found.path, STATE)
+    except OSError as error:
+        raise RunError(
+            f"cannot delete the optimiser's state in {root} ({error.strerror}): fix the permissions, or set "
+            "train.keep_optimizer = true"
+        ) from error
+
+
+def ended_for_good(config: Config, run_dir: Path) -> Path | None:
+    """The last model of a run that has ended and has no optimiser's state any more; None where it can be opened.
+
+    Raises:
+        RunError: the settings ask for more than it has been trained for, or its last checkpoint is damaged.
+    """
+    root = run_dir / "checkpoints"
+    found = checkpoint.scan(root, contents=False)
+    if not found or (found[-1].path / REST).is_file():
+        return None
+    saved = checkpoint.latest(root)
+    assert saved is not None, "there is one"
+    if config.train.share(checkpoint.load_meta(saved)) < 1.0:
+        raise RunError(
+            f"{run_dir} has ended, and its optimiser's state was not kept (train.keep_optimizer = false), so it cannot "
+            f"be trained further: begin another run with its model, --model.path {saved / 'model'}"
+        )
+    return saved / "model"
 
 
 def load(run: Saved, path: Path) -> None:

@@ -13,8 +13,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -149,15 +149,21 @@ def verify(path: Path, contents: bool = True) -> list[str]:
     Without `contents` only presence and size of the files count, which costs the same for any model.
     """
     try:
-        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        text = (path / MANIFEST).read_text(encoding="utf-8")
+        manifest = json.loads(text)
         expected = {str(name): (int(f["size"]), str(f["sha256"])) for name, f in manifest["files"].items()}
         version = manifest["format"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return [f"{MANIFEST} cannot be read: {type(error).__name__}: {error}"]
     if version != FORMAT:
         return [f"{MANIFEST} has format {version}, this version reads {FORMAT}"]
-    problems = (_problem(path, name, *parts, contents=contents) for name, parts in expected.items())
-    return [problem for problem in problems if problem]
+    looked_at = (_problem(path, name, *parts, contents=contents) for name, parts in expected.items())
+    problems = [problem for problem in looked_at if problem]
+    if problems:
+        with suppress(OSError):  # it is gone
+            if (path / MANIFEST).read_text(encoding="utf-8") != text:  # stripped meanwhile
+                return verify(path, contents)
+    return problems
 
 
 def mark_best(root: Path, path: Path, score: float) -> None:
@@ -177,8 +183,8 @@ def best(root: Path) -> tuple[Path, float] | None:
     return (path, score) if path.is_dir() else None
 
 
-def prune(root: Path, keep_last: int, keep: Collection[Path] = ()) -> list[Path]:
-    """Delete all but the newest `keep_last` checkpoints, the best one and those in `keep`; returns what went.
+def prune(root: Path, keep_last: int) -> list[Path]:
+    """Delete all but the newest `keep_last` checkpoints and the best one; returns what went.
 
     Damaged ones are neither counted nor deleted, since they are evidence. One that somebody holds (see `held`) stays,
     too; a later call deletes it.
@@ -186,10 +192,33 @@ def prune(root: Path, keep_last: int, keep: Collection[Path] = ()) -> list[Path]
     if keep_last < 1:
         raise ValueError(f"keep_last must be at least 1, got {keep_last}")
     marked = best(root)
-    kept = {p.name for p in keep} | ({marked[0].name} if marked else set())
     whole = [c.path for c in scan(root, contents=False) if not c.problems]
-    old = [path for path in whole[:-keep_last] if path.name not in kept and not verify(path)]
+    old = [path for path in whole[:-keep_last] if not (marked and path == marked[0]) and not verify(path)]
     return [path for path in old if _remove_unless_held(path)]
+
+
+def strip(path: Path, names: Sequence[str]) -> bool:
+    """Delete the files and directories `names` of a checkpoint, in this order, but its manifest forgets them before.
+
+    So it is whole at any moment, and whatever a kill left is deleted by the next call.
+
+    Returns:
+        Whether it was done: one that somebody holds (see `held`) stays as it is.
+
+    Raises:
+        OSError: it is not writable.
+    """
+    with _locked(path / MANIFEST, fcntl.LOCK_EX) as free:
+        if free:
+            manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+            left = {name: about for name, about in manifest["files"].items() if Path(name).parts[0] not in names}
+            write_json(path / MANIFEST, manifest | {"files": left})
+            for place in (path / name for name in names):
+                if place.is_dir():
+                    shutil.rmtree(place)
+                else:
+                    place.unlink(missing_ok=True)
+    return free
 
 
 @contextmanager

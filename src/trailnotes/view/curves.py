@@ -9,6 +9,7 @@ from typing import Final
 
 WIDE: Final = (1120.0, 300.0)  # width and height
 SMALL: Final = (540.0, 220.0)
+SPARK: Final = (120.0, 28.0)  # of the cell of a table
 LEFT, RIGHT, TOP, BOTTOM = 52.0, 14.0, 12.0, 30.0  # margins
 MOST_POINTS: Final = 300  # of a curve; of more, means of neighbours
 COLOURS: Final = 8  # classes s0 to s7 of the style
@@ -96,12 +97,12 @@ def picture(
     )
 
 
-def spark(points: Points, width: float = 120.0, height: float = 28.0) -> str:
+def spark(points: Points) -> str:
     """The points of a polyline for a table's cell; "" where there is no curve."""
     points = thinned(_finite(points), 60)
     if len(points) < 2:
         return ""
-    ys = [y for _, y in points]
+    ys, (width, height) = [y for _, y in points], SPARK
     x_of = _scale((points[0][0], points[-1][0]), (2.0, width - 2))
     y_of = _scale(_framed(min(ys), max(ys)), (height - 3, 3.0))
     return " ".join(f"{x_of(x):.1f},{y_of(y):.1f}" for x, y in points)

@@ -31,7 +31,7 @@ _WORDS = {
 }
 # Settings in which the runs of one column may differ without a word: they are its seeds and tasks, or change nothing.
 _FREE = ("run.", "env.options", "env.num_workers", "env.max_envs", "env.timeout", "env.max_replacements", "eval.",
-         "model.path", "model.device", "train.save_every", "train.keep_last")  # fmt: skip
+         "model.path", "model.device", "train.save_every", "train.keep_last", "train.keep_optimizer")  # fmt: skip
 
 
 def label_of(evaluation: Evaluation) -> str:
