@@ -223,6 +223,10 @@ def test_a_token_is_sent_and_never_told(monkeypatch: pytest.MonkeyPatch) -> None
         ({"url": "http://host", "token_env": "NO_SUCH_TOKEN"}, "the environment variable NO_SUCH_TOKEN holds no token"),
         ({"url": "http://host", "connect_timeout": 51}, "connect_timeout = 51 is above env.options.timeout = 50"),
         ({"url": "http://host", "max_return": 0}, "must be above 0"),
+        ({"url": "http://host", "token_env": 3}, "env.options.token_env = 3 must be a text"),
+        ({"url": "http://host", "action_field": 3}, "env.options.action_field = 3 must be a text"),
+        ({"url": "http://host", "reset": 3}, "env.options.reset = 3 must be a table of names and values"),
+        ({"url": "http://host", "action_rest": ["a"]}, "env.options.action_rest = ['a'] must be a table"),
     ],
 )
 def test_options_that_cannot_be_are_refused(options: dict[str, Any], said: str) -> None:
