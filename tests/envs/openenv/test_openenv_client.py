@@ -326,9 +326,11 @@ def test_pages_that_never_come_do_not_hold_a_reset_up() -> None:
         client(url, timeout=0.5).reset(TASK)
 
 
-def test_a_page_that_comes_byte_by_byte_is_not_waited_for() -> None:
+def test_a_page_that_comes_byte_by_byte_is_not_waited_for_and_leaves_no_thread_behind() -> None:
     with dripping() as url:
+        before = {*threading.enumerate()}
         assert page_of(Address.of(url), "/schema", {}, 0.2) == {}
+        assert {*threading.enumerate()} <= before
 
 
 def test_a_server_that_reads_nothing_is_left_after_the_time_limit() -> None:
