@@ -21,8 +21,6 @@ class Examination:
         config: of the wording, the memory and the environment.
     """
 
-    max_score = 1.0  # of an episode
-
     def __init__(self, policy: Policy, config: Config) -> None:
         self.policy, self.config = policy, config
 
@@ -48,9 +46,10 @@ class Examination:
         tips: dict[str, list[Tip]] = {}
 
         def keep(tip: WrittenTip) -> None:
-            name, score = tip.trajectory.task.id, tip.trajectory.score
+            episode = tip.trajectory
             if text := clean_tip(tip.completion.text):
-                tips[name] = [Tip(name, text, key="", score=score, max_score=self.max_score)]
+                name = episode.task.id
+                tips[name] = [Tip(name, text, key="", score=episode.score, max_score=episode.max_score)]
 
         groups = [TrajectoryGroup(episode.task, (episode,)) for episode in episodes]
         await write_tips(self.policy, groups, self.config, seed=0, step=0, on_tip=keep)

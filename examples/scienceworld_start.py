@@ -56,8 +56,6 @@ class Examined(Examination):
         config: of the wording, the memory and the task.
     """
 
-    max_score = 100.0
-
     def __init__(self, policy: Policy, config: Config) -> None:
         super().__init__(policy, config)
         self.script: ScienceWorldDemonstrator = demonstrator_of("scienceworld", "full")(config, policy.count_tokens, 0)

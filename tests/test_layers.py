@@ -109,7 +109,8 @@ HOUSE = {
         gymnasium java tasks textworld verifiers
         __init__
         check
-        base foreign options
+        foreign
+        base options
     """,
     "envs/gymnasium": """
         __init__ env

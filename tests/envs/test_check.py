@@ -66,7 +66,11 @@ def lists(*ids: str, **fields: Any) -> Any:
     return staticmethod(lambda split: [Task(name, "x:Good", **{"split": split, **fields}) for name in ids])
 
 
-def raising(method: str, kind: type[Exception], when: Callable[[Any], bool] = bool) -> Callable[..., Any]:
+def refuse(split: str) -> list[Task]:
+    raise ConfigError("env.options.size = 3:\nuse 4")
+
+
+def raising(method: str, kind: type[BaseException], when: Callable[[Any], bool] = bool) -> Callable[..., Any]:
     def raise_(self: Good, *arguments: Any) -> Any:
         if when(arguments[0] if arguments else True):
             raise kind("on purpose")
@@ -158,6 +162,8 @@ VIOLATIONS: dict[str, type[Good]] = {
     "identity differs from call to call": bad(identity=staticmethod(lambda: {"draw": random.random()})),
     "identity raised ValueError: dictionary update": bad(identity=staticmethod(lambda: ["data"])),
     "tasks(split) lists nothing": bad(tasks=lists()),
+    "lists nothing for any of train, validation, test: env.options.size = 3: use 4": bad(tasks=staticmethod(refuse)),
+    "step with 'go' raised SystemExit: on purpose": bad(step=raising("step", SystemExit, lambda a: a == "go")),
     "there is no task to try": bad(tasks=None),
 }
 

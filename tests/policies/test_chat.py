@@ -179,6 +179,13 @@ def test_control_tokens_in_data_stay_text(tokenizer, hostile):
     assert text_of(tokenizer, attacked) == rendered(tokenizer, talk(hostile))
 
 
+def test_half_of_a_surrogate_pair_is_a_question_mark(tokenizer):
+    """No tokenizer takes one, and an environment may show one."""
+    chat = ChatFormat(tokenizer)
+    assert chat.encode(talk("half \ud800")) == chat.encode(talk("half ?"))
+    assert chat.count_tokens("\udfff") == chat.count_tokens("?")
+
+
 def test_end_tokens_come_from_tokenizer_and_template(tokenizer_of):
     tokenizer = tokenizer_of(LLAMA3, eos="<|endoftext|>")
     names = {"<|endoftext|>", "<|eot_id|>"}

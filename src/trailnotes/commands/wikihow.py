@@ -54,7 +54,7 @@ def _show(args: Namespace) -> None:
         elif args.search is not None:
             found = [*library.articles(library.search(args.search, args.limit))]
             for article in found:
-                print(f"{article.path}  How to {article.title}")
+                print(f"{article.path}  {article.headed}")
             if not found:
                 print("no title has any of these words")
         else:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from trailnotes.envs.base import Env, one_line
+from trailnotes.envs.base import Env, in_print, one_line
 from trailnotes.errors import ConfigError, EnvError
 from trailnotes.types import Observation, Task
 
@@ -70,14 +70,20 @@ def _check_tasks(env: Env, env_factory: Callable[[], Env]) -> dict[str, list[Tas
     options = _options_for(lister, env_factory)
     splits: dict[str, list[Task]] = {}
     owner: dict[str, str] = {}
+    lacking: list[str] = []
     for split in SPLITS:
-        listed = _tasks_of(lister, split, options)
+        try:
+            listed = _tasks_of(lister, split, options)
+        except ConfigError as error:  # an environment may lack a split
+            lacking.append(str(error))
+            continue
         for task in listed:
             _require(task.id not in owner, f"task id {task.id!r} is in {owner.get(task.id)} and again in {split}")
             owner[task.id] = split
         if listed:
             splits[split] = listed
-    _require(bool(splits), f"tasks(split) lists nothing for any of {', '.join(SPLITS)}")
+    why = f": {in_print(lacking[0], 500)}" if lacking else ""
+    _require(bool(splits), f"tasks(split) lists nothing for any of {', '.join(SPLITS)}{why}")
     return splits
 
 
@@ -109,8 +115,8 @@ def _tasks_of(lister: Callable[..., Any], split: str, options: dict[str, Any]) -
         with _other_randomness(2):
             second = list(lister(split, **options))
     except ConfigError:
-        return []  # an environment may lack a split
-    except Exception as error:
+        raise
+    except (Exception, SystemExit) as error:
         raise EnvError(f"check_env: {call} raised {one_line(error)}; a split it lacks is a ConfigError") from error
     _require(first == second, f"{call} differs from call to call: derive it from its arguments alone")
     for task in first:
@@ -230,7 +236,7 @@ def _must_refuse(env: Env, message: str) -> None:
         env.step("look")
     except EnvError:
         return
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise EnvError(f"check_env: {message}, not {one_line(error)}") from error
     raise EnvError(f"check_env: {message}")
 
@@ -246,7 +252,7 @@ def _made(env_factory: Callable[[], Env]) -> Env:
 def _call(what: str, function: Callable[..., Any], *arguments: object) -> Any:
     try:
         return function(*arguments)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise EnvError(f"check_env: {what} raised {one_line(error)}") from error
 
 

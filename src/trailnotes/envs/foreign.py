@@ -7,8 +7,9 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
+from trailnotes.envs.options import table
 from trailnotes.errors import ConfigError
 from trailnotes.types import Task
 
@@ -19,18 +20,24 @@ _MOST_SEEDS: Final = 1_000_000
 _LONGEST_NAME: Final = 80  # of a game in a task's id; longer settings are told by a digest
 
 
-def game_name(name: str, settings: Mapping[str, Any]) -> str:
+def game_name(name: str, key: str, value: object) -> str:
     """A game with its settings, as task ids have it: ``FrozenLake-v1?is_slippery=false``; bounded in length.
 
+    Args:
+        name: of the game.
+        key: of the option that holds the settings.
+        value: of that option.
+
     Raises:
-        ConfigError: the settings are no JSON values.
+        ConfigError: it is no table, or holds what is no JSON value.
     """
+    settings = table(key, value)
     if not settings:
         return name
     try:
         told = "&".join(f"{key}={json.dumps(settings[key], sort_keys=True)}" for key in sorted(settings))
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"env.options must hold JSON values: {error}") from error
+        raise ConfigError(f"env.options.{key} must hold JSON values: {error}") from error
     if len(told) > _LONGEST_NAME:
         told = hashlib.blake2b(told.encode(), digest_size=6).hexdigest()
     return f"{name}?{told}"

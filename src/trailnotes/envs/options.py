@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from trailnotes.errors import ConfigError
 
@@ -34,6 +34,28 @@ def one_of(key: str, value: object, known: Collection[str], *, where: str = _OPT
     if text not in known:
         raise ConfigError(f"{where}{key} = {text!r} is unknown: use {' or '.join(map(repr, known))}")
     return text
+
+
+def names(key: str, value: object) -> tuple[str, ...]:
+    """`value`, if it is a list of texts.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if not isinstance(value, list | tuple) or not all(isinstance(name, str) for name in value):
+        raise ConfigError(f"{_OPTIONS}{key} = {value!r} must be a list of names")
+    return tuple(value)
+
+
+def table(key: str, value: object) -> dict[str, Any]:
+    """A copy of `value`, if it is a table.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+        raise ConfigError(f"{_OPTIONS}{key} = {value!r} must be a table of names and values")
+    return dict(value)
 
 
 def whole(key: str, number: object, least: int = 1, most: float = math.inf) -> int:

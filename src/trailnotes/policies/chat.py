@@ -188,9 +188,10 @@ class ChatFormat:
     # The template as tokens
 
     def _encode_piece(self, text: str) -> TokenIds:
-        """Tokens of a text that continues another."""
+        """Tokens of a text that continues another; half of a surrogate pair, which no tokenizer takes, becomes "?"."""
         if not text:
             return ()
+        text = text.encode("utf-8", "replace").decode()
         before = self._line_break
         ids = self.tokenizer.encode("\n" + text, add_special_tokens=False) if before else []
         if before and tuple(ids[: len(before)]) == before:

@@ -187,8 +187,15 @@ def test_actions_have_the_names_that_the_environment_tells() -> None:
         ({"id": "Point-v0", "success_return": 1, "observation": "ansy"}, "use auto, ansi, value"),
         ({**LAKE, "action_names": ["w", "s", "d"]}, "4 actions need 4 different names, not w, s, d"),
         ({**LAKE, "action_names": ["w", "s", "d", "W"]}, "4 actions need 4 different names"),
-        ({**LAKE, "max_steps": -1}, "max_steps = -1 a number"),
-        ({"id": "CartPole-v1", "kwargs": {"sutton_barto_reward": object()}}, "must hold JSON values"),
+        ({**LAKE, "max_steps": -1}, "env.options.max_steps = -1 must be a whole number, 0 or more"),
+        (
+            {"id": "CartPole-v1", "kwargs": {"sutton_barto_reward": object()}},
+            "kwargs must hold JSON values",
+        ),
+        ({"id": 3}, "env.options.id = 3 must be a text"),
+        ({**LAKE, "kwargs": "is_slippery"}, "env.options.kwargs = 'is_slippery' must be a table of names and values"),
+        ({**LAKE, "action_names": "wasd"}, "env.options.action_names = 'wasd' must be a list of names"),
+        ({**LAKE, "instruction": 3}, "env.options.instruction = 3 must be a text"),
     ],
 )
 def test_what_cannot_be_played_is_refused_with_the_fix(options: dict[str, Any], said: str) -> None:

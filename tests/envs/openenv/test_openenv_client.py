@@ -223,6 +223,10 @@ def test_a_token_is_sent_and_never_told(monkeypatch: pytest.MonkeyPatch) -> None
         ({"url": "http://host", "token_env": "NO_SUCH_TOKEN"}, "the environment variable NO_SUCH_TOKEN holds no token"),
         ({"url": "http://host", "connect_timeout": 51}, "connect_timeout = 51 is above env.options.timeout = 50"),
         ({"url": "http://host", "max_return": 0}, "must be above 0"),
+        ({"url": "http://host", "token_env": 3}, "env.options.token_env = 3 must be a text"),
+        ({"url": "http://host", "action_field": 3}, "env.options.action_field = 3 must be a text"),
+        ({"url": "http://host", "reset": 3}, "env.options.reset = 3 must be a table of names and values"),
+        ({"url": "http://host", "action_rest": ["a"]}, "env.options.action_rest = ['a'] must be a table"),
     ],
 )
 def test_options_that_cannot_be_are_refused(options: dict[str, Any], said: str) -> None:
@@ -322,9 +326,11 @@ def test_pages_that_never_come_do_not_hold_a_reset_up() -> None:
         client(url, timeout=0.5).reset(TASK)
 
 
-def test_a_page_that_comes_byte_by_byte_is_not_waited_for() -> None:
+def test_a_page_that_comes_byte_by_byte_is_not_waited_for_and_leaves_no_thread_behind() -> None:
     with dripping() as url:
+        before = {*threading.enumerate()}
         assert page_of(Address.of(url), "/schema", {}, 0.2) == {}
+        assert {*threading.enumerate()} <= before
 
 
 def test_a_server_that_reads_nothing_is_left_after_the_time_limit() -> None:

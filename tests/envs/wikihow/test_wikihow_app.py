@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 import howto
 from trailnotes.envs.wikihow.actions import Action, read_action
-from trailnotes.envs.wikihow.app import App, Turn, Visit
-from trailnotes.envs.wikihow.articles import Article, slug_of
+from trailnotes.envs.wikihow.app import App, Shown, Turn, Visit
+from trailnotes.envs.wikihow.articles import Article, Author, Category, slug_of
 from trailnotes.envs.wikihow.library import Library, write_library
 from trailnotes.envs.wikihow.screens import html, offers, short
 from trailnotes.envs.wikihow.views import HEIGHT, IMAGE_VIEW, INPUT, PLAIN, TEXT, WIDTH, Box, View, leaves, lines_of
@@ -264,6 +264,26 @@ def test_wherever_one_goes_the_screen_is_whole(app: App, actions: list[str]) -> 
             assert 0 <= top < bottom <= HEIGHT
         for offer in offers(app, visit, "egg"):
             assert not app.step(visit, read_action(offer)).refused
+
+
+def test_a_heading_of_its_own_stands_wherever_the_article_is_named(tmp_path: Path) -> None:
+    """As on the recorded screens, whose titles are not all "How to"."""
+    told = "Eggs: 3 Easy Ways to Boil Them"
+    odd = Article("Boil Eggs", heading=told, slug="Boil-Eggs", updated="2022-07-25")
+    kin = Article("Fry an Egg", related=("Boil-Eggs",))
+    ann = Author("Ann", articles=("Boil-Eggs",))
+    eggs = Category("Eggs", featured=("Boil-Eggs", "Fry-an-Egg"))
+    library = write_library(tmp_path / "odd", [odd, kin, ann, eggs])
+    app = App(library)
+    found = lines(app, went(app, "INPUT(2, boil eggs)").visit)
+    assert f'<div id="3" clickable="true">{told}</div>' in found
+    assert '<p id="8" clickable="true">7 days ago</p>' in found
+    for path, offset in (("Boil-Eggs", 0), ("Fry-an-Egg", 0), ("Author/Ann", 900), ("Category:Eggs", 0)):
+        texts = [leaf.view.text for leaf in app.leaves(Visit((Shown(path, offset),)))]
+        assert told in texts, path
+        assert "Boil Eggs" not in texts
+        assert texts.count("How to") == (path == "Category:Eggs")  # of the other article, which has none of its own
+    library.close()
 
 
 def test_hostile_texts_stay_texts(tmp_path: Path) -> None:

@@ -112,6 +112,15 @@ def test_sources_that_cannot_be_are_refused(tmp_path: Path, pages: str, meta: st
     assert not (tmp_path / "pages").exists()
 
 
+def test_a_page_keeps_a_heading_of_its_own(dumps: Path, tmp_path: Path) -> None:
+    (dumps / "Boil-Eggs%3F.html").write_text('<h1 id="section_0">Eggs: 3 Easy Ways to Boil Them</h1>')
+    library = import_library(tmp_path / "pages", dumps)
+    page = library["Boil-Eggs%3F"]
+    assert page == Article("Boil Eggs?", slug="Boil-Eggs%3F", heading="Eggs: 3 Easy Ways to Boil Them")
+    assert page.headed == "Eggs: 3 Easy Ways to Boil Them"
+    library.close()
+
+
 @pytest.mark.parametrize(
     ("href", "path"),
     [

@@ -63,6 +63,8 @@ def test_messages_lie_within_each_other() -> None:
         ("a { " * (MAX_DEPTH + 2), "messages within each other"),
         (" " * (MAX_SIZE + 1), "it is no task file"),
         ("\0", "is no text format"),
+        ("a: 1\nb: " + "9" * 5000, "a.textproto:2: a number of more than 64 digits"),
+        ("a: " + "9" * 400, "a.textproto:1: a number of more than 64 digits"),  # no float holds it
     ],
 )
 def test_what_is_none_is_refused_with_its_line(text: str, said: str) -> None:

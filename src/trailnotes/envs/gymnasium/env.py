@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 from trailnotes.envs.base import one_line
 from trailnotes.envs.foreign import FIRST_SEED, Success, game_name, seeded_tasks
 from trailnotes.envs.gymnasium.words import action_names, normal, plain, toy_of, valued
+from trailnotes.envs.options import names, of_kind, whole
 from trailnotes.errors import ConfigError, EnvError
 from trailnotes.types import Observation, Task
 
@@ -59,14 +60,16 @@ class GymnasiumEnv:
     ) -> None:
         if observation not in get_args(Shown):
             raise ConfigError(f"env.options.observation = {observation!r}: use {', '.join(get_args(Shown))}")
+        self._game = game_name(of_kind(str, "id", id), "kwargs", kwargs)
         toy = toy_of(id)
-        self._game = game_name(id, kwargs)
-        self._env, self._limit = _unwrapped(_made(id, dict(kwargs), max_steps, drawn=observation != "value"))
+        self._env, self._limit = _unwrapped(
+            _made(id, dict(kwargs), whole("max_steps", max_steps, 0), drawn=observation != "value")
+        )
         self._shown = _way_to_show(self._env, id, observation)
         self._space = self._env.action_space  # asked of every wrapper in turn, so once
-        self._names = self._named_actions(id, action_names)
+        self._names = self._named_actions(id, None if action_names is None else names("action_names", action_names))
         self._numbers = {name: int(self._space.start) + place for place, name in enumerate(self._names)}
-        self._instruction = instruction or (toy.instruction if toy else f"Play {id}.")
+        self._instruction = of_kind(str, "instruction", instruction) or (toy.instruction if toy else f"Play {id}.")
         if success_return is None and success_reward is None:
             success_reward = toy.success_reward if toy else None
             success_return = None if toy or self._env.spec is None else self._env.spec.reward_threshold
@@ -90,7 +93,7 @@ class GymnasiumEnv:
     ) -> list[Task]:
         """One task a seed; no seed is in two splits. Raises `ConfigError` for an unknown split."""
         numbers = {"train": num_train, "validation": num_validation, "test": num_test}
-        return seeded_tasks("gymnasium", game_name(id, kwargs), split, numbers)
+        return seeded_tasks("gymnasium", game_name(id, "kwargs", kwargs), split, numbers)
 
     @staticmethod
     def identity(
@@ -102,7 +105,7 @@ class GymnasiumEnv:
         """The game with its settings, its limit, the first seed of each split, and the release that plays it."""
         import gymnasium
 
-        game = game_name(id, kwargs)
+        game = game_name(id, "kwargs", kwargs)
         return {"game": game, "max_steps": max_steps, "seeds": dict(FIRST_SEED), "gymnasium": gymnasium.__version__}
 
     def reset(self, task: Task) -> Observation:
@@ -185,10 +188,6 @@ def _made(env_id: str, kwargs: dict[str, Any], max_steps: int, *, drawn: bool) -
     """The environment, drawing in letters where it can and is asked to. Raises `ConfigError`."""
     import gymnasium
 
-    if not isinstance(env_id, str) or not isinstance(max_steps, int) or max_steps < 0:
-        raise ConfigError(
-            f"env.options: id = {env_id!r} must be a text and max_steps = {max_steps!r} a number of steps"
-        )
     settings = {"max_episode_steps": max_steps or None, "disable_env_checker": True, **kwargs}
     try:
         with warnings.catch_warnings():

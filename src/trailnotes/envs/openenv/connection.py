@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import inspect
+import io
 import ipaddress
 import json
 import os
 import socket
 import struct
-import threading
 import time
 import urllib.request
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
-from http.client import HTTPException
+from http.client import HTTPConnection, HTTPException, HTTPResponse
 from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import urlsplit
 
@@ -238,24 +238,48 @@ def _why(error: BaseException) -> str:
     return one_line(error.__cause__ or error)
 
 
+class _Punctual(io.RawIOBase):
+    """What a socket says, up to a moment: its own limit is for each read, and a server may send a byte at a time."""
+
+    def __init__(self, connection: socket.socket, until: float) -> None:
+        self._socket, self._until = connection, until
+        self._reader = connection.makefile("rb", buffering=0)  # keeps it open
+
+    def makefile(self, _: str) -> io.BufferedReader:
+        """All that `HTTPResponse` wants of a socket."""
+        return io.BufferedReader(self)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        left = self._until - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("it has not come in time")
+        self._socket.settimeout(left)
+        return self._reader.readinto(buffer)
+
+    def close(self) -> None:
+        self._reader.close()
+        super().close()
+
+
 def page_of(address: Address, path: str, headers: Mapping[str, str], timeout: float) -> dict[str, Any]:
-    """The JSON object at a path of the server, {} where there is none: what a server says of itself is optional.
+    """The JSON object at a path of the server, {} where there is none: what a server says of itself is optional."""
+    until = time.monotonic() + timeout
 
-    It is read in a thread that is left to itself after `timeout` seconds: urllib limits each read, and a server that
-    sends a byte at a time could hold it up for as long as it likes.
-    """
-    pages: list[dict[str, Any]] = []
+    class Answer(HTTPResponse):
+        def __init__(self, sock: socket.socket, **options: Any) -> None:
+            super().__init__(cast("socket.socket", _Punctual(sock, until)), **options)
 
-    def read() -> None:
-        pages.append(_read_page(address, path, headers, timeout))
+    class Opening(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
+        def do_open(self, http_class: Any, req: Any, **options: Any) -> Any:
+            def connected(*arguments: Any, **more: Any) -> HTTPConnection:
+                connection: HTTPConnection = http_class(*arguments, **more)
+                connection.response_class = Answer
+                return connection
 
-    reader = threading.Thread(target=read, name=f"openenv {path}", daemon=True)
-    reader.start()
-    reader.join(timeout)
-    return pages[0] if pages else {}
-
-
-def _read_page(address: Address, path: str, headers: Mapping[str, str], timeout: float) -> dict[str, Any]:
+            return super().do_open(connected, req, **options)
 
     class Staying(urllib.request.HTTPRedirectHandler):
         """Goes nowhere else: the headers are for this server."""
@@ -263,15 +287,15 @@ def _read_page(address: Address, path: str, headers: Mapping[str, str], timeout:
         def redirect_request(self, *_: Any) -> None:
             return None
 
-    handlers: list[urllib.request.BaseHandler] = [Staying()]
+    handlers: list[urllib.request.BaseHandler] = [Opening(), Staying()]
     if address.is_here:
         handlers.append(urllib.request.ProxyHandler({}))
     opener = urllib.request.build_opener(*handlers)
     request = urllib.request.Request(f"{address.base}{path}", headers=dict(headers))  # noqa: S310 - http(s) by `of`
-    body, until = b"", time.monotonic() + timeout
+    body = b""
     try:
         with opener.open(request, timeout=timeout) as response:
-            while (part := response.read1(1 << 16)) and len(body) <= _MOST_PAGE and time.monotonic() < until:
+            while (part := response.read1(1 << 16)) and len(body) <= _MOST_PAGE:
                 body += part
         page = json.loads(body)
     except (OSError, HTTPException, ValueError, RecursionError):

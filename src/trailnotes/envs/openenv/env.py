@@ -21,6 +21,7 @@ from trailnotes.envs.openenv.connection import (
     page_of,
 )
 from trailnotes.envs.openenv.reading import ActionForm, Answer, answer_of, speakable
+from trailnotes.envs.options import of_kind, table
 from trailnotes.errors import ConfigError, EnvError
 from trailnotes.types import Observation, Task
 
@@ -80,12 +81,15 @@ class OpenEnvClient:
                 "a reset has for everything: raise that (and env.timeout), or lower this"
             )
         self._address = Address.of(url)
-        self._headers = headers_of(token_env)
+        self._headers = headers_of(of_kind(str, "token_env", token_env))
         self._timeout, self._patience = timeout, connect_timeout
-        self._fields = observation_field, actions_field
-        self._action = action_field, dict(action_rest)
-        self._reset = dict(reset)
-        self._instruction = instruction
+        self._fields = (
+            of_kind(str, "observation_field", observation_field),
+            of_kind(str, "actions_field", actions_field),
+        )
+        self._action = of_kind(str, "action_field", action_field), table("action_rest", action_rest)
+        self._reset = table("reset", reset)
+        self._instruction = of_kind(str, "instruction", instruction)
         self._success = Success(success_return, success_reward, max_return)
         self._form: ActionForm | None = None
         self._about: Mapping[str, Any] | None = None
@@ -117,12 +121,12 @@ class OpenEnvClient:
             num_test: the same.
         """
         numbers = {"train": num_train, "validation": num_validation, "test": num_test}
-        return seeded_tasks("openenv", game_name(game or Address.of(url).name, reset), split, numbers)
+        return seeded_tasks("openenv", _game(game, url, reset), split, numbers)
 
     @staticmethod
     def identity(*, url: str = "", game: str = "", reset: Mapping[str, Any] = NOTHING) -> dict[str, Any]:
         """What is played, and the first seed of each split. What the server does with a seed it alone knows."""
-        return {"game": game_name(game or Address.of(url).name, reset), "seeds": dict(FIRST_SEED)}
+        return {"game": _game(game, url, reset), "seeds": dict(FIRST_SEED)}
 
     def reset(self, task: Task) -> Observation:
         """Start the game that the server draws from the task's seed, over a new connection where there is none."""
@@ -262,6 +266,11 @@ class OpenEnvClient:
             raise ConfigError(f"env.options.instruction is missing: {self._address.name} does not say what the goal is")
         self._instruction = speakable(said.strip())
         return self._instruction
+
+
+def _game(game: object, url: object, reset: object) -> str:
+    """What is played, in the ids of tasks."""
+    return game_name(of_kind(str, "game", game) or Address.of(url).name, "reset", reset)
 
 
 def _left(until: float) -> float:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from trailnotes.envs.base import one_line
 from trailnotes.envs.foreign import Success, game_name
+from trailnotes.envs.options import names, of_kind, table
 from trailnotes.errors import ConfigError, EnvError
 from trailnotes.types import Observation, Task
 
@@ -51,8 +52,9 @@ class VerifiersEnv:
         success_return: float = 1.0,
         max_return: float | None = 1.0,
     ) -> None:
-        self._name, self._config = taskset, dict(config)
-        self._instruction, self._actions = instruction, tuple(actions) or None
+        self._name, self._config = of_kind(str, "taskset", taskset), table("config", config)
+        self._instruction = of_kind(str, "instruction", instruction)
+        self._actions = names("actions", actions) or None
         self._success = Success(success_return, None, max_return)
         self._stage: Stage | None = None
         self._playing = False
@@ -81,7 +83,7 @@ class VerifiersEnv:
         found = _loaded(taskset, _written(config)).first(sum(numbers.values()))
         first = {_content(task): index for index, task in reversed(list(enumerate(found)))}
         own = _places(len(found), numbers)[split]
-        game, kept = game_name(taskset, config), sorted(index for index in first.values() if index in own)
+        game, kept = game_name(taskset, "config", config), sorted(index for index in first.values() if index in own)
         return [
             Task(f"verifiers/{game}/{index}", "verifiers", 0, split, {"game": game, "index": index}) for index in kept
         ]
@@ -91,13 +93,13 @@ class VerifiersEnv:
         """The task set with its settings, and the release that plays it."""
         from importlib.metadata import version
 
-        return {"game": game_name(taskset, config), "verifiers": version("verifiers")}
+        return {"game": game_name(taskset, "config", config), "verifiers": version("verifiers")}
 
     def reset(self, task: Task) -> Observation:
         """Ask the first question of a task."""
         from trailnotes.envs.verifiers.stage import Over, Stage, refuse_unplayable
 
-        game = game_name(self._name, self._config)
+        game = game_name(self._name, "config", self._config)
         index = task.options.get("index")
         if task.options.get("game", game) != game or not isinstance(index, int) or index < 0:
             raise ConfigError(f"task {task.id} is none of {game}: env.options must be those of both")
@@ -162,7 +164,7 @@ def _places(found: int, numbers: Mapping[str, int]) -> dict[str, range]:
 
 def _written(config: Mapping[str, Any]) -> str:
     try:
-        return json.dumps(dict(config), sort_keys=True)
+        return json.dumps(table("config", config), sort_keys=True)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"env.options.config must hold JSON values: {error}") from error
 

@@ -36,11 +36,17 @@ class Article:
     references: tuple[str, ...] = ()
     related: tuple[str, ...] = ()  # slugs of articles
     slug: str = ""  # its path; "" is made of its title
+    heading: str = ""  # what stands above it; "" is "How to" and its title
 
     @property
     def path(self) -> str:
         """Where it is, after the host."""
         return self.slug or slug_of(self.title)
+
+    @property
+    def headed(self) -> str:
+        """What stands above it."""
+        return self.heading or f"How to {self.title}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +211,7 @@ def _about(name: str, value: Any) -> tuple[tuple[str, str], ...]:
 
 _READERS: Final[Mapping[str, Callable[[str, Any], Any]]] = {
     "title": _short, "name": _short, "role": _short, "byline": _short, "updated": _short, "verified": _short,
-    "approved": _short, "parent": _short, "intro": _long, "bio": _long, "views": _int, "slug": _slug,
+    "approved": _short, "heading": _short, "parent": _short, "intro": _long, "bio": _long, "views": _int, "slug": _slug,
     "categories": _shorts, "authors": _shorts, "topics": _shorts, "references": _longs, "methods": _methods,
     "related": _slugs, "featured": _slugs, "articles": _all_slugs, "about": _about,
 }  # fmt: skip

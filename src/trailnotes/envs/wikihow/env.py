@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
-from trailnotes.envs.options import of_kind, one_of, whole
+from trailnotes.envs.options import names, of_kind, one_of, whole
 from trailnotes.envs.wikihow.actions import FORMATS, read_action
 from trailnotes.envs.wikihow.app import App, Visit
 from trailnotes.envs.wikihow.events import Engine, Noticed
@@ -68,14 +68,8 @@ def wikihow_tasks(
 def _choice(tasks: object, protocol: object, dataset_seed: object, train_set: object, templates: object) -> Choice:
     return Choice(
         of_kind(str, "protocol", protocol), of_kind(str, "tasks", tasks), of_kind(int, "dataset_seed", dataset_seed),
-        of_kind(str, "train_set", train_set), _names("templates", templates),
+        of_kind(str, "train_set", train_set), names("templates", templates),
     )  # fmt: skip
-
-
-def _names(key: str, value: object) -> tuple[str, ...]:
-    if not isinstance(value, list | tuple) or not all(isinstance(name, str) for name in value):
-        raise ConfigError(f"env.options.{key} = {value!r} must be a list of names")
-    return tuple(value)
 
 
 @lru_cache(8)

@@ -90,9 +90,10 @@ class _Reading:
         return self._article(slug, page)
 
     def _article(self, slug: str, page: Recorded) -> dict[str, Any]:
-        title = " ".join(page.texts["title"][:1]).strip()
-        if not title:
+        heading = " ".join(page.texts["title"][:1]).strip()
+        if not heading:
             raise ConfigError("no title, so no article")
+        is_usual = heading.startswith("How to ")
         authors = [link for link in page.links["byline"] if link.text not in _NOT_AUTHORS]
         for link in authors:
             self._names.setdefault(link.path, link.text)
@@ -101,7 +102,8 @@ class _Reading:
         steps = page.texts["step"][:MAX_LISTED]
         return {
             "kind": "article",
-            "title": title.removeprefix("How to ").strip(),
+            "title": heading.removeprefix("How to ").strip() if is_usual else name_of(slug),
+            "heading": "" if is_usual else heading,
             "slug": slug,
             "categories": _categories(page),
             "authors": list(dict.fromkeys(link.text for link in authors if author_path(link.text) == link.path)),

@@ -103,8 +103,7 @@ def results(library: Library, query: str, start: int, most: int = PER_SEARCH) ->
     column = _Column()
     found = library.search(query, FOUND)
     for article in library.articles(found[start : start + most]):
-        path = article.path
-        title = f"How to {article.title}"
+        path, title = article.path, article.headed
         column.add(PLAIN, title, 80 + _ROW * (_lines(title, 55) - 1), target=path)
         row = [View(PLAIN, "• ", target=path)]
         column.row([*row, View(TEXT, f"{article.views:,} views", target=path)], _ROW)
@@ -132,7 +131,7 @@ def article_page(library: Library, article: Article) -> Layout:
     column = _Column()
     column.row([View(TEXT, "Learn why people ", target=ABOUT), View(TEXT, "trust wikiHow", target=ABOUT)], 78)
     column.row([*_breadcrumb(library, article)] or [View(TEXT, " ")], 62)
-    title = f"How to {article.title}"
+    title = article.headed
     column.add(TEXT, title, 100 * _lines(title, 32), within=("content_inner", "section_0"), clickable=True)
     if article.authors:
         column.row([View(TEXT, article.byline), View(TEXT, " "), *_names(library, article)], 70)
@@ -151,7 +150,7 @@ def article_page(library: Library, article: Article) -> Layout:
     if related := [*library.articles(article.related)]:
         column.add(PLAIN, "Related wikiHows", 120)
         for each in related:
-            column.row([View(TEXT, "How to", target=each.path), View(PLAIN, each.title, target=each.path)], 150)
+            column.row(_title(each), 150)
     return _links_react(column.layout(has_menu=True))
 
 
@@ -197,8 +196,8 @@ def author_page(library: Library, author: Author) -> Layout:
     column.add(PLAIN, height=30)
     column.add(PLAIN, f"Co-authored Articles ({len(author.articles)})", 90)
     for article in library.articles(author.articles[:_LISTED]):
-        column.add(PLAIN, "How to", target=article.path)
-        column.add(PLAIN, article.title, _text_height(article.title), target=article.path)
+        for view in _title(article, PLAIN):
+            column.row([view], _LINE if view.text == "How to" else _text_height(view.text))
         blurb = article.intro[:_BLURB]
         column.add(PLAIN, blurb, _text_height(blurb) + 30, target=article.path)
     return _links_react(column.layout())
@@ -235,6 +234,13 @@ def category_page(library: Library, category: Category) -> Layout:
     return column.layout(clickable=True)
 
 
+def _title(article: Article, kind: str = TEXT) -> list[View]:
+    """What a list calls an article; "How to", of that kind, stands by itself where it stands at all."""
+    if article.heading:
+        return [View(PLAIN, article.heading, target=article.path)]
+    return [View(kind, "How to", target=article.path), View(PLAIN, article.title, target=article.path)]
+
+
 def _blurb(library: Library, category: Category, column: _Column) -> None:
     """A running text of several views: each begins on the line on which the one before ends."""
     done = 0
@@ -251,11 +257,8 @@ def _grid(articles: Sequence[Article], column: _Column) -> None:
     for number, article in enumerate(articles):
         left, path = number % 2 * WIDTH // 2, article.path
         picture = f"-crop-375-300-375px-nowatermark-{path}-Step-1.jpg"
-        card = [
-            (View(IMAGE, described=picture, target=path), 0, 390),
-            (View(TEXT, "How to", target=path), 390, 50),
-            (View(PLAIN, article.title, target=path), 440, 110),
-        ]
+        titled = zip(_title(article), ((390, 160),) if article.heading else ((390, 50), (440, 110)), strict=True)
+        card = [(View(IMAGE, described=picture, target=path), 0, 390), *((view, *place) for view, place in titled)]
         if article.verified.startswith("Expert"):
             card.append((View(PLAIN, "Expert", target=path), 40, 60))
         column.items += [Item(view, column.y + top, high, left, left + WIDTH // 2) for view, top, high in card]
@@ -308,7 +311,7 @@ def _age(updated: str) -> str:
     if day is None:
         return ""
     days = max(0, (_TODAY - day).days)
-    steps = ((7, 1, "day"), (30, 7, "week"), (365, 30, "month"), (math.inf, 365, "year"))
+    steps = ((8, 1, "day"), (30, 7, "week"), (365, 30, "month"), (math.inf, 365, "year"))
     number, unit = next((days // size, unit) for below, size, unit in steps if days < below)
     return f"{number} {unit}{'' if number == 1 else 's'} ago"
 

@@ -16,6 +16,7 @@ from trailnotes.errors import ConfigError
 
 MAX_SIZE: Final = 1_000_000  # characters of a file
 MAX_DEPTH: Final = 64  # messages within messages
+_MAX_DIGITS: Final = 64  # of a number; protobuf's whole ones have 20 at most
 
 _TOKEN: Final = re.compile(
     r"""(?P<blank>[\s;,]+|\#[^\n]*)
@@ -102,7 +103,7 @@ class _Reader:
                 parts.append(self._unquoted(self._next("string", "")))
             return self._decoded(b"".join(parts), token.line)
         if token.kind == "number":
-            return _number(token.text)
+            return self._number(token)
         if token.kind == "name":
             return Name(token.text)
         if token.text in _CLOSING:
@@ -170,6 +171,11 @@ class _Reader:
             return text.decode()
         except UnicodeDecodeError as error:
             raise self._wrong(line, "a string that is no UTF-8") from error
+
+    def _number(self, token: _Token) -> float:
+        if len(token.text) > _MAX_DIGITS:  # Python's own limit is an error of another kind
+            raise self._wrong(token.line, f"a number of more than {_MAX_DIGITS} digits")
+        return _number(token.text)
 
     def _wrong(self, line: int, what: str) -> ConfigError:
         return ConfigError(f"{self._source}:{line}: {what}")
