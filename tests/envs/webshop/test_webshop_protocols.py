@@ -57,6 +57,14 @@ def test_a_synthetic_instruction_makes_a_goal_of_each_combination_with_one_limit
     )
 
 
+def test_options_without_end_make_goals_that_end() -> None:
+    options = tuple((f"option {number}", tuple(f"value {value}" for value in range(50))) for number in range(30))
+    endless = replace(MUG, options=options)
+    assert len(list(goals_of(endless, "synthetic", 0))) == 10_000
+    splits = splits_of(Shelves((endless,)), Choice("by-product", "synthetic"))
+    assert sum(map(len, splits.values())) == 4
+
+
 def test_a_human_instruction_makes_one_goal_of_values() -> None:
     ((goal, order),) = goals_of(MUG, "human", 0)
     assert (goal.options, goal.attributes, order) == ((("", "blue"),), ("dishwasher safe",), 7)
