@@ -173,6 +173,12 @@ def test_rememberer_trains_on_ten_goals() -> None:
         assert not {p.goal for p in splits["validation"]} & {p.goal for p in (*splits["train"], *splits["test"])}
 
 
+def test_a_catalogue_without_goals_is_told_to_be_one() -> None:
+    bare = Shelves((replace(MUG, instructions=()),))
+    with pytest.raises(ConfigError, match="finds no goal in this catalogue: import it with --attributes"):
+        tasks_in(splits_of(bare, Choice()), "train", "by-product")
+
+
 def test_verl_agent_small_leaks_and_is_refused_for_tests_unless_that_is_allowed() -> None:
     splits = splits_of(PENS, Choice("verl-agent-small"))
     trained = {(placed.goal.asin, placed.goal.options) for placed in splits["train"]}

@@ -12,12 +12,10 @@ import random
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final
 
-from trailnotes.envs.webshop.products import PRICE_OF_NONE, Instruction, Product
+from trailnotes.envs.webshop.products import PRICE_OF_NONE, GoalKind, Instruction, Product
 from trailnotes.seeds import derive_seed
-
-GoalKind = Literal["human", "synthetic"]
 
 PRICE_LIMITS: Final = tuple(10.0 * step for step in range(1, 100))  # dollars
 NO_LIMIT: Final = 1_000_000.0  # dollars

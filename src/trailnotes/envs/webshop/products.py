@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 Facet = Literal["attribute", "category", "query"]  # what products can be listed by
+GoalKind = Literal["human", "synthetic"]
 
 PRICE_OF_NONE = 100.0  # dollars: what the original asks for a product without a listed price
 CATEGORIES = ("beauty", "electronics", "fashion", "garden", "grocery")
@@ -30,7 +31,7 @@ class Instruction:
     A synthetic one is good for every combination of the product's options; a human one names its own.
     """
 
-    kind: Literal["synthetic", "human"]
+    kind: GoalKind
     text: str  # as listed, without a price
     attributes: tuple[str, ...]
     options: tuple[str, ...] = ()  # values, of a human one only
