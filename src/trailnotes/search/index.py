@@ -19,7 +19,7 @@ MAX_TERMS = 1024  # different terms of a query that count, the first ones: Lucen
 
 _BLOCK = 1024  # documents whose best score is looked at together
 _FEW = 100_000  # postings of a query that are all read; of more, those that can decide
-_RARE = 32  # documents to each posting of a term that is read sooner than all documents are looked through
+_RARE = 8  # documents to each posting of a term that is read sooner than all documents are looked through
 _READ = 12  # postings that are read while one document is looked up
 _SLACK = 1e-4  # of a score: more than a sum of `MAX_TERMS` in single precision may be wrong by
 
