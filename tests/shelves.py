@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -79,6 +79,9 @@ class Shelves:
     def search(self, query: str, limit: int = 50) -> list[str]:
         words = set(query.split())
         return [each.asin for each in self.products if words & set(re.findall(r"\w+", each.title.lower()))][:limit]
+
+    def asked_for(self, kinds: Iterable[str]) -> Iterator[Product]:
+        return (each for each in self.products if {item.kind for item in each.instructions} & {*kinds})
 
     def having(self, facet: str, value: str) -> list[str]:
         told = {

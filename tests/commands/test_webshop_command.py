@@ -39,6 +39,14 @@ def test_import_and_show(source: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert json.loads(capsys.readouterr().out)["asin"] == "B000000002"
 
 
+def test_a_title_without_end_is_shown_in_part(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source.write_text(json.dumps([RECORD | {"name": "Cup \u202e" + "x" * 1_000_000}]))
+    assert main(["webshop", "import", str(tmp_path / "shop"), "--products", str(source)]) == 0
+    capsys.readouterr()
+    assert main(["webshop", "show", str(tmp_path / "shop"), "--search", "cup"]) == 0
+    assert re.fullmatch(r"B000000001  \$3\.0 +Cup x{290,295}…\n", capsys.readouterr().out)
+
+
 def test_an_import_says_where_the_report_and_the_goals_are(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from trailnotes.errors import ConfigError
 from trailnotes.search import bm25
+from trailnotes.search import index as index_module
 from trailnotes.search.analyzer import analyze
 from trailnotes.search.building import IndexBuilder
 from trailnotes.search.index import MAX_TERMS, Index
@@ -158,3 +159,36 @@ def test_the_best_of_many_blocks_are_the_best_of_all(tmp_path: Path) -> None:
             expected = ranked(documents, query)
             for limit in (1, 2, 3, 50, 6000):
                 assert index.search(query, limit) == expected[:limit]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_looked_up_instead_of_read_ranks_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """The frequent terms of a query decide between few documents: those alone are asked for them."""
+    rng = np.random.default_rng(seed)
+    words = [f"w{number}" for number in range(12)]
+    documents = [
+        (
+            f"d{rng.integers(90):02d}{place:04d}",  # names are in another order than documents
+            " ".join(word for k, word in enumerate(words) for _ in range(rng.choice([0, 1, 2, 300], p=likely[k]))),
+        )
+        for likely in ([(1 - share, 0.7 * share, 0.29 * share, 0.01 * share) for share in np.linspace(0.01, 0.95, 12)],)
+        for place in range(1500)
+    ]
+    for name, value in {"_FEW": 0, "_BLOCK": 8, "_RARE": 50, "_READ": 1}.items():
+        monkeypatch.setattr(index_module, name, value)
+    asked: list[tuple[int, int]] = []
+    look_up = Index._looked_up
+    monkeypatch.setattr(
+        Index,
+        "_looked_up",
+        lambda self, term, found: asked.append((len(found), term.size)) or look_up(self, term, found),
+    )
+    with closing(index_of(tmp_path, documents)) as index:
+        for _ in range(40):
+            query = " ".join(rng.choice(words, rng.integers(1, 9)))
+            expected = ranked(documents, query)
+            for limit in (1, 7, 50):
+                assert index.search(query, limit) == expected[:limit]
+    assert sum(found for found, _ in asked) < sum(size for _, size in asked) / 4

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 LOOPBACK = "127.0.0.1"
 PORT = 7466
+LONGEST_TITLE = 300  # characters
 OPEN = (
     "would open the shop to other machines, without passwords or encryption: add --public if that is meant, or leave "
     "--host out"
@@ -84,11 +85,13 @@ def _refuse_unclear(args: Namespace) -> None:
 
 
 def _print(products: list[Product], *, in_full: bool) -> None:
+    from trailnotes.envs.webshop.texts import clean
+
     for product in products:
         if in_full:
             print(json.dumps(asdict(product), ensure_ascii=True, indent=1))
         else:
-            print(f"{product.asin}  {product.tag:<20}  {' '.join(product.title.split())}")
+            print(f"{product.asin}  {product.tag:<20}  {clean(product.title, LONGEST_TITLE)}")
 
 
 def _describe(catalogue: Catalogue) -> None:

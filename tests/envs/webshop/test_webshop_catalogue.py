@@ -10,13 +10,15 @@ import multiprocessing
 import os
 import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from trailnotes.envs.webshop.catalogue import Catalogue
-from trailnotes.envs.webshop.goals import GoalKind, goals_of
-from trailnotes.envs.webshop.products import CATEGORIES, Product
+from trailnotes.envs.webshop.goals import goals_of
+from trailnotes.envs.webshop.products import CATEGORIES, GoalKind, Product, from_record
 from trailnotes.envs.webshop.reward import judge_purchase
 from trailnotes.envs.webshop.shop import State
 from trailnotes.envs.webshop.synthetic import PRODUCTS, make_products, open_catalogue, open_synthetic
@@ -66,6 +68,28 @@ def test_a_product_is_found_by_its_own_words(folder: Path, products: list[Produc
         assert product.asin in catalogue.search(product.title, 5)
     assert catalogue.search("") == []
     assert len(catalogue.search("for the of easy soft our", 3)) <= 3
+
+
+def test_only_what_is_asked_for_is_decoded(
+    tmp_path: Path, products: list[Product], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bare = replace(products[0], asin="BARE", title='"kind":"human"', query="\\", instructions=())
+    catalogue = write_catalogue(tmp_path / "shop", [*products, bare])
+    decoded = list[str]()
+
+    def counting(record: dict[str, Any]) -> Product:
+        decoded.append(record["asin"])
+        return from_record(record)
+
+    monkeypatch.setattr("trailnotes.envs.webshop.catalogue.from_record", counting)
+    both: list[GoalKind] = ["human", "synthetic"]
+    for kinds in (both[:1], both[1:], both):
+        wanted = [item for item in products if {told.kind for told in item.instructions} & {*kinds}]
+        assert 10 < len(wanted) < 60
+        decoded.clear()
+        assert list(catalogue.asked_for(kinds)) == wanted
+        assert decoded == [item.asin for item in wanted]
+    assert list(catalogue.asked_for([])) == []
 
 
 def test_facets_find_in_the_order_of_the_import(folder: Path, products: list[Product]) -> None:

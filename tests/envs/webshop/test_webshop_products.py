@@ -14,13 +14,14 @@ from trailnotes.envs.webshop.products import (
     Instruction,
     Product,
     ProductError,
+    Review,
     from_record,
     parse_human,
     parse_prices,
     parse_product,
     price_tag,
-    to_record,
 )
+from trailnotes.envs.webshop.writing import encode_product
 from trailnotes.errors import MissingExtraError
 
 RECORD: dict[str, Any] = {
@@ -87,7 +88,9 @@ def test_prices(listed: Any, prices: tuple[float, ...], tag: str) -> None:
     assert (parse_prices(listed), price_tag(prices)) == (prices, tag)
 
 
-@pytest.mark.parametrize("listed", ["9.99", "$", "$1.2.3", [float("nan")], [-1.0], ["x"], {"a": 1}, 7, "$" + "9" * 400])
+@pytest.mark.parametrize(
+    "listed", ["9.99", "$", "$1.2.3", [float("nan")], [-1.0], ["x"], {"a": 1}, 7, "$" + "9" * 400, [10**400]]
+)
 def test_what_is_no_price_is_refused(listed: Any) -> None:
     with pytest.raises(ProductError, match="bad pricing"):
         parse_prices(listed)
@@ -128,7 +131,10 @@ def test_a_record_without_a_needed_field_is_refused(key: str) -> None:
         parse_product({name: value for name, value in RECORD.items() if name != key})
 
 
-@given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), lambda inner: (
+HALVES = st.text(st.characters(exclude_categories=()), max_size=20)  # of surrogate pairs, which no file can hold
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.just(10**400) | st.floats() | HALVES, lambda inner: (
     st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*RECORD, *EXTRA, "value"]), inner, max_size=4)
 ), max_leaves=8))  # fmt: skip
 def test_anything_is_a_product_or_says_why(value: Any) -> None:
@@ -137,8 +143,15 @@ def test_anything_is_a_product_or_says_why(value: Any) -> None:
             product = parse_product(record, value if isinstance(value, dict) else None)
         except ProductError:
             continue
-        assert from_record(json.loads(json.dumps(to_record(product)))) == product
+        assert from_record(json.loads(encode_product(product))) == product
         product.contents.encode()
+
+
+def test_half_a_surrogate_pair_stops_no_import() -> None:
+    review = {"score": "\udfff", "title": "\ud800", "body": "\udc00"}
+    product = parsed(average_rating="4\ud800", Reviews=[review])
+    assert (product.rating, product.reviews) == ("4\ufffd", (Review("\ufffd", "\ufffd", "\ufffd"),))
+    assert from_record(json.loads(encode_product(product))) == product
 
 
 def test_human_instructions_of_either_form() -> None:

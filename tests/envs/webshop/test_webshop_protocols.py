@@ -57,6 +57,14 @@ def test_a_synthetic_instruction_makes_a_goal_of_each_combination_with_one_limit
     )
 
 
+def test_options_without_end_make_goals_that_end() -> None:
+    options = tuple((f"option {number}", tuple(f"value {value}" for value in range(50))) for number in range(30))
+    endless = replace(MUG, options=options)
+    assert len(list(goals_of(endless, "synthetic", 0))) == 10_000
+    splits = splits_of(Shelves((endless,)), Choice("by-product", "synthetic"))
+    assert sum(map(len, splits.values())) == 4
+
+
 def test_a_human_instruction_makes_one_goal_of_values() -> None:
     ((goal, order),) = goals_of(MUG, "human", 0)
     assert (goal.options, goal.attributes, order) == ((("", "blue"),), ("dishwasher safe",), 7)
@@ -163,6 +171,12 @@ def test_rememberer_trains_on_ten_goals() -> None:
         assert [placed.number for placed in splits["train"]] == list(range(first, first + 10))
         assert [placed.number for placed in splits["test"]] == list(range(100))
         assert not {p.goal for p in splits["validation"]} & {p.goal for p in (*splits["train"], *splits["test"])}
+
+
+def test_a_catalogue_without_goals_is_told_to_be_one() -> None:
+    bare = Shelves((replace(MUG, instructions=()),))
+    with pytest.raises(ConfigError, match="finds no goal in this catalogue: import it with --attributes"):
+        tasks_in(splits_of(bare, Choice()), "train", "by-product")
 
 
 def test_verl_agent_small_leaks_and_is_refused_for_tests_unless_that_is_allowed() -> None:

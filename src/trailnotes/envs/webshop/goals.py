@@ -12,18 +12,17 @@ import random
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final
 
-from trailnotes.envs.webshop.products import PRICE_OF_NONE, Instruction, Product
+from trailnotes.envs.webshop.products import PRICE_OF_NONE, GoalKind, Instruction, Product
 from trailnotes.seeds import derive_seed
-
-GoalKind = Literal["human", "synthetic"]
 
 PRICE_LIMITS: Final = tuple(10.0 * step for step in range(1, 100))  # dollars
 NO_LIMIT: Final = 1_000_000.0  # dollars
 _LIMIT_SAID: Final = ", and price lower than {} dollars"
 _LIMITED: Final = re.compile("(.*)" + _LIMIT_SAID.format(r"(\d+\.\d\d)"), re.DOTALL)
 _NEAREST: Final = 4  # limits above a price that are drawn from
+_MOST_COMBINATIONS: Final = 10_000  # of the options of a product: thirty options of fifty values would never end
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +79,8 @@ def price_of(product: Product, seed: int) -> float:
 def goals_of(product: Product, kind: GoalKind, seed: int) -> Iterator[tuple[Goal, int | None]]:
     """The goals of one kind that a product has, each with its place in the original's order where that is known.
 
-    A synthetic instruction makes a goal of each combination of option values, all with one limit of price; a human one
-    makes one goal, unless it wants no attribute.
+    A synthetic instruction makes a goal of each combination of option values, the first 10,000 of them, all with one
+    limit of price; a human one makes one goal, unless it wants no attribute.
     """
     for index, instruction in enumerate(product.instructions):
         if instruction.kind != kind or not instruction.attributes:
@@ -110,7 +109,7 @@ def _combinations(product: Product) -> Iterator[tuple[tuple[str, str], ...]]:
     """One value of each option, options by name."""
     values = dict(product.options)
     names = sorted(values)
-    for chosen in itertools.product(*(values[name] for name in names)):
+    for chosen in itertools.islice(itertools.product(*(values[name] for name in names)), _MOST_COMBINATIONS):
         yield tuple(zip(names, chosen, strict=True))
 
 

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 Facet = Literal["attribute", "category", "query"]  # what products can be listed by
+GoalKind = Literal["human", "synthetic"]
 
 PRICE_OF_NONE = 100.0  # dollars: what the original asks for a product without a listed price
 CATEGORIES = ("beauty", "electronics", "fashion", "garden", "grocery")
@@ -30,7 +31,7 @@ class Instruction:
     A synthetic one is good for every combination of the product's options; a human one names its own.
     """
 
-    kind: Literal["synthetic", "human"]
+    kind: GoalKind
     text: str  # as listed, without a price
     attributes: tuple[str, ...]
     options: tuple[str, ...] = ()  # values, of a human one only
@@ -142,7 +143,7 @@ def parse_prices(listed: Any) -> tuple[float, ...]:
             return ()
         else:
             prices = tuple(float(price) for price in listed)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):  # the last of a whole number that no float can hold
         prices = ()
     if not prices or not all(math.isfinite(price) and price >= 0 for price in prices):
         raise ProductError("bad pricing", repr(listed)[:60])
@@ -210,7 +211,7 @@ def _options(record: Mapping[str, Any]) -> tuple[tuple[str, tuple[str, ...]], ..
 
 
 def _rating(value: Any) -> str:
-    return str(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else ""
+    return clean_text(str(value)) if isinstance(value, str | int | float) and not isinstance(value, bool) else ""
 
 
 def _reviews(value: Any) -> tuple[Review, ...]:
@@ -218,7 +219,7 @@ def _reviews(value: Any) -> tuple[Review, ...]:
         raise ProductError("bad Reviews")
     return tuple(
         Review(
-            str(item.get("score", item.get("stars", ""))),
+            clean_text(str(item.get("score", item.get("stars", "")))),
             clean_text(str(item.get("title", ""))),
             clean_text(str(item.get("body", item.get("review", "")))),
         )

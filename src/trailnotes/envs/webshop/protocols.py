@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-from trailnotes.envs.webshop.goals import Goal, GoalKind, goals_of
+from trailnotes.envs.webshop.goals import Goal, goals_of
+from trailnotes.envs.webshop.products import GoalKind
 from trailnotes.envs.webshop.shop import Shelves
 from trailnotes.errors import ConfigError
 from trailnotes.seeds import derive_seed
@@ -74,6 +75,11 @@ def tasks_in(splits: Splits, split: str, protocol: str) -> list[Task]:
     """
     if split not in SPLITS:
         raise ConfigError(f"split {split!r} is unknown: use {', '.join(SPLITS)}")
+    if not any(splits.values()):
+        raise ConfigError(
+            f'protocol = "{protocol}" finds no goal in this catalogue: import it with --attributes (synthetic goals) '
+            "or --human, or set another env.options.goals"
+        )
     if not splits[split]:
         raise ConfigError(
             f'protocol = "{protocol}" has no goal in split {split!r} with this catalogue: use protocol = "by-product", '
@@ -148,9 +154,10 @@ def _task(protocol: str, split: str, placed: Placed) -> Task:
 
 def _listed(shelves: Shelves, kind: str, seed: int) -> Iterator[tuple[Goal, int | None]]:
     """All goals in the order of the catalogue."""
-    kinds: tuple[GoalKind, ...] = ("human", "synthetic")
-    for product in shelves:
-        yield from itertools.chain(*(goals_of(product, each, seed) for each in kinds if kind in (each, "both")))
+    known: tuple[GoalKind, ...] = ("human", "synthetic")
+    kinds = [each for each in known if kind in (each, "both")]
+    for product in shelves.asked_for(kinds):
+        yield from itertools.chain(*(goals_of(product, each, seed) for each in kinds))
 
 
 def _official(shelves: Shelves, choice: Choice) -> list[Placed]:

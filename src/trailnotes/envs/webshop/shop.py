@@ -14,12 +14,12 @@ import json
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final, Literal, NamedTuple, Protocol, cast
 
-from trailnotes.envs.webshop.products import Facet, Product
+from trailnotes.envs.webshop.products import Facet, GoalKind, Product
 from trailnotes.envs.webshop.texts import Brackets, clean
 from trailnotes.seeds import derive_seed
 
@@ -55,6 +55,10 @@ class Shelves(Protocol):
 
     def search(self, query: str, limit: int = NUM_FOUND) -> list[str]:
         """The asins that fit best, the best one first."""
+        ...
+
+    def asked_for(self, kinds: Iterable[GoalKind]) -> Iterator[Product]:
+        """The products with an instruction of one of these kinds."""
         ...
 
     def having(self, facet: Facet, value: str) -> list[str]:
