@@ -35,7 +35,7 @@ GROWTH = 4  # times as many tips as there were when the centroids were placed: t
 ASKED = 100  # queries that tell how many lists are enough
 NEAREST = 10  # of which so many are to be found
 FORGOTTEN = 32  # one in so many that are gone: they are taken out
-EASY = 50_000  # vectors that a search always looks at: that takes half a millisecond, as long as all else it does
+EASY = 25_000  # vectors that a search always looks at: a millisecond, with nothing of them in the caches
 FOUND = 0.99  # share of them; that each query, a tip's own vector, finds itself is in it
 
 
