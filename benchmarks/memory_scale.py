@@ -7,6 +7,11 @@ dimensions) are handed in: clusters of a hundred, of which no two tips are alike
 and LangGraph's InMemoryStore where it is installed (pip install langgraph-checkpoint), at sizes that these manage.
 
     python benchmarks/memory_scale.py --json memory_scale.json
+
+Of vectors of your own, such as those of your texts by your embedder, some drawn at random are asked for and written,
+and the rest are the tips; equal ones count once. The file is a float array (n, dimensions) that numpy.save wrote:
+
+    python benchmarks/memory_scale.py --vectors vectors.npy
 """
 
 from __future__ import annotations
@@ -17,10 +22,11 @@ import json
 import sqlite3
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -37,21 +43,33 @@ Floats = npt.NDArray[np.float32]
 DIM, TOP, BATCH, CHUNK = 384, 10, 128, 20_000
 QUERIES, WRITE_EVERY = 100, 4
 SIZES = {"1k": 1000, "10k": 10_000, "100k": 100_000, "1m": 1_000_000}
-NUMPY_UP_TO, LANGGRAPH_UP_TO = 100_000, 10_000
+NUMPY_UP_TO, LANGGRAPH_UP_TO = 300_000, 10_000
 NAMESPACE = "task"
+ASKED, WRITTEN = 10**6, 10**6 + 1  # seeds of what is asked for, and of what is written meanwhile; below, of the tips
+NUM_WRITTEN = BATCH * QUERIES // WRITE_EVERY
 
 
 class Given:
     """An embedder that knows the vectors of some texts beforehand: embedding is not what is measured."""
 
-    name, dim = "given", DIM
+    name = "given"
 
-    def __init__(self) -> None:
+    def __init__(self, dim: int) -> None:
+        self.dim = dim
         self.known: dict[str, Floats] = {}
 
     def embed(self, texts: Sequence[str]) -> Floats:
         """As `Embedder.embed`."""
-        return np.stack([self.known[text] for text in texts]) if texts else np.empty((0, DIM), np.float32)
+        return np.stack([self.known[text] for text in texts]) if texts else np.empty((0, self.dim), np.float32)
+
+
+class Source(NamedTuple):
+    """Where vectors come from."""
+
+    says: str
+    dim: int
+    draw: Callable[[int, int, int], Floats]  # unit vectors (count, dim): their count, that of all tips, a seed
+    sizes: Mapping[str, int]  # that it has vectors for
 
 
 def draw(count: int, tips: int, seed: int, *, uniform: bool) -> Floats:
@@ -66,15 +84,49 @@ def draw(count: int, tips: int, seed: int, *, uniform: bool) -> Floats:
     return vectors
 
 
-def fill(folder: Path, tips: int, *, uniform: bool) -> None:
+def made_up(*, uniform: bool) -> Source:
+    """The vectors of `draw`."""
+    return Source("uniform" if uniform else "clustered", DIM, partial(draw, uniform=uniform), SIZES)
+
+
+def prepared(file: Path, folder: Path) -> Path:
+    """The vectors of a file as `of_file` takes them: of unit length, each once, in an order drawn at random."""
+    vectors = np.unique(np.load(file).astype(np.float32), axis=0)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    np.random.default_rng(0).shuffle(vectors)
+    np.save(folder / file.name, vectors)
+    return folder / file.name
+
+
+def of_file(path: Path) -> Source:
+    """The rows of a file (n, dimensions), which is not read whole: what is asked for, what is written, the tips."""
+    vectors = np.load(path, mmap_mode="r")
+    starts = {ASKED: 0, WRITTEN: QUERIES}
+    tips = len(vectors) - QUERIES - NUM_WRITTEN
+
+    def taken(count: int, _: int, seed: int) -> Floats:
+        start = starts.get(seed, QUERIES + NUM_WRITTEN + CHUNK * seed)
+        return np.array(vectors[start : start + count])
+
+    sizes = {size: count for size, count in SIZES.items() if count < tips} | {"all": tips}
+    return Source(path.name, vectors.shape[1], taken, sizes)
+
+
+def all_of(source: Source, tips: int) -> Floats:
+    """The vectors of all tips."""
+    starts = range(0, tips, CHUNK)
+    return np.concatenate([source.draw(min(CHUNK, tips - start), tips, start // CHUNK) for start in starts])
+
+
+def fill(folder: Path, tips: int, source: Source) -> None:
     """A memory file of so many tips, the queries, and the numbers of the tips that are truly nearest to each."""
-    TipStore(folder / "memory.db", Identity(Given.name, DIM)).close()
-    queries = draw(QUERIES, tips, 10**6, uniform=uniform)
+    TipStore(folder / "memory.db", Identity(Given.name, source.dim)).close()
+    queries = source.draw(QUERIES, tips, ASKED)
     best = np.full((QUERIES, TOP), -2.0, np.float32), np.zeros((QUERIES, TOP), np.int64)
     with closing(sqlite3.connect(folder / "memory.db", isolation_level=None)) as file:
         file.execute("BEGIN")
         for start in range(0, tips, CHUNK):
-            vectors = draw(min(CHUNK, tips - start), tips, start // CHUNK, uniform=uniform)
+            vectors = source.draw(min(CHUNK, tips - start), tips, start // CHUNK)
             file.executemany(
                 f"INSERT INTO tips ({', '.join(COLUMNS)}, vector, age) VALUES ({', '.join('?' * len(COLUMNS))}, ?, ?)",  # noqa: S608
                 rows(vectors, start),
@@ -107,9 +159,9 @@ def opened(folder: Path, tips: int, texts: Given) -> TipMemory:
     return open_memory(folder / "memory.db", config, embedder=texts)
 
 
-def build(folder: Path, tips: int) -> dict[str, float]:
+def build(folder: Path, tips: int, source: Source) -> dict[str, float]:
     """Open for the first time: the index is made and saved."""
-    texts, asked = Given(), np.load(folder / "asked.npz")["queries"]
+    texts, asked = Given(source.dim), np.load(folder / "asked.npz")["queries"]
     texts.known["query 0"] = asked[0]
     start, cpu = time.perf_counter(), cpu_seconds()
     with opened(folder, tips, texts) as memory:
@@ -117,11 +169,11 @@ def build(folder: Path, tips: int) -> dict[str, float]:
     return {"build_s": time.perf_counter() - start, "build_cpu_s": cpu_seconds() - cpu, "build_peak_mb": peak_mb()}
 
 
-def use(folder: Path, tips: int, *, uniform: bool) -> dict[str, float]:
+def use(folder: Path, tips: int, source: Source) -> dict[str, float]:
     """Open again, search, and search with writes going on."""
-    texts, asked = Given(), np.load(folder / "asked.npz")
+    texts, asked = Given(source.dim), np.load(folder / "asked.npz")
     texts.known = {f"query {number}": vector for number, vector in enumerate(asked["queries"])}
-    fresh = draw(BATCH * QUERIES // WRITE_EVERY, tips, 10**6 + 1, uniform=uniform)
+    fresh = source.draw(NUM_WRITTEN, tips, WRITTEN)
     texts.known |= {f"key {number}": vector for number, vector in enumerate(fresh, tips + 1)}
     before, start = resident_mb("VmRSS"), time.perf_counter()
     memory = opened(folder, tips, texts)
@@ -168,27 +220,25 @@ class Clock:
         return medians | {f"{key}_p95": 1e3 * float(np.percentile(values, 95)) for key, values in kinds.items()}
 
 
-def numpy_alone(folder: Path, tips: int, *, uniform: bool) -> dict[str, float]:
+def numpy_alone(folder: Path, tips: int, source: Source) -> dict[str, float]:
     """A matrix in memory, and its product with the query."""
-    starts = range(0, tips, CHUNK)
-    vectors = np.concatenate([draw(min(CHUNK, tips - at), tips, at // CHUNK, uniform=uniform) for at in starts])
+    vectors = all_of(source, tips)
     clock = Clock()
     for query in np.load(folder / "asked.npz")["queries"]:
         clock.of(lambda query=query: np.argpartition(-(vectors @ query), TOP)[:TOP])
     return clock.figures("numpy_search") | {"numpy_rss_mb": resident_mb("VmRSS")}
 
 
-def langgraph(folder: Path, tips: int, *, uniform: bool) -> dict[str, float]:
+def langgraph(folder: Path, tips: int, source: Source) -> dict[str, float]:
     """LangGraph's InMemoryStore with the same vectors."""
     from langgraph.store.memory import InMemoryStore
 
-    texts = Given()
-    starts = range(0, tips, CHUNK)
-    vectors = np.concatenate([draw(min(CHUNK, tips - at), tips, at // CHUNK, uniform=uniform) for at in starts])
-    texts.known = {f"key {number}": vector for number, vector in enumerate(vectors, 1)}
+    texts = Given(source.dim)
+    texts.known = {f"key {number}": vector for number, vector in enumerate(all_of(source, tips), 1)}
     queries = np.load(folder / "asked.npz")["queries"][:20]
     texts.known |= {f"query {number}": query for number, query in enumerate(queries)}
-    store = InMemoryStore(index={"dims": DIM, "embed": lambda keys: texts.embed(keys).tolist(), "fields": ["key"]})
+    embed = lambda keys: texts.embed(keys).tolist()  # noqa: E731
+    store = InMemoryStore(index={"dims": source.dim, "embed": embed, "fields": ["key"]})
     for number in range(1, tips + 1):
         store.put((NAMESPACE,), str(number), {"key": f"key {number}", "text": a_tip(number).text})
     clock = Clock()
@@ -197,28 +247,28 @@ def langgraph(folder: Path, tips: int, *, uniform: bool) -> dict[str, float]:
     return clock.figures("langgraph_search") | {"langgraph_rss_mb": resident_mb("VmRSS")}
 
 
-def measure(sizes: Sequence[str], *, uniform: bool) -> dict[str, Any]:
-    """All figures, each with its size in its name."""
-    result: dict[str, Any] = {"vectors": "uniform" if uniform else "clustered", "dim": DIM}
+def measure(sizes: Sequence[str], source: Source, told: Sequence[str]) -> dict[str, Any]:
+    """All figures, each with its size in its name; `told` are the arguments that say what the source is."""
+    result: dict[str, Any] = {"vectors": source.says, "dim": source.dim}
     for size in sizes:
+        tips = source.sizes[size]
         parts = ["fill", "build", "use"]
-        parts += ["numpy"] if SIZES[size] <= NUMPY_UP_TO else []
-        parts += ["langgraph"] if SIZES[size] <= LANGGRAPH_UP_TO and importlib.util.find_spec("langgraph") else []
+        parts += ["numpy"] if tips <= NUMPY_UP_TO else []
+        parts += ["langgraph"] if tips <= LANGGRAPH_UP_TO and importlib.util.find_spec("langgraph") else []
+        result[f"tips_{size}"] = tips
         with tempfile.TemporaryDirectory() as folder:
             for part in parts:
-                done = in_a_process(__file__, "--part", part, folder, str(SIZES[size]), *["--uniform"] * uniform)
+                done = in_a_process(__file__, "--part", part, folder, str(tips), *told)
                 result |= {f"{name}_{size}": round(value, 4) for name, value in done.items()}
     return result
 
 
-def run_part(part: str, folder: Path, tips: int, *, uniform: bool) -> dict[str, float]:
+def run_part(part: str, folder: Path, tips: int, source: Source) -> dict[str, float]:
     """One process's work."""
-    if part == "build":
-        return build(folder, tips)
     if part == "fill":
-        fill(folder, tips, uniform=uniform)
+        fill(folder, tips, source)
         return {}
-    return {"use": use, "numpy": numpy_alone, "langgraph": langgraph}[part](folder, tips, uniform=uniform)
+    return {"build": build, "use": use, "numpy": numpy_alone, "langgraph": langgraph}[part](folder, tips, source)
 
 
 def report(result: dict[str, Any]) -> None:
@@ -229,25 +279,36 @@ def report(result: dict[str, Any]) -> None:
         "build_cpu_s": "build CPU s", "numpy_search_cpu_ms": "numpy CPU ms",
         "langgraph_search_cpu_ms": "LangGraph CPU ms",
     }  # fmt: skip
-    sizes = [size for size in SIZES if f"search_ms_{size}" in result]
-    lines = [[size, *(f"{result[f'{name}_{size}']:.3g}" if f"{name}_{size}" in result else "" for name in columns)]
+    sizes = [size for size in (*SIZES, "all") if f"search_ms_{size}" in result]
+    lines = [[f"{result[f'tips_{size}']:,}",
+              *(f"{result[f'{name}_{size}']:.3g}" if f"{name}_{size}" in result else "" for name in columns)]
              for size in sizes]  # fmt: skip
-    print_table(f"{result['vectors']} vectors of {DIM} dimensions", ("tips", *columns.values()), lines)
+    print_table(f"{result['vectors']} vectors of {result['dim']} dimensions", ("tips", *columns.values()), lines)
 
 
 def main() -> None:
     """Parse the arguments, measure, print, and write."""
     parser = make_parser(__doc__, quick="1k and 10k only")
-    parser.add_argument("--sizes", nargs="+", choices=list(SIZES), metavar="SIZE", help=", ".join(SIZES))
+    parser.add_argument("--sizes", nargs="+", metavar="SIZE", help=f"{', '.join(SIZES)}; with --vectors also all")
     parser.add_argument("--uniform", action="store_true", help="vectors without clusters")
+    parser.add_argument("--vectors", type=Path, metavar="FILE", help="those of a .npy file, (n, dimensions), instead")
     parser.add_argument("--part", nargs=3, metavar=("PART", "FOLDER", "TIPS"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.part:
         part, folder, tips = arguments.part
-        print(json.dumps(run_part(part, Path(folder), int(tips), uniform=arguments.uniform)))
+        source = of_file(arguments.vectors) if arguments.vectors else made_up(uniform=arguments.uniform)
+        print(json.dumps(run_part(part, Path(folder), int(tips), source)))
         return
-    sizes = arguments.sizes or (["1k", "10k"] if arguments.quick else list(SIZES))
-    finish(measure(sizes, uniform=arguments.uniform), report, arguments.json)
+    with tempfile.TemporaryDirectory() as folder:
+        told = ["--uniform"] * arguments.uniform
+        source = made_up(uniform=arguments.uniform)
+        if arguments.vectors:
+            file = prepared(arguments.vectors, Path(folder))
+            source, told = of_file(file), ["--vectors", str(file)]
+        sizes = arguments.sizes or [size for size in source.sizes if not arguments.quick or size in {"1k", "10k"}]
+        if unknown := set(sizes) - set(source.sizes):
+            parser.error(f"no vectors for {', '.join(sorted(unknown))}: there are those of {', '.join(source.sizes)}")
+        finish(measure(sizes, source, told), report, arguments.json)
 
 
 if __name__ == "__main__":

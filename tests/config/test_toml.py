@@ -151,6 +151,10 @@ def test_bad_settings_get_one_line_that_names_key_and_fix(words: list[str], part
         (["--endpoint.base_url", "https://me:#hush@host/v1"], "variable OPENAI_API_KEY"),
         (["--memory.embedder", "openai:@me/small@http://me:hush-hush@host/v1"], "variable TRAILNOTES_EMBEDDER_KEY"),
         (["--engine.urls", '["me:hush-hush@host:7465"]'], "variable TRAILNOTES_ENGINE_TOKEN"),
+        (["--memory.embedder", "openai:small@me:hush-hush@host"], "without http:// or https://"),
+        (["--memory.embedder", "openai:me:hush-hush@host"], "variable TRAILNOTES_EMBEDDER_KEY"),
+        (["--memory.embedder", "openai:small@http://host/v1?key=hush-hush"], "variable TRAILNOTES_EMBEDDER_KEY"),
+        (["--endpoint.base_url", "https://host/v1?a=b&X-Api-Key=hush-hush"], "endpoint.base_url must hold no key"),
     ],
 )
 def test_a_password_in_an_address_is_refused_and_not_repeated(words: list[str], said: str) -> None:
@@ -160,9 +164,22 @@ def test_a_password_in_an_address_is_refused_and_not_repeated(words: list[str], 
     assert "hush" not in str(caught.value)
 
 
-@pytest.mark.parametrize("url", ["https://host:8000/@me/v1", "https://host/@me/v1", "http://[::1]:8000/a:b@c/v1"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://host:8000/@me/v1", "https://host/@me/v1", "http://[::1]:8000/a:b@c/v1",
+        "https://host/v1?api-version=1&monkey=1&max_tokens=2",
+    ],
+)  # fmt: skip
 def test_an_address_without_a_password_is_taken(url: str) -> None:
     assert load_config(None, ["--endpoint.base_url", url]).endpoint.base_url == url
+
+
+@pytest.mark.parametrize(
+    "name", ["openai:nomic:latest@http://[::1]:1234/v1", "openai:@cf/baai/bge", "openai:@cf/bge@https://host:1/v1"]
+)
+def test_a_model_may_have_a_tag_and_an_at(name: str) -> None:
+    assert load_config(None, ["--memory.embedder", name]).memory.embedder == name
 
 
 def test_a_password_in_the_settings_of_an_older_run_is_not_repeated() -> None:

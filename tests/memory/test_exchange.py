@@ -17,8 +17,10 @@ from trailnotes.config.schema import Config
 from trailnotes.errors import MemoryStoreError
 from trailnotes.memory import clean_tip, open_memory, reembed
 from trailnotes.memory import exchange as p
+from trailnotes.memory import store as store_module
 from trailnotes.memory.retrieval import CachedEmbedder, HashingEmbedder
 from trailnotes.memory.tips import TipMemory
+from trailnotes.memory.worth import Reading
 from trailnotes.types import Tip
 
 ANY = MemoryConfig(threshold=-1)
@@ -53,8 +55,42 @@ def test_looking(memory: TipMemory) -> None:
     ((nearest, similarity),) = p.search_tips(store, "cellar", "a damp room 1", 1)
     assert (nearest.id, similarity) == (2, 1.0)
     assert p.search_tips(store, "cellar", "boiled eggs", threshold=0.9) == []
-    with pytest.raises(MemoryStoreError, match=r"has no tip 9.*memory list"):
-        p.show_tip(store, 9)
+    for tip_id in (9, 2**63, -(2**70)):  # SQLite has no word for the last two
+        with pytest.raises(MemoryStoreError, match=rf"has no tip {tip_id}.*memory list"):
+            p.show_tip(store, tip_id)
+
+
+def test_a_list_reads_no_more_tips_than_it_shows(memory: TipMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, read = memory.store, store_module._tip_of
+    with store.transaction():
+        store.read([Reading(1, 1.0, 0.5), Reading(1, 1.0, 0.5), Reading(2, 1.0, 0.9), Reading(3, 0.0, None)])
+        store.retire([4], "oldest", "room")
+    orders: dict[p.By, list[int]] = {
+        "recency": [3, 2, 1], "score": [3, 2, 1], "shown": [1, 3, 2], "worth": [2, 1, 3],
+    }  # fmt: skip
+    for by, order in orders.items():
+        assert [tip.id for tip in p.list_tips(store, by=by)] == order
+        made: list[object] = []
+        monkeypatch.setattr(store_module, "_tip_of", lambda row, made=made: made.append(row) or read(row))
+        assert [tip.id for tip in p.list_tips(store, by=by, limit=2)] == order[:2]
+        assert len(made) == 2
+    assert [tip.id for tip in p.list_tips(store, retired=True)] == [4]
+    assert len(p.list_tips(store, limit=2**70)) == 3
+
+
+def test_an_empty_memory_is_made_once(tmp_path: Path) -> None:
+    with p.new_store(tmp_path / "new.db", "hashing") as store:
+        assert (store.stats()["tips"], store.identity.dim) == (0, 256)
+        assert p.add_tip(store, "cellar", "mind the step").id == 1
+    with pytest.raises(MemoryStoreError, match="is there already"):
+        p.new_store(tmp_path / "new.db", "hashing")
+
+
+def test_a_file_of_tips_is_no_damaged_memory(tmp_path: Path) -> None:
+    for count in (1, 100):  # shorter than any database, and longer
+        path = lines(tmp_path / "tips.jsonl", *[record(text=f"tip {number}") for number in range(count)])
+        with pytest.raises(MemoryStoreError, match=r"is a file of tips, and no memory: `trailnotes memory merge FILE"):
+            p.open_store(path)
 
 
 def test_a_file_is_found_by_its_run_directory(memory: TipMemory, tmp_path: Path) -> None:
@@ -144,6 +180,25 @@ def test_switching_off_and_on(memory: TipMemory) -> None:
     with pytest.raises(MemoryStoreError, match="no tip 9"):
         p.enable_tips(memory.store, [3, 9])
     assert not p.show_tip(memory.store, 3).enabled, "all or none"
+
+
+def test_all_are_switched_in_two_steps(memory: TipMemory) -> None:
+    store, asked = memory.store, list[str]()
+    memory.add([Tip("cellar", f"more {number}", "k", 0.0) for number in range(200)])
+    assert p.enable_tips(store, [2], enabled=False) == 1
+    with store.transaction():
+        store.retire([3], "oldest", "room")
+    before = len(store.changes(after=0))
+    memory.search("cellar", "q", 1)  # a page is cached
+    store._connection.set_trace_callback(asked.append)
+    assert p.enable_all(store, enabled=False) == 202
+    store._connection.set_trace_callback(None)
+    assert len(set(asked)) < 20  # triggers name the same ones again and again
+    assert memory.search("cellar", "q", 9) == []
+    assert [change.fields for change in store.changes(after=before)] == [{"enabled": False}] * 202
+    assert p.enable_all(store) == 203, "that which was off before, too"
+    assert [tip.id for tip in store.tips() if not tip.enabled] == [3], "what is retired stays so"
+    assert p.enable_all(store) == 0
 
 
 def test_deleting(memory: TipMemory) -> None:

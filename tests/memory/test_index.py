@@ -24,8 +24,10 @@ pytest.importorskip("faiss", reason="the index needs the extra index")
 
 
 @pytest.fixture(autouse=True)
-def _saved_often(monkeypatch: pytest.MonkeyPatch) -> None:
+def _as_of_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few tips are saved as often, and looked for in as few lists, as many are."""
     monkeypatch.setattr(indexed, "UNSAVED", 1)
+    monkeypatch.setattr(index, "EASY", 1)
 
 
 @pytest.fixture
@@ -362,6 +364,22 @@ def test_what_is_put_after_something_was_forgotten_lies_where_it_belongs(dim: in
         assert found[0] == found[1] == {*range(200, 400)}
         near = [{*each.search(query, 10, everywhere=True)} for each in (never, read)]
         assert len(near[0] & near[1]) >= 8, "but for those that are equally near"
+
+
+@pytest.mark.parametrize(("easy", "share"), [(1, 0.0), (1000, 0.25), (4000, 1.0)])
+def test_a_search_looks_into_lists_of_so_many_vectors_at_least(
+    easy: int, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index, "EASY", easy)
+    rng = np.random.default_rng(0)
+    vectors = np.repeat(rng.standard_normal((100, 32), np.float32), 40, axis=0)
+    vectors += rng.standard_normal(vectors.shape, np.float32) / 100  # so tight that one list has all that is near
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    made = TipIndex.empty(Stamp("", 32, "", ""), vectors, len(vectors))
+    made.put(range(len(vectors)), vectors)
+    made.tune(vectors)
+    lists = made._lists
+    assert share * lists.nlist <= lists.nprobe <= max(0.4 * lists.nlist, share * lists.nlist)
 
 
 def test_vectors_of_an_odd_dimension_fit(tmp_path: Path) -> None:

@@ -117,6 +117,8 @@ def test_what_looks_like_a_secret_is_hidden(monkeypatch: pytest.MonkeyPatch, tmp
     assert presentable("it said sesame-0123456789, and a") == f"it said {HIDDEN}, and a"
     assert presentable("half \ud800 a pair") == "half ? a pair"
     assert presentable("http://me:pass@host/a b@c") == f"http://{HIDDEN}@host/a b@c"
+    assert presentable("ask http://h/?a=1&api-key=xyz 'b'") == f"ask http://h/?a=1&api-key={HIDDEN} 'b'"
+    assert presentable("is max_tokens=7 a monkey=1?") == "is max_tokens=7 a monkey=1?"
     options = {
         "url": "tcp://x:y@z:1",
         "token": "abc",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sqlite3
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -187,7 +188,19 @@ def test_a_search_is_as_wide_as_the_agents(root: Path, person: Person) -> None:
 def test_pages_beyond_the_end_are_empty_and_no_fault(person: Person) -> None:
     for query in ("page=999999999", "task=maze/1&page=7", "before=0", "before=1", "page=-1", "before=999999999999"):
         assert person.look(f"/run/first/tips?{query}").text
+    for page in ("tips?page=7&order=score", "episodes?page=7"):
+        beyond = person.look(f"/run/first/{page}")
+        assert "There is no page 7" in beyond.text
+        assert any("page=1" in link for link in beyond.values("a", "href")), "one step leads back"
+    assert "There are no older tips" in person.look("/run/first/tips?before=1").text
+    assert "No tip of this task is kept here" in person.look("/run/first/tips?task=maze/9").text
     assert "there is no tip 999999999999" in person.look("/run/first/tips/999999999999", 409).text
+
+
+def test_an_address_of_too_many_fields_is_told_so(person: Person) -> None:
+    many = "&".join(f"run=run{number}" for number in range(1000))  # all that are chosen of so many
+    assert "1 run" in person.look(f"/?{many}").text
+    assert "fields at most" in person.look(f"/?{'&' * 10_000}", 400).text
 
 
 def test_a_memory_that_opens_slowly_is_said_to(person: Person, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -397,6 +410,12 @@ def test_runs_of_earlier_versions(tmp_path: Path) -> None:
         person.look(f"/run/trained{page}")
     assert "trailnotes memory stats" in person.look("/run/trained/tips", 409).text
     assert "adapted" in person.look("/run/adapted/episodes/1").text
+
+
+def test_a_memory_of_a_later_version_is_told_so(root: Path, person: Person) -> None:
+    with closing(sqlite3.connect(root / "first/memory.db")) as connection:
+        connection.execute("PRAGMA user_version = 9999")
+    assert "by a newer version: upgrade Trailnotes" in person.look("/run/first/tips", 409).text
 
 
 def test_a_run_that_is_deleted_while_it_is_looked_at(root: Path, person: Person) -> None:

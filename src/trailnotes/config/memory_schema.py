@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal, Self
 
 from pydantic import model_validator
 
 from trailnotes.config.section import PAPER, RELEASE, Section, key, refuse_credentials
+from trailnotes.errors import ConfigError
 
 EMBEDDER_KEY = "TRAILNOTES_EMBEDDER_KEY"  # the variable for an address that `embedder` names itself
 MAX_ASKED_WORDS = 100  # of a tip, by the paper's request
 TOKENS_PER_WORD = 1.5  # English prose takes 1.2 to 1.4 in a vocabulary of a hundred thousand; names take more
+_NO_ADDRESS = re.compile(r"openai:.*:[^@/]*@(?!https?://)", re.DOTALL)  # a model is told by a tag, no tag by an @
+
+
+def refuse_secret(embedder: str) -> None:
+    """Refuse the name of an embedder that tells a secret, or may tell one. Raises `ConfigError`, without the name."""
+    refuse_credentials("memory.embedder", embedder, EMBEDDER_KEY)
+    if _NO_ADDRESS.match(embedder):
+        raise ConfigError(
+            "memory.embedder names a server without http:// or https://, perhaps with a password: write "
+            f"openai:NAME@URL without one, and put a key into the environment variable {EMBEDDER_KEY}"
+        )
 
 
 class MemoryConfig(Section):
@@ -79,7 +92,7 @@ class MemoryConfig(Section):
     @model_validator(mode="after")
     def refuse_told_secret(self) -> Self:
         """Refuse an address that tells a secret."""
-        refuse_credentials("memory.embedder", self.embedder, EMBEDDER_KEY)
+        refuse_secret(self.embedder)
         return self
 
     @property

@@ -14,8 +14,12 @@ from trailnotes.errors import ConfigError
 PAPER = "EMPO2, arXiv 2602.23008"
 RELEASE = "EMPO2 release 0b40cb72"
 
+SECRETS = "api_?key|key|token|secret|password|passwd|credentials"  # how a name ends whose value is nobody's business
+
 # Before the @ of the host, or after a colon that no port follows: a password may hold "/", "?" and "#" unescaped.
 _CREDENTIALS = re.compile(r"://(?:[^/?#]*|[^/?#@:\[]*:(?!\d+(?:[/?#]|$))[^@]*)@")
+
+_TOLD = re.compile(rf"[?&;#](?:[^=&;#]*[._-])?(?:{SECRETS})=[^&;#]", re.IGNORECASE)  # a field of a query
 
 
 def key(default: Any, doc: str, source: str = "", **limits: Any) -> Any:
@@ -33,7 +37,7 @@ class Section(BaseModel):
 
 
 def refuse_credentials(setting: str, value: str, variable: str) -> None:
-    """Refuse an address with a name or a password in it: messages, run directories and metrics name addresses.
+    """Refuse an address with a name, a password or a key in it: messages, run directories and metrics name addresses.
 
     Args:
         setting: what holds it.
@@ -47,6 +51,11 @@ def refuse_credentials(setting: str, value: str, variable: str) -> None:
         raise ConfigError(
             f"{setting} must hold no name or password, since addresses are logged and kept with a run: leave out what "
             f"stands before the @ of the host, and put a key into the environment variable {variable}"
+        )
+    if _TOLD.search(value):
+        raise ConfigError(
+            f"{setting} must hold no key, since addresses are logged and kept with a run: leave it out of what stands "
+            f"behind the ?, and put it into the environment variable {variable}"
         )
 
 

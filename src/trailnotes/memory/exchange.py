@@ -10,6 +10,7 @@ import difflib
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from trailnotes.config.memory_schema import MemoryConfig
@@ -18,7 +19,7 @@ from trailnotes.memory.retrieval import Embedder, embedder_for, make_embedder
 from trailnotes.memory.schema import Identity
 from trailnotes.memory.scope import Scope
 from trailnotes.memory.store import Change, TipStore
-from trailnotes.memory.tipfile import file_of, read_tips, write_tips
+from trailnotes.memory.tipfile import file_of, is_tip_file, read_tips, write_tips
 from trailnotes.memory.tips import TipMemory, clean_tip, utc_now
 from trailnotes.storage.checkpoint import META
 from trailnotes.types import StrPath, Tip
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 NAMED = 10  # namespaces that an error spells out
 REEMBED_BATCH = 256
+
 
 By = Literal["recency", "score", "shown", "worth"]
 
@@ -57,7 +59,23 @@ def open_store(path: StrPath, identity: Identity | None = None) -> TipStore:
         raise MemoryStoreError(
             f"{file.parent} is a checkpoint, which stays as it is: name the run directory, or a copy"
         )
+    if is_tip_file(file):
+        raise MemoryStoreError(
+            f"{file} is a file of tips, and no memory: `trailnotes memory merge FILE {file}` makes one of it"
+        )
     return TipStore(file, identity)
+
+
+def new_store(path: StrPath, embedder: str) -> TipStore:
+    """A new memory file without tips, for vectors of the embedder of this name.
+
+    Raises:
+        MemoryStoreError: the file is there already, or cannot be made.
+    """
+    if Path(path).exists():
+        raise MemoryStoreError(f"{path} is there already: name a new file")
+    made = make_embedder(embedder)
+    return TipStore(path, Identity(made.name, made.dim))
 
 
 def list_tips(
@@ -74,14 +92,7 @@ def list_tips(
         raise MemoryStoreError(f"a limit of {limit} tips means nothing: give a number, or 0 for all")
     if namespace is not None:
         check_namespace(store, namespace)
-    gone = store.retirements()
-    tips = [tip for tip in store.tips(namespace)[::-1] if (tip.id in gone) == retired]
-    if by != "recency":
-        readers = store.readers()
-        rank = {"score": lambda tip: tip.score, "shown": lambda tip: readers[tip.id].shown,
-                "worth": lambda tip: readers[tip.id].worth}[by]  # fmt: skip
-        tips.sort(key=rank, reverse=True)  # which leaves equals as they are
-    return tips[: limit or None]
+    return store.listed(namespace, by, limit, retired=retired)
 
 
 def check_namespace(store: TipStore, namespace: str) -> None:
@@ -109,7 +120,7 @@ def near_names(names: Iterable[str], wanted: str) -> list[str]:
 
 def best_score(store: TipStore, namespace: str) -> tuple[float, float]:
     """Score and highest possible score of the best tip of a namespace: 1 of 1 where there is none."""
-    best = max(store.tips(namespace), key=lambda tip: tip.score, default=None)
+    best = next(iter(store.listed(namespace, "score", 1)), None)
     return (best.score, best.max_score) if best else (1.0, 1.0)
 
 
@@ -119,7 +130,7 @@ def show_tip(store: TipStore, tip_id: int) -> Tip:
     Raises:
         MemoryStoreError: there is no tip of this id.
     """
-    tip = store.tip(tip_id)
+    tip = store.tip(tip_id) if 0 < tip_id < 2**63 else None  # SQLite counts no further
     if tip is None:
         raise MemoryStoreError(f"{store.path} has no tip {tip_id}: `trailnotes memory list` shows the ids")
     return tip
@@ -232,6 +243,12 @@ def enable_tips(store: TipStore, ids: Iterable[int], *, enabled: bool = True) ->
                 store.record(Change(tip_id, {"enabled": enabled}))
                 changed += 1
     return changed
+
+
+def enable_all(store: TipStore, *, enabled: bool = True) -> int:
+    """What `enable_tips` does to all tips that are not retired, in two steps however many there are."""
+    with store.transaction():
+        return store.switch_all(enabled=enabled)
 
 
 def switch_tip(store: TipStore, tip: Tip, *, enabled: bool) -> bool:

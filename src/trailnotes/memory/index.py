@@ -35,6 +35,7 @@ GROWTH = 4  # times as many tips as there were when the centroids were placed: t
 ASKED = 100  # queries that tell how many lists are enough
 NEAREST = 10  # of which so many are to be found
 FORGOTTEN = 32  # one in so many that are gone: they are taken out
+EASY = 25_000  # vectors that a search always looks at: a millisecond, with nothing of them in the caches
 FOUND = 0.99  # share of them; that each query, a tip's own vector, finds itself is in it
 
 
@@ -156,11 +157,16 @@ class TipIndex:
         return [tip_id for tip_id in ids[0].tolist() if tip_id >= 0]
 
     def tune(self, sample: Floats) -> None:
-        """Look into as few lists as find `FOUND` of what all of them would, asked for some vectors (n, dim)."""
+        """Look into as few lists as find `FOUND` of what all of them would, asked for some vectors (n, dim).
+
+        But into as many as hold `EASY`: a text that is not among the tips lies further from its nearest ones, and finds
+        less than they do.
+        """
+        least = self._lists.nlist * EASY / max(1, len(self))
         queries = sample[:: max(1, len(sample) // ASKED)][:ASKED]
         whole = [set(self.search(query, NEAREST, everywhere=True)) for query in queries]
         steps = (round(2 ** (power / 2)) for power in range(4, 40))
-        for probes in takewhile(lambda number: number < self._lists.nlist, steps):
+        for probes in takewhile(lambda number: number < self._lists.nlist, (step for step in steps if step >= least)):
             self._lists.nprobe = probes
             nearest = [set(self.search(query, NEAREST)) for query in queries]
             found = sum(len(near & all_near) for near, all_near in zip(nearest, whole, strict=True))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from trailnotes.config.memory_schema import EMBEDDER_KEY
+from trailnotes.config.memory_schema import EMBEDDER_KEY, refuse_secret
 from trailnotes.config.model_schema import OPENAI, EndpointConfig
 from trailnotes.config.section import refuse_credentials
 from trailnotes.endpoint.faults import Trouble, is_about_model, is_overflow, passes, pause, retry_after, said
@@ -148,7 +148,7 @@ def identity_of(name: str) -> str:
 
 def _place_of(name: str, endpoint: EndpointConfig | None) -> tuple[str, EndpointConfig]:
     """The model's name there, and where that is."""
-    refuse_credentials("memory.embedder", name, EMBEDDER_KEY)
+    refuse_secret(name)
     named = NAMED.fullmatch(name)
     if named is None or not named["model"].strip():
         raise ConfigError(f"memory.embedder = {name!r} names no model: write openai:NAME, as the server calls it")

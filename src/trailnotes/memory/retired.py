@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
@@ -96,6 +97,14 @@ class RetiredTips(OpenFile):
             self._next_age()
         self._touched.update(gone)
         return len(gone)
+
+    def switch_all(self, *, enabled: bool) -> int:
+        """Let all tips that are not retired be searched, or not, as their owner's change; returns how many changed."""
+        where, fields = "WHERE enabled <> ? AND retired_at = 0", json.dumps({"enabled": enabled})
+        self._rows(f"INSERT INTO owner_changes (tip, fields) SELECT id, ? FROM tips {where}", (fields, enabled))  # noqa: S608
+        changed = self._rows(f"UPDATE tips SET enabled = 1 - enabled {where} RETURNING namespace", (enabled,))  # noqa: S608
+        self._touched.update(name for (name,) in changed)
+        return len(changed)
 
     def join(self, kept: int, gone: int) -> None:
         """Add what is counted of `gone` to `kept`, whose words stay; the higher score is that of both.

@@ -36,6 +36,7 @@ COLUMNS = (
 )
 SELECT = f"SELECT id, {', '.join(COLUMNS)} FROM tips"  # noqa: S608 (constants)
 ORDERS = {"score": "score DESC", "support": "support DESC", "recency": "age DESC"}
+LISTED = {"recency": "age", "score": "score", "shown": "shown", "worth": "gained / (1.0 + compared)"}  # see `mean_gain`
 READINGS = Readers._fields  # columns that `update` leaves alone: what came of the tip, not the tip
 
 
@@ -95,9 +96,12 @@ class TipStore(IndexedFile, TaskTable, RetiredTips):
         where, values = ("AND namespace = ?", (namespace,)) if namespace is not None else ("", ())
         return [_tip_of(row) for row in self._rows(f"{SELECT} WHERE age > ? {where} ORDER BY age", (after, *values))]
 
-    def newest(self, count: int) -> list[Tip]:
-        """The `count` tips that were written last, the newest first."""
-        return [_tip_of(row) for row in self._rows(f"{SELECT} ORDER BY age DESC LIMIT ?", (count,))]
+    def listed(self, namespace: str | None, by: str, limit: int = 0, *, retired: bool | None = None) -> list[Tip]:
+        """All tips, or those (not) retired, by a key of `LISTED`, of equals the newest first; `limit` 0 gives all."""
+        kept = {None: "TRUE", True: "retired_at > 0", False: "retired_at = 0"}[retired]
+        where, values = ("AND namespace = ?", [namespace]) if namespace is not None else ("", [])
+        sql = f"{SELECT} WHERE {kept} {where} ORDER BY {LISTED[by]} DESC, age DESC LIMIT ?"
+        return [_tip_of(row) for row in self._rows(sql, [*values, min(limit, 2**31) or -1])]
 
     def tip(self, tip_id: int) -> Tip | None:
         """One tip by its id."""

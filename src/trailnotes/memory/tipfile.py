@@ -83,6 +83,15 @@ def is_database(file: BinaryIO) -> bool:
     return start == SQLITE
 
 
+def is_tip_file(path: Path) -> bool:
+    """Whether a file looks like JSONL, which no memory file does. One that cannot be read is for others to name."""
+    try:
+        with path.open("rb") as file:
+            return file.read(64).lstrip().startswith(b"{")
+    except OSError:
+        return False
+
+
 class _Reader:
     """Takes the lines of one file, and then says what they were."""
 

@@ -7,10 +7,13 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from trailnotes.config.section import SECRETS
+
 HIDDEN = "***"
 _SHORTEST = 8  # letters of a secret: a shorter value would be found in innocent text
-_NAMES = re.compile(r"(^|[._-])(api_?key|key|token|secret|password|passwd|credentials)$", re.IGNORECASE)
+_NAMES = re.compile(rf"(^|[._-])({SECRETS})$", re.IGNORECASE)
 _IN_ADDRESS = re.compile(r"(?<=://)[^\s/@]+(?=@)")
+_IN_QUERY = re.compile(rf"([?&](?:[^\s=&?]*[._-])?(?:{SECRETS})=)[^\s&#\"']+", re.IGNORECASE)
 
 
 def presentable(value: Any) -> Any:
@@ -32,5 +35,5 @@ def _scrubbed(text: str) -> str:
     for name, value in os.environ.items():
         if _NAMES.search(name) and len(value) >= _SHORTEST:
             text = text.replace(value, HIDDEN)
-    text = _IN_ADDRESS.sub(HIDDEN, text)
+    text = _IN_QUERY.sub(rf"\1{HIDDEN}", _IN_ADDRESS.sub(HIDDEN, text))
     return text.encode(errors="replace").decode()  # half a surrogate pair: no service can store one

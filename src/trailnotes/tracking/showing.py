@@ -180,7 +180,7 @@ def _tips_of(directory: Path) -> Table | None:
     rows: list[list[Cell]] = []
     with TipStore(file) as store:
         marks = store.retirements()
-        for tip in store.newest(MOST_TIPS):
+        for tip in store.listed(None, "recency", MOST_TIPS):
             assert tip.id is not None
             for readers in store.readers(tip.id).values():  # none of one that was just deleted
                 earned = readers.earned / readers.shown if readers.shown else None

@@ -17,6 +17,7 @@ from trailnotes.errors import MemoryStoreError, TrailnotesError
 from trailnotes.view import tips
 from trailnotes.view.drawing import ASSETS
 from trailnotes.view.pages import page_of
+from trailnotes.view.places import MOST
 from trailnotes.view.window import Missing, Window, refusal
 from trailnotes.web.guard import LOOPBACK, POLICY, Guard
 
@@ -69,7 +70,10 @@ class Site:
             return Response(text, headers=KEPT, media_type=kind)
         if request.method == "POST":
             return await self._change(request)
-        query = parse_qs(request.url.query, max_num_fields=300)
+        try:
+            query = parse_qs(request.url.query, max_num_fields=MOST)
+        except ValueError:
+            raise HTTPException(400, f"An address of the window has {MOST:,} fields at most.") from None
         found = await run_in_threadpool(self.window.page, page_of, path, query)
         return _page(found.text, found.status)
 

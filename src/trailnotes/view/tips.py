@@ -176,6 +176,8 @@ def _check(connection: sqlite3.Connection, path: Path) -> None:
     )
     if mark != APPLICATION_ID:
         raise MemoryStoreError(f"{path} is no memory file: it is damaged, or a database of another program")
+    if version > len(MIGRATIONS):
+        raise MemoryStoreError(f"{path} was written by a newer version: upgrade Trailnotes")
     if version < len(MIGRATIONS):
         raise MemoryStoreError(
             f"{path} was written by an earlier version: `trailnotes memory stats` brings it up to date, and then this "

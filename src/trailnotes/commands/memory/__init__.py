@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -43,15 +43,14 @@ def _list(args: Namespace) -> None:
 
     few_letters = not (sys.stdout.encoding or "").lower().startswith("utf")
     with _store(args) as store:
-        readers = store.readers()
-        marks = store.retirements()
         for tip in list_tips(store, args.namespace, limit=args.limit, by=args.by, retired=args.retired):
-            mark = marks.get(tip.id or 0) if args.retired else None
+            mark = store.retirements(tip.id).get(tip.id or 0) if args.retired else None
             if args.json:
                 why = {"retirement": mark._asdict()} if mark else {}
                 print(json.dumps(asdict(tip) | why, ensure_ascii=few_letters))
             else:
-                worth = f"worth {readers[tip.id or 0].worth:+.2f}  " if args.by == "worth" else ""
+                (readers,) = store.readers(tip.id).values() if args.by == "worth" else (None,)
+                worth = f"worth {readers.worth:+.2f}  " if readers else ""
                 print(_line(tip, worth + (f"{_why(mark)}  " if mark else "")))
 
 
@@ -171,25 +170,25 @@ def _delete(args: Namespace) -> None:
 
 
 def _enable(args: Namespace) -> None:
-    from trailnotes.memory.exchange import enable_tips, list_tips
+    from trailnotes.memory.exchange import enable_all, enable_tips
 
     if bool(args.ids) == args.all:
         raise ConfigError("name the tips: give either IDs or --all")
     with _store(args) as store:
-        ids = [tip.id for tip in list_tips(store) if tip.id is not None] if args.all else args.ids
-        changed = enable_tips(store, ids, enabled=not args.off)
-        print(f"{changed} tips {'disabled' if args.off else 'enabled'}")
-        if not args.off:
+        on = not args.off
+        changed = enable_all(store, enabled=on) if args.all else enable_tips(store, args.ids, enabled=on)
+        print(f"{changed} tips {'enabled' if on else 'disabled'}")
+        if on:
+            named = (tip.namespace for tip_id in args.ids if (tip := store.tip(tip_id)))
             with suppress(RunError):  # of settings that cannot be read; the tips are on all the same
-                _say_what_is_too_much(store, ids, args.place)
+                _say_what_is_too_much(store, store.sizes() if args.all else dict.fromkeys(named), args.place)
 
 
-def _say_what_is_too_much(store: TipStore, ids: Sequence[int], place: Path) -> None:
+def _say_what_is_too_much(store: TipStore, namespaces: Iterable[str], place: Path) -> None:
     """Those who switch tips on hear that these stay only until the next ones are written."""
     from trailnotes.memory.room import crowded
 
     settings = memory_config_of(config_of(place))
-    namespaces = dict.fromkeys(tip.namespace for tip_id in ids if (tip := store.tip(tip_id)))
     if excess := sum(excess for _, excess in crowded(store, namespaces, settings)):
         print(
             f"that is {excess} more than memory.capacity = {settings.capacity} lets be on: when the run writes more, "

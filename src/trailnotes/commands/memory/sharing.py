@@ -1,4 +1,4 @@
-"""The commands that share a memory: several made one, what two do not have in common, and one for other agents."""
+"""The commands that make and share a memory: an empty one, one of several, what two have not in common, a server."""
 
 from __future__ import annotations
 
@@ -45,6 +45,13 @@ def memory_config_of(config: Config | None) -> MemoryConfig:
     from trailnotes.config.memory_schema import MemoryConfig
 
     return config.memory if config else MemoryConfig()
+
+
+def _new(args: Namespace) -> None:
+    from trailnotes.memory.exchange import new_store
+
+    new_store(args.file, args.embedder).close()
+    print(f"{args.file} is there, without tips, for vectors of {args.embedder}")
 
 
 def _merge(args: Namespace) -> None:
@@ -136,6 +143,17 @@ def _serve_http(make_app: Callable[[str], ASGIApp], port: int) -> None:
 
 
 COMMANDS = (
+    Command(
+        name="memory new",
+        summary="make an empty memory",
+        about="Make a memory file without tips, which `memory add`, `import` and `serve` fill.",
+        example="trailnotes memory new runs/tips.db",
+        run=_new,
+        arguments=(
+            argument("file", type=Path, metavar="FILE", help="the memory file to make, which is not there yet"),
+            argument("--embedder", metavar="NAME", default="hashing", help="whose vectors it has (hashing)"),
+        ),
+    ),
     Command(
         name="memory merge",
         summary="make one memory of several",
