@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import gc
 import os
 import signal
@@ -17,10 +16,9 @@ import trailnotes.runs.training  # noqa: F401 - here pytest itself compiles it, 
 from proxy import Proxy, proxying
 from served import serving
 from small import save_start_model
+from trailnotes.commands import spare_the_collector
 
-# Of the million objects that torch and transformers load, none is ever garbage.
-gc.set_threshold(*gc.get_threshold()[:2], 100)
-atexit.register(gc.freeze)
+spare_the_collector()
 
 # A shell starts what runs in the background with SIGINT ignored, and the tests send it to themselves.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parse(TABLE, sys.argv[1:] if argv is None else argv)
     if argv is None:
         _write_anything()
-        _spare_the_collector()
+        spare_the_collector()
     if argv is None and not args.debug:
         _silence_libraries()
     logging.basicConfig(level=logging.DEBUG if args.debug else logging.WARNING, format="%(levelname)s: %(message)s")
@@ -101,7 +101,7 @@ def _write_anything() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def _spare_the_collector() -> None:
+def spare_the_collector() -> None:
     """Have it look seldom at all there is, and not at the end: torch and transformers load a million objects."""
     young, middle, _ = gc.get_threshold()
     gc.set_threshold(young, middle, 100)

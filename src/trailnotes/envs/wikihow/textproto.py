@@ -173,17 +173,14 @@ class _Reader:
             raise self._wrong(line, "a string that is no UTF-8") from error
 
     def _number(self, token: _Token) -> float:
-        if len(token.text) > _MAX_DIGITS:  # Python's own limit is an error of another kind
+        digits = token.text.lower()
+        if len(digits) > _MAX_DIGITS:  # Python's own limit is an error of another kind
             raise self._wrong(token.line, f"a number of more than {_MAX_DIGITS} digits")
-        return _number(token.text)
+        if "0x" in digits:
+            return int(digits, 16)
+        digits = digits.removesuffix("f")
+        is_octal = re.fullmatch(r"-?0[0-7]+", digits)
+        return float(digits) if set(digits) & set(".e") else int(digits, 8 if is_octal else 10)
 
     def _wrong(self, line: int, what: str) -> ConfigError:
         return ConfigError(f"{self._source}:{line}: {what}")
-
-
-def _number(text: str) -> float:
-    digits = text.lower()
-    if "0x" in digits:
-        return int(digits, 16)
-    digits = digits.removesuffix("f")
-    return float(digits) if set(digits) & set(".e") else int(digits, 8 if re.fullmatch(r"-?0[0-7]+", digits) else 10)
