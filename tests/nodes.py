@@ -35,6 +35,7 @@ class TwoNodes:
 
         self._cluster: Any = None
         self._folder = tempfile.mkdtemp(prefix="ray-")  # short, for it has sockets, and these have short names
+        before = signal.getsignal(signal.SIGTERM)
         Path(get_default_ray_temp_dir()).mkdir(exist_ok=True)  # it notes its address there
         try:
             self._cluster = Cluster(initialize_head=True, head_node_args=SMALL | {"temp_dir": self._folder} | head)
@@ -43,6 +44,8 @@ class TwoNodes:
         except BaseException:
             self.close()
             raise
+        finally:
+            signal.signal(signal.SIGTERM, before)  # Ray's would end its nodes whenever a child of ours is terminated
 
     @property
     def address(self) -> str:

@@ -60,6 +60,11 @@ def cluster(cluster_of_module: TwoNodes) -> Iterator[Cluster]:
         yield cluster
 
 
+def test_how_this_process_is_stopped_is_not_for_ray_to_say(cluster: Cluster) -> None:
+    assert cluster.nodes
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
 def test_a_cluster_is_looked_over(cluster: Cluster, two_nodes: TwoNodes, monkeypatch: pytest.MonkeyPatch) -> None:
     def asking(num_workers: int, env_cpus: float = 1.0) -> Config:
         settings = {"address": two_nodes.address, "env_cpus": env_cpus}
