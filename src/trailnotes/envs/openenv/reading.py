@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from trailnotes.errors import EnvError
 
@@ -102,8 +102,7 @@ def _refused(word: str) -> None:
     raise ValueError(f"{word} is not JSON")
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(NamedTuple):
     """One observation of a server, checked."""
 
     text: str
@@ -206,7 +205,7 @@ def _words(listed: object) -> tuple[str, ...]:
 
 def speakable(text: str) -> str:
     """Without halves of surrogate pairs, which JSON can hold and no tokeniser can read."""
-    return text.encode("utf-8", "replace").decode()
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 def _kind(value: object) -> str:
