@@ -17,6 +17,7 @@ from proxy import Proxy, proxying
 from served import serving
 from small import save_start_model
 from trailnotes.commands import spare_the_collector
+from trailnotes.config.methods import METHODS
 
 spare_the_collector()
 
@@ -88,3 +89,12 @@ def same_threads() -> Iterator[None]:
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def methods_as_before() -> Iterator[None]:
+    """What a test registers is forgotten after it."""
+    before = dict(METHODS)
+    yield
+    METHODS.clear()
+    METHODS.update(before)

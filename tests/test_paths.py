@@ -18,8 +18,9 @@ from trailnotes.commands.rollout import rollout
 from trailnotes.compare import compare_own, compare_run, compare_table
 from trailnotes.config.toml import to_toml
 from trailnotes.memory import TipMemory, reembed
-from trailnotes.memory.exchange import export_tips, import_tips, open_store, read_tips
+from trailnotes.memory.exchange import export_tips, import_tips, open_store
 from trailnotes.memory.store import TipStore
+from trailnotes.memory.tipfile import read_tips
 from trailnotes.runs.chain import diagnose
 from trailnotes.runs.directory import RunDir
 from trailnotes.types import Tip

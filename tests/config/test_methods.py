@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +21,7 @@ from trailnotes.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 
-
-@pytest.fixture(autouse=True)
-def _as_before() -> Iterator[None]:
-    """What a test registers is forgotten after it."""
-    before = dict(METHODS)
-    yield
-    METHODS.clear()
-    METHODS.update(before)
+pytestmark = pytest.mark.usefixtures("methods_as_before")
 
 
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)

@@ -19,6 +19,7 @@ from trailnotes.memory import clean_tip, open_memory, reembed
 from trailnotes.memory import exchange as p
 from trailnotes.memory import store as store_module
 from trailnotes.memory.retrieval import CachedEmbedder, HashingEmbedder
+from trailnotes.memory.tipfile import read_tips
 from trailnotes.memory.tips import TipMemory
 from trailnotes.memory.worth import Reading
 from trailnotes.types import Tip
@@ -255,11 +256,31 @@ def test_import_enabled_at_capacity(memory: TipMemory, tmp_path: Path) -> None:
     assert [tip.text for tip in p.list_tips(memory.store, "cellar")] == ["two", "one", "tip 2"]
 
 
+def test_an_import_goes_on_where_it_was_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = lines(tmp_path / "in.jsonl", *(record(text=text) for text in ("one", "two", "one", "three", "four")))
+    through: list[tuple[int, int]] = []
+
+    def stop(done: int, total: int) -> None:
+        through.append((done, total))
+        if len(through) == 1:
+            raise KeyboardInterrupt
+
+    with open_memory(None, ANY, clock=lambda: "") as whole, open_memory(None, ANY, clock=lambda: "") as parts:
+        assert p.import_tips(whole.store, path) == (4, 1)
+        monkeypatch.setattr(p, "IMPORT_BATCH", 2)
+        with pytest.raises(KeyboardInterrupt):
+            p.import_tips(parts.store, path, progress=stop)
+        assert [tip.text for tip in parts.store.tips()] == ["one", "two"]
+        assert p.import_tips(parts.store, path, progress=stop) == (2, 3)
+        assert through == [(2, 5), (2, 5), (4, 5), (5, 5)]
+        assert parts.store.tips() == whole.store.tips()
+
+
 @pytest.mark.parametrize("name", ["memory.db", ""])
 def test_import_from_another_memory(memory: TipMemory, tmp_path: Path, name: str) -> None:
     """A file, or the run directory that it lies in, live or not."""
     p.enable_tips(memory.store, [1], enabled=False)
-    assert [tip.enabled for tip in p.read_tips(tmp_path / name)] == [False, True, True, True]
+    assert [tip.enabled for tip in read_tips(tmp_path / name)] == [False, True, True, True]
     with open_memory(None, ANY, clock=lambda: "") as theirs:
         assert p.import_tips(theirs.store, tmp_path / name, enable=True) == (4, 0)
         expected = [replace(tip, imported=True, enabled=True) for tip in memory.store.tips()]
@@ -270,7 +291,7 @@ def test_a_memory_file_with_damaged_tips_is_named(memory: TipMemory, tmp_path: P
     with memory.store.transaction():
         memory.store._write("UPDATE tips SET score = 'high' WHERE id = 2", ())
     with pytest.raises(MemoryStoreError, match=r"memory\.db holds a damaged tip \(score must be float"):
-        p.read_tips(tmp_path)
+        read_tips(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -294,8 +315,9 @@ def test_a_memory_file_with_damaged_tips_is_named(memory: TipMemory, tmp_path: P
     ],
 )
 def test_malformed_lines_are_named_and_nothing_is_imported(
-    memory: TipMemory, tmp_path: Path, line: str, reason: str
+    memory: TipMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, reason: str
 ) -> None:
+    monkeypatch.setattr(p, "IMPORT_BATCH", 1)  # even what stands before it
     path = tmp_path / "in.jsonl"
     path.write_text(f"{json.dumps(record())}\n\n{line}\n{json.dumps(record(text='last'))}")
     with pytest.raises(MemoryStoreError, match=rf"in\.jsonl has 1 malformed lines.*line 3: .*{reason}"):

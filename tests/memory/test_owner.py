@@ -18,6 +18,7 @@ from trailnotes.errors import MemoryStoreError
 from trailnotes.memory import exchange as p
 from trailnotes.memory import open_memory
 from trailnotes.memory.owner import go_back, settle
+from trailnotes.memory.tipfile import read_tips
 from trailnotes.memory.tips import TipMemory
 from trailnotes.types import Tip
 
@@ -43,7 +44,7 @@ def back(memory: TipMemory, tmp_path: Path) -> list[str]:
     aside = tmp_path / "late.jsonl"
     aside.unlink(missing_ok=True)
     num = go_back(memory, tmp_path / "snapshot.db", aside)
-    late = [tip.text for tip in p.read_tips(aside)] if aside.exists() else []
+    late = [tip.text for tip in read_tips(aside)] if aside.exists() else []
     assert len(late) == num
     return late
 
@@ -224,7 +225,7 @@ def test_what_lay_there_before_the_first_start_stays(memory: TipMemory, tmp_path
         memory.add(own("late"))
         assert not start(memory, tmp_path)
         assert texts(memory) == ["one", "two", "three"]
-    assert [tip.text for tip in p.read_tips(tmp_path / "late.jsonl")] == ["late"]
+    assert [tip.text for tip in read_tips(tmp_path / "late.jsonl")] == ["late"]
 
 
 def test_a_run_begins_with_tips_once(memory: TipMemory, tmp_path: Path) -> None:

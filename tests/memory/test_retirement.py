@@ -18,6 +18,7 @@ from trailnotes.memory.migrations import MIGRATIONS, WORTH
 from trailnotes.memory.owner import go_back
 from trailnotes.memory.schema import Identity
 from trailnotes.memory.store import TipStore
+from trailnotes.memory.tipfile import read_tips
 from trailnotes.memory.worth import PRIOR, Lead, Readers, Reading, cautious_gain, mean_gain
 from trailnotes.types import Task, Tip
 
@@ -316,7 +317,7 @@ def test_all_and_export_leave_the_retired_alone(path: Path, tmp_path: Path) -> N
     with memory_of(path) as memory:
         assert found(memory) == {"two", "three"}
         assert exchange.export_tips(memory.store, tmp_path / "tips.jsonl") == 2
-    assert [tip.text for tip in exchange.read_tips(tmp_path / "tips.jsonl")] == ["two", "three"]
+    assert [tip.text for tip in read_tips(tmp_path / "tips.jsonl")] == ["two", "three"]
 
 
 def test_a_full_disk_retires_nothing(path: Path) -> None:

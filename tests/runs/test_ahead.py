@@ -243,6 +243,7 @@ async def never_ends(iteration: Iteration) -> None:
         await asyncio.sleep(0)
 
 
+@pytest.mark.usefixtures("methods_as_before")
 @pytest.mark.parametrize("ahead", [0, 1])
 @pytest.mark.parametrize(
     ("method", "said"),

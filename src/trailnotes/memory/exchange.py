@@ -10,6 +10,7 @@ import difflib
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -19,7 +20,7 @@ from trailnotes.memory.retrieval import Embedder, embedder_for, make_embedder
 from trailnotes.memory.schema import Identity
 from trailnotes.memory.scope import Scope
 from trailnotes.memory.store import Change, TipStore
-from trailnotes.memory.tipfile import file_of, is_tip_file, read_tips, write_tips
+from trailnotes.memory.tipfile import each_tip, file_of, is_tip_file, write_tips
 from trailnotes.memory.tips import TipMemory, clean_tip, utc_now
 from trailnotes.storage.checkpoint import META
 from trailnotes.types import StrPath, Tip
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 NAMED = 10  # namespaces that an error spells out
 REEMBED_BATCH = 256
+IMPORT_BATCH = 10_000
 
 
 By = Literal["recency", "score", "shown", "worth"]
@@ -272,20 +274,36 @@ def export_tips(store: TipStore, path: StrPath, namespace: str | None = None) ->
     return len(tips)
 
 
-def import_tips(store: TipStore, path: StrPath, *, enable: bool = False, config: Config | None = None) -> Imported:
-    """Add the tips that `read_tips` finds, marked as imported, in one transaction.
+def import_tips(
+    store: TipStore,
+    path: StrPath,
+    *,
+    enable: bool = False,
+    config: Config | None = None,
+    progress: Callable[[int, int], object] = lambda _done, _total: None,
+) -> Imported:
+    """Add the tips that `read_tips` finds, marked as imported.
+
+    The file is read to its end before anything of it is added, and then in transactions of `IMPORT_BATCH` tips: whoever
+    else writes need not wait for all, and where it was stopped halfway, the same call goes on.
 
     Args:
         store: where to.
         path: as for `read_tips`; `id`, `imported` and `enabled` of its tips are ours to set.
         enable: let them be retrieved at once; otherwise they wait for `enable_tips`.
         config: the run that the file belongs to, if any: what makes room for them, and where an endpoint is.
+        progress: is given how many tips of how many are through.
 
     Raises:
         MemoryStoreError: the file cannot be read, or has malformed lines, which are named; nothing is added then.
     """
-    tips = [replace(tip, enabled=enable) for tip in read_tips(path)]
-    return take_in(_memory_of(store, config), tips)
+    total, memory = sum(1 for _ in each_tip(path)), _memory_of(store, config)
+    tips = (replace(tip, enabled=enable) for tip in each_tip(path))
+    done = added = 0
+    while batch := list(islice(tips, IMPORT_BATCH)):
+        done, added = done + len(batch), added + take_in(memory, batch).added
+        progress(done, total)
+    return Imported(added, done - added)
 
 
 def take_in(memory: TipMemory, tips: Sequence[Tip]) -> Imported:

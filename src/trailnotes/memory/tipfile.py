@@ -63,17 +63,24 @@ def read_tips(path: StrPath) -> list[Tip]:
     Raises:
         MemoryStoreError: it cannot be read, was cut, is of a newer version, or has malformed lines, named by number.
     """
+    return list(each_tip(path))
+
+
+def each_tip(path: StrPath) -> Iterator[Tip]:
+    """As `read_tips`, one after the other; what is wrong with a file is told at its end, so read on until there."""
     path = file_of(path)
     try:
         with path.open("rb") as file:
             if is_database(file):
-                return _tips_of_database(path)
+                yield from _tips_of_database(path)
+                return
             reader = _Reader()
             for number, line in _lines(file):
-                reader.take(number, line)
+                if tip := reader.take(number, line):
+                    yield tip
     except OSError as error:
         raise MemoryStoreError(f"cannot read {path} ({error.strerror})") from error
-    return reader.result(path)
+    reader.refuse_faults(path)
 
 
 def is_database(file: BinaryIO) -> bool:
@@ -93,30 +100,30 @@ def is_tip_file(path: Path) -> bool:
 
 
 class _Reader:
-    """Takes the lines of one file, and then says what they were."""
+    """Takes the lines of one file, and then says what was wrong with them."""
 
     def __init__(self) -> None:
-        self.tips: list[Tip] = []
         self.faults: list[str] = []
         self.count = 0  # of lines that are to be tips
         self.last = 0
         self.announced: int | None = None
         self._lines: dict[int, int] = {}  # id -> the line that has it
 
-    def take(self, number: int, line: bytes | None) -> None:
-        """One line that is not blank; None for one that is too long."""
+    def take(self, number: int, line: bytes | None) -> Tip | None:
+        """The tip of one line that is not blank, if it holds one; None for a line that is too long."""
+        before, self.last = self.last, number
         try:
             record = _record_of(line)
-            if not self.last and isinstance(record, dict) and "format" in record:
+            if not before and isinstance(record, dict) and "format" in record:
                 self.announced = _announced(record)
-            else:
-                self.count += 1
-                self._take_tip(number, record)
+                return None
+            self.count += 1
+            return self._tip(number, record)
         except (ValueError, RecursionError) as error:
             self.faults.append(f"line {number}: {error}")
-        self.last = number
+            return None
 
-    def _take_tip(self, number: int, record: Any) -> None:
+    def _tip(self, number: int, record: Any) -> Tip:
         if isinstance(record, dict) and "format" in record:
             raise ValueError("a second header: `trailnotes memory merge` joins files")
         if isinstance(record, dict) and (tip_id := record.get("id")) is not None:
@@ -124,10 +131,10 @@ class _Reader:
                 raise ValueError(f"id must be int, got {type(tip_id).__name__}")
             if (before := self._lines.setdefault(tip_id, number)) != number:
                 raise ValueError(f"id {tip_id} again, which line {before} has")
-        self.tips.append(tip_of(record))
+        return tip_of(record)
 
-    def result(self, path: Path) -> list[Tip]:
-        """All tips. Raises `MemoryStoreError` where a line was none, or some are missing."""
+    def refuse_faults(self, path: Path) -> None:
+        """Raise `MemoryStoreError` where a line was no tip, or some are missing."""
         if self.faults:
             more = f"; and {len(self.faults) - NAMED_LINES} more" if len(self.faults) > NAMED_LINES else ""
             raise MemoryStoreError(
@@ -140,7 +147,6 @@ class _Reader:
                 f"{self.announced}: it was cut, and nothing was imported. Fetch it again; where lines were taken out "
                 'or added on purpose, mend "tips" in the first line'
             )
-        return self.tips
 
 
 def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes | None]]:
@@ -179,18 +185,17 @@ def _announced(header: dict[str, Any]) -> int | None:
     return header.get("tips")
 
 
-def _tips_of_database(path: Path) -> list[Tip]:
+def _tips_of_database(path: Path) -> Iterator[Tip]:
     """All tips of a memory file but those retired, the oldest first; it is only read."""
     with opened_snapshot(path) as source:
         columns = {name for _, name, *_ in source.execute("PRAGMA table_info(tips)")}
         kept = "WHERE retired = ''" if "retired" in columns else ""  # an earlier version retired none
-        rows = source.execute(f"SELECT {', '.join(COLUMNS)} FROM tips {kept} ORDER BY age").fetchall()  # noqa: S608 (constants)
-    records = [dict(zip(COLUMNS, row, strict=True)) for row in rows]
-    switches = [{name: bool(record[name]) for name in ("imported", "enabled")} for record in records]
-    try:
-        return [tip_of(record | both) for record, both in zip(records, switches, strict=True)]
-    except ValueError as error:  # a program of its own may have written it
-        raise MemoryStoreError(f"{path} holds a damaged tip ({error}): export it, and mend the line") from error
+        for row in source.execute(f"SELECT {', '.join(COLUMNS)} FROM tips {kept} ORDER BY age"):  # noqa: S608 (constants)
+            record = dict(zip(COLUMNS, row, strict=True))
+            try:
+                yield tip_of(record | {name: bool(record[name]) for name in ("imported", "enabled")})
+            except ValueError as error:  # a program of its own may have written it
+                raise MemoryStoreError(f"{path} holds a damaged tip ({error}): export it, and mend the line") from error
 
 
 def tip_of(record: Any) -> Tip:

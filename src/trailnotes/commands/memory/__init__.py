@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ from trailnotes.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
     from argparse import Namespace
+    from collections.abc import Callable
 
     from trailnotes.memory.retired import Retirement
     from trailnotes.memory.store import TipStore
@@ -126,13 +127,29 @@ def _export(args: Namespace) -> None:
         print(f"{export_tips(store, args.file, args.namespace)} tips written to {args.file}")
 
 
+def _progress(stack: ExitStack, title: str) -> Callable[[int, int], None]:
+    """Shows how many of how many are through, until `stack` ends; nothing where all are through at once."""
+    from trailnotes.runs.console import Bar
+
+    bars: list[Bar] = []
+
+    def tell(done: int, total: int) -> None:
+        if not bars and done < total:
+            bars.append(stack.enter_context(Bar(total, title)))
+        for bar in bars:
+            bar.update(done, label=f"{done:,}/{total:,}")
+
+    return tell
+
+
 def _import(args: Namespace) -> None:
     from trailnotes.memory.exchange import import_tips
 
     config = config_of(args.place)
-    with _store(args) as store:
+    with _store(args) as store, ExitStack() as stack:
         before = store.retirements()
-        result = import_tips(store, args.file, enable=args.enable, config=config)
+        progress = _progress(stack, "importing tips")
+        result = import_tips(store, args.file, enable=args.enable, config=config, progress=progress)
         gone = len(store.retirements().keys() - before.keys())
     state = "enabled" if args.enable else "off until `trailnotes memory enable`"
     print(f"{result.added} tips imported ({state}), {result.known} were known")
