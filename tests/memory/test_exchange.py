@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import asdict, replace
@@ -274,6 +276,17 @@ def test_an_import_goes_on_where_it_was_stopped(tmp_path: Path, monkeypatch: pyt
         assert p.import_tips(parts.store, path, progress=stop) == (2, 3)
         assert through == [(2, 5), (2, 5), (4, 5), (5, 5)]
         assert parts.store.tips() == whole.store.tips()
+
+
+def test_a_pipe_is_refused_since_what_it_says_cannot_be_read_again(memory: TipMemory, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_text, args=[json.dumps(record())])
+    writer.start()
+    with pytest.raises(MemoryStoreError, match=r"cannot read .*pipe \(it is no file that can be read again\)"):
+        p.import_tips(memory.store, pipe)
+    writer.join()
+    assert memory.stats()["tips"] == 4
 
 
 @pytest.mark.parametrize("name", ["memory.db", ""])

@@ -79,7 +79,8 @@ def each_tip(path: StrPath) -> Iterator[Tip]:
                 if tip := reader.take(number, line):
                     yield tip
     except OSError as error:
-        raise MemoryStoreError(f"cannot read {path} ({error.strerror})") from error
+        why = error.strerror or "it is no file that can be read again"
+        raise MemoryStoreError(f"cannot read {path} ({why})") from error
     reader.refuse_faults(path)
 
 

@@ -6,7 +6,6 @@ without reward, so that what a failed episode finds out serves only those who wr
 
 from __future__ import annotations
 
-import multiprocessing
 import random
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -191,8 +190,7 @@ def compile_all(
         One path for each task, in order.
     """
     specs = [spec_of(task) for task in tasks]
-    context = multiprocessing.get_context("forkserver")  # a fork of a process with threads may wait for ever
-    with ProcessPoolExecutor(num_workers, context) as pool:
+    with ProcessPoolExecutor(max_workers=num_workers) as pool:
         futures = [pool.submit(compiled_game, spec, folder) for spec in specs]
         for done, _ in enumerate(as_completed(futures), start=1):
             if progress:
