@@ -159,6 +159,11 @@ class Tip:
             raise ValueError(f"a tip's score must be finite, got {self.score}")
 
 
+def speakable(text: str) -> str:
+    """`text` with "?" for each half of a surrogate pair, which JSON can hold, and neither UTF-8 nor a tokenizer."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
 def answer_start(text: str) -> int:
     """Where the answer begins in what a model wrote: behind its thinking and the blanks after that.
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from trailnotes.errors import PolicyError
 from trailnotes.policies.marks import MARK, TAG, Layout, Part, join, mark, mark_words, open_tag
 from trailnotes.policies.template import NO_HEAD, SYSTEM_HEAD, TURN, Roles, Template, alternating, pairs
-from trailnotes.types import THINK, Message, TokenIds
+from trailnotes.types import THINK, Message, TokenIds, speakable
 
 logger = logging.getLogger(__name__)
 
@@ -191,7 +191,7 @@ class ChatFormat:
         """Tokens of a text that continues another; half of a surrogate pair, which no tokenizer takes, becomes "?"."""
         if not text:
             return ()
-        text = text.encode("utf-8", "replace").decode()
+        text = speakable(text)
         before = self._line_break
         ids = self.tokenizer.encode("\n" + text, add_special_tokens=False) if before else []
         if before and tuple(ids[: len(before)]) == before:

@@ -20,10 +20,10 @@ from trailnotes.envs.openenv.connection import (
     headers_of,
     page_of,
 )
-from trailnotes.envs.openenv.reading import ActionForm, Answer, answer_of, speakable
+from trailnotes.envs.openenv.reading import ActionForm, Answer, answer_of
 from trailnotes.envs.options import of_kind, table
 from trailnotes.errors import ConfigError, EnvError
-from trailnotes.types import Observation, Task
+from trailnotes.types import Observation, Task, speakable
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 MOST_BYTES: Final = 16 << 20  # of one answer

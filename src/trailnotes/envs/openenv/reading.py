@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from trailnotes.errors import EnvError
+from trailnotes.types import speakable
 
 _LISTS: Final = ("actions", "legal_actions", "available_actions", "admissible_actions", "valid_actions")
 _ROLES: Final = frozenset({"instruction", "success", "score", "max_score", "truncated", "metadata", "done", "reward"})
@@ -201,11 +202,6 @@ def _words(listed: object) -> tuple[str, ...]:
     if not all(isinstance(each, str | int) and not isinstance(each, bool) and str(each).strip() for each in listed):
         return ()
     return tuple(speakable(str(each)) for each in listed)
-
-
-def speakable(text: str) -> str:
-    """Without halves of surrogate pairs, which JSON can hold and no tokeniser can read."""
-    return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 def _kind(value: object) -> str:

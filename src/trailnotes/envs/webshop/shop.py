@@ -22,6 +22,7 @@ from typing import Final, Literal, NamedTuple, Protocol, cast
 from trailnotes.envs.webshop.products import Facet, GoalKind, Product
 from trailnotes.envs.webshop.texts import Brackets, clean
 from trailnotes.seeds import derive_seed
+from trailnotes.types import speakable
 
 Compat = Literal["fixed", "original"]
 PageName = Literal["search", "results", "item", "description", "features", "reviews", "attributes", "done"]
@@ -187,8 +188,7 @@ class Shop:
             return Turn(state, "no search bar on this page")
         if not query:
             return Turn(state, "an empty search")
-        readable = query.encode("utf-8", "replace").decode()  # half of a surrogate pair cannot be looked up
-        return Turn(State("results", readable, seen=state.seen))
+        return Turn(State("results", speakable(query), seen=state.seen))
 
     def _clicked(self, state: State, target: str) -> Turn:
         matches = [part for part in self._clickable(state) if part.target == target]

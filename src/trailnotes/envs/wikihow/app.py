@@ -31,6 +31,7 @@ from trailnotes.envs.wikihow.views import (
     View,
     leaves,
 )
+from trailnotes.types import speakable
 
 HOST: Final = "https://www.wikihow.com/"
 MAX_QUERY: Final = 200  # characters of a text that is typed
@@ -140,7 +141,7 @@ class App:
         return self._gone(visit, view.target)
 
     def _searched(self, visit: Visit, text: str) -> Turn:
-        typed = clean(text.encode("utf-8", "replace").decode(), MAX_QUERY)
+        typed = clean(speakable(text), MAX_QUERY)
         if not typed:
             return Turn(visit, refused="an empty search")
         return self._gone(visit, pages.search_path(f"{typed} "))

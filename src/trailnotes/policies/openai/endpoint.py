@@ -22,7 +22,7 @@ from trailnotes.endpoint.faults import (
 from trailnotes.endpoint.keys import NO_KEY, key_of, without
 from trailnotes.errors import ConfigError, MissingExtraError, PolicyError, how_to_install
 from trailnotes.policies.openai.answers import Amount, Query
-from trailnotes.types import FinishReason
+from trailnotes.types import FinishReason, speakable
 
 try:
     from openai import APIConnectionError, APIStatusError, APITimeoutError, AsyncOpenAI
@@ -109,7 +109,7 @@ class Endpoint:
         sampling, config = query.sampling, self.config
         body: dict[str, Any] = {
             "model": self.model,
-            "messages": [{"role": message.role, "content": _sendable(message.content)} for message in query.messages],
+            "messages": [{"role": message.role, "content": speakable(message.content)} for message in query.messages],
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             config.max_tokens_field: sampling.max_tokens,
@@ -181,8 +181,3 @@ async def _models(client: AsyncOpenAI) -> list[str]:
 def _was_sent(error: BaseException) -> bool:
     """Whether a failed request can have reached the server."""
     return type(error.__cause__).__name__ not in _NEVER_SENT
-
-
-def _sendable(text: str) -> str:
-    """`text` without halves of surrogate pairs, which no UTF-8 can hold."""
-    return text.encode("utf-8", "replace").decode()
