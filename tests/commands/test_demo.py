@@ -13,7 +13,7 @@ from children import alive, children_of, wait_for
 from small import SETTINGS as SMALL
 from small import small_config
 from trailnotes.commands import main
-from trailnotes.commands.demo import demo, demo_plan, in_clone
+from trailnotes.commands.demo import SEEDS, demo, demo_plan, in_clone
 from trailnotes.compare.summary import Summary
 from trailnotes.config.toml import load_config, to_toml
 from trailnotes.envs.tasks import panel_of, tasks_of
@@ -47,7 +47,7 @@ def finished_demo(start_model: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 def play(path: Path, out: Path) -> Summary:
     """A demo of one seed, and of one trial where the whole one has more."""
-    return demo(out, config_path=path, seeds=1, trials=1, new_trials=1, settings=SETTINGS)
+    return demo(out, config_path=path, seeds=[0], trials=1, new_trials=1, settings=SETTINGS)
 
 
 # -- from end to end
@@ -149,7 +149,7 @@ def test_a_demo_of_other_settings_is_refused(finished_demo: Any) -> None:
     with pytest.raises(
         RunError, match=r"holds runs with other settings \(start-0: optim\.lr; grpo-0: optim\.lr; .*another --out"
     ):
-        demo(out, config_path=path, seeds=1, trials=1, new_trials=1, settings=[*SETTINGS, "--optim.lr", "0.5"])
+        demo(out, config_path=path, seeds=[0], trials=1, new_trials=1, settings=[*SETTINGS, "--optim.lr", "0.5"])
     assert (out / "table.json").read_bytes() == before
 
 
@@ -165,7 +165,7 @@ def test_interrupted_with_two_seeds_it_ends_as_if_left_alone(start_model: Path, 
     path = config_file(start_model, tmp_path / "demo.toml")
     code = (
         "import sys; from pathlib import Path; from trailnotes.commands.demo import demo;"
-        f"demo(Path(sys.argv[1]), config_path=Path({str(path)!r}), seeds=2, trials=1, new_trials=1,"
+        f"demo(Path(sys.argv[1]), config_path=Path({str(path)!r}), seeds=[0, 1], trials=1, new_trials=1,"
         f"settings={SETTINGS!r})"
     )
     whole, cut = tmp_path / "whole", tmp_path / "cut"
@@ -214,9 +214,9 @@ def test_without_a_clone_it_says_where_to_run_it(
 
 
 def test_the_plan_is_that_of_the_repository() -> None:
-    plan = demo_plan(Path(__file__).parents[2] / "configs/demo.toml", 2, (3, 4), ["--optim.lr", "0.5"])
+    plan = demo_plan(Path(__file__).parents[2] / "configs/demo.toml", SEEDS, (3, 4), ["--optim.lr", "0.5"])
     assert plan.labels() == {"start": "start model", "grpo": "GRPO", "empo2": "EMPO²"}
-    assert (plan.compare.seeds, plan.budget.env_steps, plan.settings) == ((0, 1), 32000, {"optim": {"lr": 0.5}})
+    assert (plan.compare.seeds, plan.budget.env_steps, plan.settings) == ((3, 4, 5), 32000, {"optim": {"lr": 0.5}})
     assert {name: (panel.trials, plan.players(name)) for name, panel in plan.panels.items()} == {
         "with tips": (3, ["start", "empo2"]), "new": (4, ["start", "grpo", "empo2"]),
     }  # fmt: skip

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from trailnotes.compare.summary import Summary
 
 CONFIG = Path("configs/demo.toml")
+SEEDS = (3, 4, 5)  # its settings were chosen on seeds 0 and 1
 NEW_FAMILIES = "new"  # the split of families that are never trained
 
 
@@ -24,7 +25,7 @@ def demo(
     out: Path,
     *,
     config_path: Path = CONFIG,
-    seeds: int = 2,
+    seeds: Sequence[int] = SEEDS,
     trials: int = 3,
     new_trials: int = 4,
     jobs_at_once: int = 2,
@@ -37,7 +38,7 @@ def demo(
     Args:
         out: directory of everything, as `compare_run` fills it.
         config_path: the common config; the method and the seed are all that differs between training runs.
-        seeds: runs of each method.
+        seeds: one run of each method for each of them.
         trials: trials with tips on the games of the trained families.
         new_trials: likewise on those of new families.
         jobs_at_once: processes side by side.
@@ -53,7 +54,7 @@ def demo(
 
     started = time.monotonic()
     plan = demo_plan(config_path, seeds, (trials, new_trials), settings)
-    print(f"{2 * seeds} training runs of {plan.budget.env_steps:,} environment steps each, in {out}", flush=True)
+    print(f"{2 * len(seeds)} training runs of {plan.budget.env_steps:,} environment steps each, in {out}", flush=True)
     summary = run_plan(plan, config_path, out, at_once=jobs_at_once)
     summary.refuse_missing()
     print((out / "story.txt").read_text(encoding="utf-8"))
@@ -62,7 +63,7 @@ def demo(
     return summary
 
 
-def demo_plan(path: Path, seeds: int, trials: tuple[int, int], settings: Sequence[str]) -> Plan:
+def demo_plan(path: Path, seeds: Sequence[int], trials: tuple[int, int], settings: Sequence[str]) -> Plan:
     """The demo as a comparison: the start model and both methods, on the trained families, with tips, and on new ones.
 
     GRPO, which keeps no tips, is not asked for them on the trained families.
@@ -74,7 +75,7 @@ def demo_plan(path: Path, seeds: int, trials: tuple[int, int], settings: Sequenc
     if not budget:
         raise ConfigError("the methods of a demo get the same number of environment steps: set train.max_env_steps")
     return Plan(
-        compare=CompareSection(name="demo", config=path.name, seeds=tuple(range(seeds)), baseline="grpo"),
+        compare=CompareSection(name="demo", config=path.name, seeds=tuple(seeds), baseline="grpo"),
         settings=parse_overrides(settings),
         budget=Budget(env_steps=budget),
         methods={

@@ -104,13 +104,22 @@ def test_new_families_are_never_trained_and_share_no_family_with_any_other_side(
     assert sides["train"] == wm.make_tasks("train", 12)  # whatever is new
 
 
-def test_spare_games_have_rules_of_their_own_and_never_that_of_their_family() -> None:
-    games = wm.make_tasks("spare", 12, new_families=12, new_validation=4)
-    rules = {tuple(task.options["rule"]) for task in games}
-    assert (len(games), len(rules) > 380) == (400, True)  # of 2187 and 3024 rules, 200 of either
-    examined = {(kind, name, rule) for kind, name, rule in wm.panel_rules(ALL_FAMILIES)}
-    assert not {(t.options["kind"], t.options["family"], tuple(t.options["rule"])) for t in games} & examined
+def test_spare_games_share_no_rule_with_a_panel_nor_with_their_own_family() -> None:
+    sides = {split: wm.make_tasks(split, 12, new_families=12, new_validation=4) for split in wm.NUM_VARIATIONS}
+    rules = {split: {(t.options["kind"], *t.options["rule"]) for t in tasks} for split, tasks in sides.items()}
+    games = sides.pop("spare")
+    spare = rules.pop("spare")
+    assert (len(games), len(spare) > 380) == (400, True)  # of 2187 and 3024 rules, 200 of either
+    assert not spare & set.union(*rules.values())
+    own = set(wm.panel_rules(ALL_FAMILIES))
+    assert not {(t.options["kind"], t.options["family"], tuple(t.options["rule"])) for t in games} & own
     assert games == wm.make_tasks("spare", 12, new_families=12, new_validation=4)
+
+
+def test_spare_games_of_a_size_whose_rules_are_all_examined_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"all 9 rules of route games of size 2 are examined: set a larger"):
+        wm.make_tasks("spare", 20, sizes={"route": 2})
+    assert wm.make_tasks("spare", 4, sizes={"route": 2})
 
 
 def test_named_new_families_leave_the_numbered_ones_to_the_others() -> None:

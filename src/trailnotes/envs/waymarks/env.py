@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict
 from functools import lru_cache
@@ -63,7 +63,7 @@ def make_tasks(
 
     Args:
         split: one of `NUM_VARIATIONS`. Three are of families that are never trained: "new", "new-validation", and
-            "spare", all that none of the others has; there each variation has a rule of its own.
+            "spare", all that none of the others has; there each variation draws a rule that no panel has.
         families: names, or a number: the first of `spec.FAMILY_NAMES`, half of either kind.
         dataset_seed: another one is another panel.
         sizes: moves or boxes of a family, or of all of a kind ("route", "keys") that are not named themselves, where
@@ -81,22 +81,28 @@ def make_tasks(
     if not own:
         wanted = {"new": "new_families = 12", "new-validation": "new_validation = 4", "spare": "families to fewer"}
         raise ConfigError(f"split {split!r} has no family: set env.options.{wanted.get(split, 'families = 4')}")
+    panels = [name for side, families_of_side in names.items() if side != "spare" for name in families_of_side]
+    examined = {(kind, rule) for kind, _, rule in _rules(panels, dataset_seed, sizes)}
     tasks = []
     for kind, family, rule in _rules(own, dataset_seed, sizes):
         size = "" if len(rule) == ws.DEFAULT_SIZE[kind] else f":{len(rule)}"
+        excluded = {rule, *(other for other_kind, other in examined if other_kind == kind)}
         for i in range(NUM_VARIATIONS[split]):
             seed = ws.stable_seed(dataset_seed, kind, family, split, i)
-            hidden = _own_rule(kind, family, dataset_seed, len(rule), seed) if split == "spare" else rule
+            hidden = _draw_spare_rule(kind, excluded, len(rule), seed) if split == "spare" else rule
             suffix = size + (f"@{dataset_seed}" if dataset_seed else "")
             spec = ws.make_spec(kind, family, hidden, seed)
             tasks.append(task_of(spec, f"{kind}/{family}/{split}-{i}{suffix}", split))
     return tasks
 
 
-def _own_rule(kind: Kind, family: str, dataset_seed: int, size: int, seed: int) -> Rule:
-    """The rule of a spare variation, which no other shares, but for chance: none can be learned by heart."""
+def _draw_spare_rule(kind: Kind, excluded: Collection[Rule], size: int, seed: int) -> Rule:
+    """Draw the rule of one spare variation: never one that a panel examines, so that none of those is rehearsed."""
+    if len({rule for rule in excluded if len(rule) == size}) == ws.num_rules(kind, size):
+        raise ConfigError(f"all {ws.num_rules(kind, size)} rules of {kind} games of size {size} are examined: "
+                          f'set a larger env.options.sizes."{kind}" to have spare ones')  # fmt: skip
     rng = random.Random(ws.stable_seed(seed, "own rule"))
-    while (rule := ws.random_rule(kind, rng, size)) == ws.family_rule(kind, family, dataset_seed, size):
+    while (rule := ws.random_rule(kind, rng, size)) in excluded:
         pass
     return rule
 
