@@ -14,6 +14,8 @@ from small import SETTINGS as SMALL
 from small import small_config
 from trailnotes.commands import main
 from trailnotes.commands.demo import SEEDS, demo, demo_plan, in_clone
+from trailnotes.compare import recompute
+from trailnotes.compare.plan import parse_plan
 from trailnotes.compare.summary import Summary
 from trailnotes.config.toml import load_config, to_toml
 from trailnotes.envs.tasks import panel_of, tasks_of
@@ -69,7 +71,8 @@ def test_the_table_is_as_promised(finished_demo: Any) -> None:
 
 
 def test_three_panels_are_examined(finished_demo: Any) -> None:
-    _, out, _ = finished_demo
+    _, out, summary = finished_demo
+    assert recompute(out) == summary
     tips, new = json.loads((out / "table.json").read_text())["panels"]
     assert (tips["label"], tips["same_games"]) == ("trained families, with tips", True)
     assert (new["label"], new["same_games"]) == ("new families", False)
@@ -214,7 +217,8 @@ def test_without_a_clone_it_says_where_to_run_it(
 
 
 def test_the_plan_is_that_of_the_repository() -> None:
-    plan = demo_plan(Path(__file__).parents[2] / "configs/demo.toml", SEEDS, (3, 4), ["--optim.lr", "0.5"])
+    path = Path(__file__).parents[2] / "configs/demo.toml"
+    plan = parse_plan(demo_plan(path, SEEDS, (3, 4), ["--optim.lr", "0.5"]), path)
     assert plan.labels() == {"start": "start model", "grpo": "GRPO", "empo2": "EMPO²"}
     assert (plan.compare.seeds, plan.budget.env_steps, plan.settings) == ((3, 4, 5), 32000, {"optim": {"lr": 0.5}})
     assert {name: (panel.trials, plan.players(name)) for name, panel in plan.panels.items()} == {

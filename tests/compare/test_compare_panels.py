@@ -255,7 +255,7 @@ def concluded(tmp_path: Path) -> Callable[..., Summary]:
                 games = GAMES if panel.name == "with tips" else [f"n{game}" for game in GAMES]
                 if (run.name, panel.name) not in leave_out:
                     hand_made(panel.directory, panel.config, games, own[panel.name])
-        return _conclude(load_plan(path), runs_of(load_plan(path), path, out), {}, out)
+        return _conclude(load_plan(path), {}, out, out)
 
     return conclude
 

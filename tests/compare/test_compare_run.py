@@ -8,10 +8,12 @@ import os
 import signal
 import subprocess
 import sys
+import tarfile
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from runpy import run_path
 from typing import Any
 
 import numpy as np
@@ -441,6 +443,19 @@ def test_compare_table_takes_the_runs_of_a_panel_without_published_rows(
     assert main(["compare", "table", "--panel", "scienceworld-18", *runs]) == 2
 
 
+def test_a_record_gives_the_table_of_its_comparison_again(finished: tuple[Path, Path], tmp_path: Path) -> None:
+    _, out = finished
+    pack = run_path(str(ROOT / "docs/results/records.py"))["main"]
+    for name in ("one", "again"):
+        pack(out, tmp_path / name)
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "again").read_bytes()
+    with tarfile.open(tmp_path / "one") as archive:
+        archive.extractall(tmp_path, filter="data")
+    assert not list((tmp_path / "out").rglob("*.safetensors"))
+    assert main(["compare", "table", str(tmp_path / "out"), "--out", str(tmp_path / "table")]) == 0
+    assert (tmp_path / "table/table.json").read_bytes() == (out / "table.json").read_bytes()
+
+
 def test_evaluations_of_another_panel_are_refused(finished: tuple[Path, Path], tmp_path: Path) -> None:
     run = finished[1] / "runs/grpo-0"
     config = run_config(run)
@@ -523,7 +538,7 @@ def test_a_comparison_that_is_too_short_to_rank_says_so_first(tmp_path: Path) ->
     (run,) = runs_of(load_plan(path), path, out)
     adapt_by(Guesser(), "naive", run.directory)  # as if it had been played
     (out / "table.md").write_text("")
-    summary = _conclude(load_plan(path), [run], {}, out)
+    summary = _conclude(load_plan(path), {}, out, out)
     assert summary.title.startswith("Too short to rank methods: success on 4 games")
     assert (out / "table.md").read_text().startswith("# Too short to rank methods: success on")
     assert "- Too short to rank methods: read no order of the methods from this table." in summary_markdown(summary)

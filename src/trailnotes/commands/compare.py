@@ -32,11 +32,13 @@ def _run(args: Namespace) -> None:
 
 
 def _table(args: Namespace) -> None:
-    from trailnotes.compare import compare_own, compare_table, published_panel
+    from trailnotes.compare import compare_own, compare_table, is_comparison, published_panel, recompute
     from trailnotes.compare.page import print_summary
     from trailnotes.compare.published.page import print_comparison
 
-    if panel := args.panel or published_panel(args.runs):
+    if len(args.runs) == 1 and is_comparison(args.runs[0]):
+        print_summary(recompute(args.runs[0], args.out))
+    elif panel := args.panel or published_panel(args.runs):
         print_comparison(compare_table(args.runs, panel=panel, out=args.out))
     else:
         print_summary(compare_own(args.runs, out=args.out, baseline=args.baseline))
@@ -69,15 +71,17 @@ TABLE = Command(
     summary="runs side by side, and published rows beside them",
     about="Read finished evaluations and write one table. Plays nothing: first write an evaluation with `trailnotes "
     "eval RUN --out RUN/eval`. A run stands for all evaluations at and below its `eval`; DIR=LABEL puts a directory "
-    "under that name. For a panel with published rows there is a row for each task and a column for each method, its "
-    "seeds pooled, with interval and counts, and the published rows in columns of their own; a mean of fewer tasks "
-    "than the panel has is never called its average, and footnotes say where a run left the published protocol. For "
-    "any other panel it is the table of `compare run`: a line for each method. Methods are told apart by "
-    "algorithm.name, algorithm.mode_unit and whether tips were shown.",
+    "under that name. The directory of one `compare run`, or its unpacked record, gives the whole table of that "
+    "comparison again, further panels included. For a panel with published rows there is a row for each task and a "
+    "column for each method, its seeds pooled, with interval and counts, and the published rows in columns of their "
+    "own; a mean of fewer tasks than the panel has is never called its average, and footnotes say where a run left "
+    "the published protocol. For any other panel it is the table of `compare run`: a line for each method. Methods "
+    "are told apart by algorithm.name, algorithm.mode_unit and whether tips were shown.",
     example='trailnotes compare table --panel scienceworld-18 runs/grpo-0 runs/grpo-1 "runs/tuned=GRPO, tuned"',
     run=_table,
     arguments=(
-        argument("runs", metavar="RUN", nargs="+", help="a run, or what `trailnotes eval --out` wrote; or DIR=LABEL"),
+        argument("runs", metavar="RUN", nargs="+",
+                 help="a run, or what `trailnotes eval --out` wrote, or DIR=LABEL; or one comparison"),
         argument("--panel", metavar="NAME", help="published rows; by default those of the runs' environment, if any"),
         argument("--baseline", metavar="LABEL", default="", help="differences are taken to it; without published rows"),
         argument("--out", type=Path, metavar="DIR", default=Path("runs/compare"),

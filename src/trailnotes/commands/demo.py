@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trailnotes.commands.command import Command, argument
 from trailnotes.errors import ConfigError
@@ -13,12 +13,10 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Sequence
 
-    from trailnotes.compare.plan import Panel, Plan
     from trailnotes.compare.summary import Summary
 
 CONFIG = Path("configs/demo.toml")
 SEEDS = (3, 4, 5)  # its settings were chosen on seeds 0 and 1
-NEW_FAMILIES = "new"  # the split of families that are never trained
 
 
 def demo(
@@ -50,12 +48,14 @@ def demo(
     """
     from trailnotes.compare.comparison import run_plan
     from trailnotes.compare.page import print_brief
+    from trailnotes.compare.plan import parse_plan
     from trailnotes.runs.console import clock
 
     started = time.monotonic()
-    plan = demo_plan(config_path, seeds, (trials, new_trials), settings)
+    text = demo_plan(config_path, seeds, (trials, new_trials), settings)
+    plan = parse_plan(text, config_path)
     print(f"{2 * len(seeds)} training runs of {plan.budget.env_steps:,} environment steps each, in {out}", flush=True)
-    summary = run_plan(plan, config_path, out, at_once=jobs_at_once)
+    summary = run_plan(plan, config_path, out, text=text, at_once=jobs_at_once)
     summary.refuse_missing()
     print((out / "story.txt").read_text(encoding="utf-8"))
     print_brief(summary)
@@ -63,39 +63,49 @@ def demo(
     return summary
 
 
-def demo_plan(path: Path, seeds: Sequence[int], trials: tuple[int, int], settings: Sequence[str]) -> Plan:
-    """The demo as a comparison: the start model and both methods, on the trained families, with tips, and on new ones.
+def demo_plan(path: Path, seeds: Sequence[int], trials: tuple[int, int], settings: Sequence[str]) -> str:
+    """Write the demo as a comparison: start model and both methods on unseen games, with tips, and on new families.
 
-    GRPO, which keeps no tips, is not asked for them on the trained families.
+    GRPO, which keeps no tips, is not asked for them on the trained families. On the further panels tips are ordered by
+    what their readers earned: one that misled goes down.
     """
-    from trailnotes.compare.plan import Budget, CompareSection, Entry, Plan
-    from trailnotes.config.toml import load_config, parse_overrides
+    from trailnotes.config.toml import load_config, parse_overrides, toml_value
 
     budget = load_config(path, settings).train.max_env_steps
     if not budget:
         raise ConfigError("the methods of a demo get the same number of environment steps: set train.max_env_steps")
-    return Plan(
-        compare=CompareSection(name="demo", config=path.name, seeds=tuple(seeds), baseline="grpo"),
-        settings=parse_overrides(settings),
-        budget=Budget(env_steps=budget),
-        methods={
-            "start": Entry(algorithm="naive", label="start model"),
-            "grpo": Entry(),
-            "empo2": Entry(),
-        },
-        panels={
-            "with tips": _panel_with_tips("trained families, with tips", trials[0], methods=["start", "empo2"]),
-            "new": _panel_with_tips("new families", trials[1], **{"eval.split": NEW_FAMILIES}),
-        },
-    )
+    return f"""\
+settings = {toml_value(parse_overrides(settings))}
+budget.env_steps = {budget}
 
+[compare]
+name = "demo"
+config = {toml_value(path.name)}
+seeds = {toml_value(seeds)}
+baseline = "grpo"
 
-def _panel_with_tips(label: str, trials: int, **others: Any) -> Panel:
-    """Tips are ordered by what their readers earned: one that misled goes down."""
-    from trailnotes.compare.plan import Panel
+[methods.start]
+algorithm = "naive"
+label = "start model"
 
-    order = {"memory.order": ["ucb"], "memory.ucb": 0.1}
-    return Panel.model_validate({"label": label, "trials": trials, **order, **others})
+[methods.grpo]
+
+[methods.empo2]
+
+[panels."with tips"]
+label = "trained families, with tips"
+trials = {trials[0]}
+methods = ["start", "empo2"]
+"memory.order" = ["ucb"]
+"memory.ucb" = 0.1
+
+[panels.new]
+label = "new families"
+trials = {trials[1]}
+"eval.split" = "new"
+"memory.order" = ["ucb"]
+"memory.ucb" = 0.1
+"""
 
 
 def in_clone() -> tuple[Path, list[str]]:

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from trailnotes.compare.comparison import compare_run, write_summary
+from trailnotes.compare.comparison import compare_run, is_comparison, recompute, write_summary
 from trailnotes.compare.evaluations import collect, find, read, split_label
 from trailnotes.compare.published.figures import PANELS
 from trailnotes.compare.published.page import draw, to_json, to_markdown
@@ -20,7 +20,16 @@ from trailnotes.errors import ConfigError, MissingExtraError
 from trailnotes.storage.files import write_text_atomic
 from trailnotes.types import StrPath
 
-__all__ = ["Comparison", "Summary", "compare_own", "compare_run", "compare_table", "published_panel"]
+__all__ = [
+    "Comparison",
+    "Summary",
+    "compare_own",
+    "compare_run",
+    "compare_table",
+    "is_comparison",
+    "published_panel",
+    "recompute",
+]
 
 logger = logging.getLogger(__name__)
 

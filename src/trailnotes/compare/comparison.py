@@ -22,8 +22,8 @@ from pathlib import Path
 from trailnotes.compare.live import Board
 from trailnotes.compare.page import draw_summary, summary_json, summary_markdown
 from trailnotes.compare.panels import PanelQuestion, read_trials
-from trailnotes.compare.plan import START, Plan, load_plan, slug
-from trailnotes.compare.planned import PlannedRun, dotted, runs_of
+from trailnotes.compare.plan import START, Plan, RunPlace, load_plan, slug
+from trailnotes.compare.planned import dotted, runs_of
 from trailnotes.compare.published.comparability import comparability
 from trailnotes.compare.published.figures import PANELS
 from trailnotes.compare.published.page import to_json, to_markdown
@@ -51,6 +51,7 @@ from trailnotes.types import StrPath
 
 logger = logging.getLogger(__name__)
 RUNS = Path("runs/compare")
+PLAN = "compare.toml"
 
 
 def place_of(plan: Plan, out: StrPath | None) -> Path:
@@ -87,7 +88,7 @@ def run_plan(plan: Plan, path: Path, out: Path, *, at_once: int | None = None, t
         path: what errors name; the settings that all runs share lie beside it.
         out: directory of the comparison.
         at_once: processes side by side; `compare.jobs` by default.
-        text: the plan as a file, kept beside its runs.
+        text: the plan as a file, kept beside its runs, from which `recompute` reads it.
     """
     runs = runs_of(plan, path, out)
     refuse_changed(runs)
@@ -95,7 +96,7 @@ def run_plan(plan: Plan, path: Path, out: Path, *, at_once: int | None = None, t
     lock = RunLock(out / "lock")
     try:
         if text:
-            write_text_atomic(out / "compare.toml", text)
+            write_text_atomic(out / PLAN, text)
         left = left_of(runs)
         missing: dict[str, str] = {}
         if left:
@@ -103,7 +104,10 @@ def run_plan(plan: Plan, path: Path, out: Path, *, at_once: int | None = None, t
             compile_games(stage.run for stage in left)
             with ended_by_signals(), Board(runs, left) as board:
                 missing = go_through(left, at_once or plan.compare.jobs, board.update)
-        return _conclude(plan, runs, missing, out)
+        summary = _conclude(plan, missing, out, out)
+        if played := _played(plan, [run for run in plan.places(out) if run.name not in missing]):
+            write_text_atomic(out / "story.txt", before_and_after(played))
+        return summary
     finally:
         lock.release()
 
@@ -116,38 +120,57 @@ def _refuse_missing(stages: Sequence[Stage]) -> None:
             refuse_unmade(stage.run.config.model.path)
 
 
-def _conclude(plan: Plan, runs: Sequence[PlannedRun], missing: dict[str, str], out: Path) -> Summary:
-    labels = plan.labels()
+def is_comparison(directory: StrPath) -> bool:
+    """Whether `compare_run` made this directory, or a record of one was unpacked there."""
+    return (Path(directory) / PLAN).is_file()
+
+
+def recompute(directory: StrPath, out: StrPath | None = None) -> Summary:
+    """Compute the table of a comparison again from what its runs left; play nothing.
+
+    Args:
+        directory: of the comparison, or where its record was unpacked.
+        out: where table and picture go; None writes nothing.
+
+    Raises:
+        ConfigError: `directory` holds no comparison.
+        RunError: no run has a result.
+    """
+    directory = Path(directory)
+    return _conclude(load_plan(directory / PLAN), {}, directory, None if out is None else Path(out))
+
+
+def _conclude(plan: Plan, missing: dict[str, str], directory: Path, out: Path | None) -> Summary:
+    labels, places = plan.labels(), plan.places(directory)
     results, trials = [], []
-    for run in runs:
+    for run in places:
         if run.name not in missing:
             try:
                 results.append(read_result(run.directory, labels[run.method]))
             except RunError as error:
                 missing[run.name] = str(error)
-        for panel in run.panels:
+        for panel, place in run.panels.items():
             try:
-                trials.append(read_trials(panel.directory, panel.name, labels[run.method], run.seed))
+                trials.append(read_trials(place, panel, labels[run.method], run.seed))
             except RunError as error:
-                missing.setdefault(panel_result(run, panel), str(error))
+                missing.setdefault(panel_result(run.name, panel), str(error))
     question = Question(
         labels=list(labels.values()),
         title=plan.compare.title,
         remark=plan.compare.remark,
         threshold=plan.compare.threshold,
         baseline=labels.get(plan.compare.baseline, ""),
-        missing={(labels[run.method], run.seed): missing[run.name] for run in runs if run.name in missing},
+        missing={(labels[run.method], run.seed): missing[run.name] for run in places if run.name in missing},
         notes=[*_remarked(plan), *_after(plan)],
-        panels=[_asked(plan, name, runs, missing) for name in plan.panels],
+        panels=[_asked(plan, name, places, missing) for name in plan.panels],
     )
     summary = summarise(results, question, trials)
-    write_summary(summary, results, out)
-    if played := _played(plan, [run for run in runs if run.name not in missing]):
-        write_text_atomic(out / "story.txt", before_and_after(played))
+    if out is not None:
+        write_summary(summary, results, out)
     return summary
 
 
-def _played(plan: Plan, runs: Sequence[PlannedRun]) -> list[Played]:
+def _played(plan: Plan, runs: Sequence[RunPlace]) -> list[Played]:
     """The first method that learns from tips beside the start model, seed by seed."""
     panels, models = {(run.method, run.seed): run.directory for run in runs}, plan.examinable()
     start = next((name for name in models if plan.algorithm_of(name) == START), "")
@@ -167,9 +190,9 @@ def _panel(run: Path) -> dict[str, Record]:
     return {record["task"]["id"]: record for record in read_jsonl(run / "eval" / "episodes.jsonl")}
 
 
-def _asked(plan: Plan, name: str, runs: Sequence[PlannedRun], missing: Mapping[str, str]) -> PanelQuestion:
+def _asked(plan: Plan, name: str, runs: Sequence[RunPlace], missing: Mapping[str, str]) -> PanelQuestion:
     labels = plan.labels()
-    lost = [(run, missing.get(panel_result(run, panel))) for run in runs for panel in run.panels if panel.name == name]
+    lost = [(run, missing.get(panel_result(run.name, name))) for run in runs if name in run.panels]
     return PanelQuestion(
         name=name,
         label=plan.panel_labels()[name],

@@ -35,6 +35,7 @@ import json
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -45,6 +46,22 @@ from trailnotes.config.section import Section, key
 from trailnotes.errors import ConfigError
 
 START = "naive"  # the method that plays the start model as it is
+PANELS = "panels"  # inside a run directory
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlace:
+    """Where one run of a comparison lies, and what its model left on each further panel."""
+
+    method: str
+    seed: int
+    directory: Path
+    panels: Mapping[str, Path]  # name of the panel -> directory
+
+    @property
+    def name(self) -> str:
+        """Also of its directory."""
+        return self.directory.name
 
 
 class CompareSection(Section):
@@ -167,6 +184,18 @@ class Plan(Section):
         """Panel -> what table and picture call it."""
         return {name: panel.label or name for name, panel in self.panels.items()}
 
+    def places(self, out: Path) -> list[RunPlace]:
+        """List the directories of all runs of the comparison at `out`, seed by seed."""
+        places = []
+        for seed in self.compare.seeds:
+            for name in self.methods:
+                directory = run_directory(out, name, seed)
+                panels = {
+                    panel: directory / PANELS / slug(panel) for panel in self.panels if name in self.players(panel)
+                }
+                places.append(RunPlace(name, seed, directory, panels))
+        return places
+
     def algorithm_of(self, name: str) -> str:
         """`algorithm.name` of a method."""
         return self.methods[name].algorithm or name
@@ -186,10 +215,18 @@ def load_plan(path: Path) -> Plan:
         ConfigError: one line that names the key and the fix.
     """
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        return parse_plan(path.read_text(encoding="utf-8"), path)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}: give the path of a comparison's TOML file") from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is not valid TOML: {error}") from None
+
+
+def parse_plan(text: str, path: Path) -> Plan:
+    """Parse a comparison; `path` is what errors name."""
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: is not valid TOML: {error}") from None
     try:
         return Plan.model_validate_json(json.dumps(values, allow_nan=False), strict=True)
@@ -216,6 +253,11 @@ def _refuse_one_label(kind: str, labels: Mapping[str, str]) -> None:
     called = list(labels.values())
     if repeated := [label for label in called if called.count(label) > 1]:
         raise ValueError(f"two {kind} are called {repeated[0]!r}: give one another label")
+
+
+def run_directory(out: Path, method: str, seed: int) -> Path:
+    """The directory of one run of the comparison at `out`."""
+    return out / "runs" / f"{slug(method)}-{seed}"
 
 
 def slug(name: str) -> str:

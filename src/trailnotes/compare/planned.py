@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trailnotes.compare.plan import Budget, Plan, slug
+from trailnotes.compare.plan import PANELS, Budget, Plan, run_directory, slug
 from trailnotes.config.methods import TIPS_ONLY, method_of
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import config_fields, flatten, load_config
@@ -26,7 +26,6 @@ from trailnotes.errors import ConfigError
 from trailnotes.runs.rehearsal import refuse_rehearsal
 from trailnotes.types import Task
 
-PANELS = "panels"  # inside a run directory
 _OURS = ("run.name", "run.seed", "algorithm.name")  # what the comparison itself sets in each run
 _OURS_IN_PANELS = (*_OURS, "eval.trials", "eval.metric", "model.path")
 _OF_TRAINING = {"train.keep_optimizer": False}  # unless settings say so: a comparison never trains a run further
@@ -155,7 +154,7 @@ def _run(plan: Plan, name: str, seed: int, base: Path | None, path: Path, out: P
     taken = [k for k in own if k in (*_OURS, *(budget if trains else ()))]
     if taken:
         raise ConfigError(f"{path}: methods.{name} sets {taken[0]}, which is the comparison's to set: leave it out")
-    directory = out / "runs" / f"{slug(name)}-{seed}"
+    directory = run_directory(out, name, seed)
     ours = {"run.name": directory.name, "run.seed": seed, "algorithm.name": algorithm}
     if after and method_of(algorithm).data:
         ours[method_of(algorithm).data] = [_relative(out / "runs" / after)]

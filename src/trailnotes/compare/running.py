@@ -31,7 +31,7 @@ class Stage:
     @property
     def result(self) -> str:
         """Of what there is no result without this stage: the run, or its model on a panel."""
-        return panel_result(self.run, self.panel) if self.panel else self.run.name
+        return panel_result(self.run.name, self.panel.name) if self.panel else self.run.name
 
     @property
     def starts(self) -> bool:
@@ -60,9 +60,9 @@ class Stage:
         return all(table.is_file() for table in tables)
 
 
-def panel_result(run: PlannedRun, panel: PlannedPanel) -> str:
+def panel_result(run: str, panel: str) -> str:
     """What the result of a run's model on a panel goes by."""
-    return f"{run.name} {panel.name}"
+    return f"{run} {panel}"
 
 
 def settings_file(run: PlannedRun, panel: PlannedPanel | None = None) -> Path:

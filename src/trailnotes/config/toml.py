@@ -269,9 +269,8 @@ def _explain(error: ValidationError, values: Mapping[str, Any], origins: Mapping
     name = next((n for n in (".".join(parts[:i]) for i in range(len(parts), 0, -1)) if n in values), "")
     if not name:
         return message + more
-    return (
-        f"{origins[name]}: {name} = {_toml(values[name])}: {message}; it is: {config_fields()[name].description}{more}"
-    )
+    meaning = config_fields()[name].description
+    return f"{origins[name]}: {name} = {toml_value(values[name])}: {message}; it is: {meaning}{more}"
 
 
 def _toml_lines(section: Section, prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -282,15 +281,15 @@ def _toml_lines(section: Section, prefix: str = "") -> Iterator[tuple[str, str]]
         if isinstance(value, Section):
             inner.append((prefix + name, value))
         else:
-            yield f"{name} = {_toml(value)}", prefix + name
+            yield f"{name} = {toml_value(value)}", prefix + name
     for name, value in inner:
         yield "", ""
         yield f"[{name}]", ""
         yield from _toml_lines(value, f"{name}.")
 
 
-def _toml(value: Any) -> str:
-    """`value` as TOML on one line."""
+def toml_value(value: Any) -> str:
+    """Write `value` as TOML on one line."""
     match value:
         case None:
             return '"none"'
@@ -301,11 +300,11 @@ def _toml(value: Any) -> str:
         case str():
             return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
         case Mapping():
-            items = ", ".join(f"{_toml_key(name)} = {_toml(item)}" for name, item in value.items())
+            items = ", ".join(f"{_toml_key(name)} = {toml_value(item)}" for name, item in value.items())
             return f"{{ {items} }}" if items else "{}"
         case _:
-            return f"[{', '.join(map(_toml, value))}]"
+            return f"[{', '.join(map(toml_value, value))}]"
 
 
 def _toml_key(name: str) -> str:
-    return name if _BARE_KEY.fullmatch(name) else _toml(name)
+    return name if _BARE_KEY.fullmatch(name) else toml_value(name)

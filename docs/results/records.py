@@ -1,0 +1,67 @@
+"""Pack the record of a comparison: what ``trailnotes compare table`` reads of its runs, and nothing else.
+
+    python docs/results/records.py runs/compare/scope docs/results/records/scope.tar.xz
+
+Settings, costs, curves and the score of every episode stay; weights, tips, prompts and steps go. Unpacked, ``trailnotes
+compare table DIR/runs/*`` computes the table again, and ``DIR/runs/*/panels/NAME`` that of a further panel.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+WHOLE = {
+    "compare.toml",
+    "config.toml",
+    "eval.toml",
+    "trained.toml",
+    "panel.json",
+    "table.json",
+    "cost.json",
+    "run.json",
+}
+EPISODE = ("iteration", "task", "outcome", "success", "score", "return", "mode")
+LINE = ("iteration", "phase", "env_steps", "tokens", "seconds", "validation/", "rollout/success", "rollout/return")
+KEPT = {"episodes.jsonl": EPISODE, "trajectories.jsonl": EPISODE, "metrics.jsonl": LINE}  # beginnings of names
+
+
+def main(source: Path, target: Path) -> None:
+    """Write the record of the comparison or run at `source` to `target`, the same bytes for the same runs."""
+    with tarfile.open(target, "w:xz", preset=9) as archive:
+        for path, content in sorted(_files(source)):
+            entry = tarfile.TarInfo(f"{source.name}/{path.relative_to(source)}")
+            entry.size = len(content)
+            if path.is_dir():
+                entry.type, entry.mode = tarfile.DIRTYPE, 0o755
+            archive.addfile(entry, io.BytesIO(content))
+    print(f"{target}: {target.stat().st_size:,} bytes")
+
+
+def _files(source: Path) -> Iterator[tuple[Path, bytes]]:
+    for path in source.rglob("*"):
+        trained = path.name == "trajectories.jsonl" and _checkpoints(path.parent)  # episodes that no table counts
+        if path.name in WHOLE:
+            yield path, path.read_bytes()
+        elif path.name in KEPT and not trained:
+            yield path, _lines(path, KEPT[path.name])
+        elif path in _checkpoints(path.parent.parent):
+            yield path, b""  # by it a run is known to have trained
+
+
+def _checkpoints(run: Path) -> list[Path]:
+    return sorted((run / "checkpoints").glob("step-*"))[-1:]
+
+
+def _lines(path: Path, names: tuple[str, ...]) -> bytes:
+    records = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    kept = ({key: value for key, value in record.items() if key.startswith(names)} for record in records)
+    return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in kept).encode()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
