@@ -42,7 +42,8 @@ def episode(iteration: int, mode: str, value: float, outcome: str = "terminated"
 def verdicts(
     lines: list[dict[str, Any]], episodes: list[dict[str, Any]], **sections: dict[str, Any]
 ) -> dict[str, Link]:
-    config = small_config(**{"memory": {"threshold": 0.5}, "loss": {"kl": 0.1}, **sections})
+    own = {"memory": {"threshold": 0.5}, "loss": {"kl": 0.1}, "algorithm": {"old_logprobs": "acting"}}
+    config = small_config(**own | sections)
     return dict(zip(NAMES, links_of(lines, episodes, config), strict=True))
 
 
@@ -201,6 +202,14 @@ def test_a_model_that_hardly_relies_on_notes_need_not_improve() -> None:
     assert verdicts([line(i, **values) for i in range(5)], EPISODES)["reliance"].holds is True
 
 
+def test_reliance_is_what_was_measured_before_the_update_where_its_ratio_knows_no_tips() -> None:
+    free = {"old_logprobs": "tip_free"}
+    assert verdicts([line(i) for i in range(5)], EPISODES, algorithm=free)["reliance"].last is None, "of before"
+    measured = [line(i, tips__reliance=0.5 - 0.1 * i, update__kl_to_behavior_off_policy=0.0) for i in range(5)]
+    link = verdicts(measured, EPISODES, algorithm=free)["reliance"]
+    assert (link.first, link.last, link.holds) == (0.5, pytest.approx(0.1), True)
+
+
 def test_one_iteration_shows_no_trend() -> None:
     links = verdicts([line(0)], EPISODES)
     assert links["rise"].holds is links["reliance"].holds is None
@@ -219,7 +228,7 @@ def test_numbers_are_means_of_the_first_and_the_last_fifth() -> None:
 
 def a_run(path: Path, lines: list[dict[str, Any]], episodes: list[dict[str, Any]], method: str = "empo2") -> Path:
     path.mkdir()
-    (path / "config.toml").write_text(to_toml(small_config(algorithm={"name": method})))
+    (path / "config.toml").write_text(to_toml(small_config(algorithm={"name": method, "old_logprobs": "acting"})))
     for name, records in (("metrics", lines), ("trajectories", episodes)):
         (path / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     return path

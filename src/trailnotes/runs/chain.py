@@ -239,7 +239,11 @@ def _reliance(lines: Sequence[Line], config: Config) -> Link:
     The mean log-probability of off-policy actions with the tip less that without it, as the k3 estimate of
     KL(with the tip || without), in nats a token: 0 is a model that needs no tip.
     """
-    known = [line for line in lines if line.get("update/tokens_off_policy")]
+    known = [
+        (nats, tokens)
+        for line in lines
+        if (tokens := _off_policy_tokens(line)) and (nats := _nats_of_tips(line, config)) is not None
+    ]
     question = "reliance on tips: log-probability with less without"
     advice = (
         "what tips make the model do does not become more likely without them: are there off-policy rows that win "
@@ -249,11 +253,10 @@ def _reliance(lines: Sequence[Line], config: Config) -> Link:
         advice += f" is loss.kl = {config.loss.kl:g} so large that it holds the model where it was?"
     if not known:
         return Link(question, None, None, None, advice)
-    values = [line["update/kl_to_behavior_off_policy"] for line in known]
+    values = [nats for nats, _ in known]
     first, last = _ends(values)
     holds = _is_better(first - last, _width(values))
-    size, tokens = _size(values), [(0.0, _off_policy_tokens(line)) for line in known]
-    counts = (_sum(tokens[:size]), _sum(tokens[-size:]))
+    counts = (_sum(known[: _size(known)]), _sum(known[-_size(known) :]))
     return Link(question, first, last, True if holds is False and last < RELIANCE else holds, advice, counts, "tokens")
 
 
@@ -305,6 +308,12 @@ def _usable(line: Line) -> float | None:
 
 def _written(line: Line) -> float:
     return float(line.get("tips/written", line.get("notes/notes", 0)))
+
+
+def _nats_of_tips(line: Line, config: Config) -> float | None:
+    """As measured before the update; else as far as that is from what was sampled, where that is its denominator."""
+    acting = config.algorithm.old_logprobs == "acting"
+    return line.get("tips/reliance", line.get("update/kl_to_behavior_off_policy") if acting else None)
 
 
 def _off_policy_tokens(line: Line) -> float:
