@@ -126,7 +126,7 @@ def by_hand(returns: Sequence[float]) -> list[float]:
 def mixed(start_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Watched:
     """Mixed groups, half of whose members act with tips, of which half are trained without them."""
     with pytest.MonkeyPatch.context() as patch:
-        algorithm = {"p_memory": 0.5, "q_off_policy": 0.5}
+        algorithm = {"p_memory": 0.5, "q_off_policy": 0.5, "old_logprobs": "acting"}
         config = tiny_config(start_model, algorithm=algorithm, rollout={"num_tasks": 5, "group_size": 6})
         return Watched(config, tmp_path_factory.mktemp("mixed") / "run", patch)
 

@@ -100,8 +100,8 @@ def test_a_copy_ends_where_tips_leave_no_room_for_the_next_turn(start_model: Pat
 # --- what it says
 
 
-def rows_of(trajectory: Trajectory, kind: Any) -> list[Sample]:
-    return build_samples([group(trajectory)], [[2.0]], rows=kind)
+def rows_of(trajectory: Trajectory, kind: Any, advantage: float = 2.0) -> list[Sample]:
+    return build_samples([group(trajectory)], [[advantage]], rows=kind)
 
 
 @pytest.mark.parametrize("kind", ["auto", "step"])
@@ -117,7 +117,7 @@ def test_each_token_gets_its_own_word_however_rows_are_cut(kind: Any, fork: int 
     differs = [s.completion.prompt_ids != s.plain_prompt_ids for s in taught.steps for _ in s.completion.token_ids]
     assert said.tolist() == pytest.approx([i + 1 if d else np.nan for i, d in enumerate(differs)], nan_ok=True)
 
-    lessons = lessons_of(rows_of(student, kind), [said])
+    lessons = lessons_of(rows_of(student, kind), rows_of(student, kind, 1.0), [said])
     ratios = [float(r) for lesson in lessons for r in lesson.ratios]
     sampled = [p for step in student.steps for p in step.completion.logprobs]
     expected = [i + 1 - p if d else 0 for i, (d, p) in enumerate(zip(differs, sampled, strict=True))]
@@ -130,15 +130,33 @@ def test_each_token_gets_its_own_word_however_rows_are_cut(kind: Any, fork: int 
 
 def test_tokens_behind_the_end_of_the_copy_have_no_teacher() -> None:
     taught = episode(random.Random(1), turns=4, mode="on_policy_tips")
-    rows = rows_of(without_tips(taught), "auto")
-    (lesson,) = lessons_of(rows, [np.array([-1.0])])
+    rows, weighed = (rows_of(without_tips(taught), "auto", advantage) for advantage in (2.0, 1.0))
+    (lesson,) = lessons_of(rows, weighed, [np.array([-1.0])])
     assert lesson.known.tolist() == [True] + [False] * (len(lesson.known) - 1)
     assert lesson.taught(OpsdConfig()).advantages[lesson.positions[-1]] == 2.0
 
 
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("gate", ["none", "agree"])
+def test_tokens_of_older_weights_are_weighed_with_what_the_teacher_says(form: Any, gate: Any) -> None:
+    """Also where all episodes of the group earned the same, and the teacher alone speaks."""
+    options = OpsdConfig(form=form, coefficient=0.5, gate=gate)
+    for advantage in (2.0, 0.0, -2.0):
+        row = Sample((1, 2, 3), (0, 1, 1), (0.0, -1.0, -1.0), (0.0, advantage, advantage))
+        (fresh,), (stale,) = (
+            lessons_of([row], [replace(row, advantages=weights)], [np.array([-0.5, np.nan])])
+            for weights in ((0.0, 1.0, 1.0), (0.0, 0.25, 2.0))
+        )
+        assert stale.taught(options).advantages == pytest.approx(
+            [a * w for a, w in zip(fresh.taught(options).advantages, (0, 0.25, 2.0), strict=True)]
+        )
+
+
 def test_metrics_by_hand() -> None:
     sample = Sample((1, 2, 3, 4, 5), (0, 1, 1, 1, 1), (0, -1, -1, -1, -1), (0, 2, 2, 2, 2))
-    lessons = lessons_of([sample], [np.array([-0.5, -2.0, np.nan, np.nan])])  # log ratios .5 and -1; two without
+    weighed = replace(sample, advantages=(0, 1, 1, 1, 1))
+    said = np.array([-0.5, -2.0, np.nan, np.nan])  # log ratios .5 and -1; two without
+    lessons = lessons_of([sample], [weighed], [said])
     assert lesson_metrics(lessons, OpsdConfig(coefficient=0.5, gate="none")) == {
         "taught": 0.5, "log_ratio": -0.25, "endorsed": 0.5, "gated": 0.0, "signal": 0.375,
     }  # fmt: skip
@@ -197,6 +215,30 @@ def test_rows_of_steps_are_taught_what_rows_of_episodes_are(start_model: Path, t
     )  # fmt: skip
     assert distance(auto, step) < 1e-5
     assert distance(auto, start_model) > 1e-4
+
+
+def test_the_weight_of_what_was_played_ahead_is_on_the_teachers_signal_too(
+    start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A token that the weights of now would never sample teaches nothing, whoever speaks of it."""
+
+    def impossible(samples: Sequence[Sample], *_: Any, **__: Any) -> tuple[list[Sample], dict[str, float]]:
+        return [replace(sample, advantages=(0.0,) * len(sample.advantages)) for sample in samples], {}
+
+    update, sizes = Iteration.update, []
+
+    async def watched(self: Iteration, samples: Sequence[Sample]) -> dict[str, float]:
+        sizes.append(max(abs(a) for sample in samples for a in sample.advantages))
+        return await update(self, samples)
+
+    monkeypatch.setattr("trailnotes.runs.iteration.brought_up_to_date", impossible)
+    monkeypatch.setattr(Iteration, "update", watched)
+    ahead = {"ahead": 1, "num_tasks": 5}
+    run = trained(start_model, tmp_path, algorithm=OPSD, opsd={"gate": "none"}, rollout=ahead, train={"iterations": 4})
+    assert [line["stale/versions"] > 0 for line in metrics(run)] == [False, True, True, True]
+    assert metrics(run)[-1]["opsd/signal"] > 0
+    assert sizes[0] > 0, "played with the weights that learned"
+    assert sizes[1:] == [0.0] * 3
 
 
 # --- the start model as teacher

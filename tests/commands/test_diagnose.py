@@ -12,7 +12,7 @@ from trailnotes.config.toml import to_toml
 from trailnotes.errors import RunError
 from trailnotes.runs.chain import Link, diagnose, links_of
 
-NAMES = ("written", "shown", "gain", "advantage", "mask", "reliance", "rise")
+NAMES = ("written", "shown", "gain", "advantage", "engine", "mask", "reliance", "rise")
 
 
 def line(iteration: int, **values: float) -> dict[str, Any]:
@@ -27,6 +27,7 @@ def line(iteration: int, **values: float) -> dict[str, Any]:
         "rollout/env_steps": 40.0,
         "update/rows": 20.0,
         "update/zero_advantage_rows": 10.0,
+        "engine/difference": 1e-6,
         "update/tokens_off_policy": 50.0,
         "update/masked_fraction": 0.1,
         "update/kl_to_behavior_off_policy": 1.0 - 0.1 * iteration,
@@ -42,7 +43,8 @@ def episode(iteration: int, mode: str, value: float, outcome: str = "terminated"
 def verdicts(
     lines: list[dict[str, Any]], episodes: list[dict[str, Any]], **sections: dict[str, Any]
 ) -> dict[str, Link]:
-    config = small_config(**{"memory": {"threshold": 0.5}, "loss": {"kl": 0.1}, **sections})
+    own = {"memory": {"threshold": 0.5}, "loss": {"kl": 0.1}, "algorithm": {"old_logprobs": "acting"}}
+    config = small_config(**own | sections)
     return dict(zip(NAMES, links_of(lines, episodes, config), strict=True))
 
 
@@ -70,6 +72,7 @@ def test_a_chain_that_holds() -> None:
         ("written", {"tips__unusable": 3.0}),
         ("shown", {"rollout__tips_per_step": 0.0}),
         ("advantage", {"update__zero_advantage_rows": 20.0}),
+        ("engine", {"engine__difference": 0.01}),
         ("mask", {"update__masked_fraction": 0.6}),
         ("reliance", {"update__kl_to_behavior_off_policy": 0.8}),
         ("rise", {"rollout__return/plain": 0.2}),
@@ -201,6 +204,27 @@ def test_a_model_that_hardly_relies_on_notes_need_not_improve() -> None:
     assert verdicts([line(i, **values) for i in range(5)], EPISODES)["reliance"].holds is True
 
 
+def test_reliance_is_what_was_measured_before_the_update_where_its_ratio_knows_no_tips() -> None:
+    free = {"old_logprobs": "tip_free"}
+    assert verdicts([line(i) for i in range(5)], EPISODES, algorithm=free)["reliance"].last is None, "of before"
+    measured = [line(i, tips__reliance=0.5 - 0.1 * i, update__kl_to_behavior_off_policy=0.0) for i in range(5)]
+    link = verdicts(measured, EPISODES, algorithm=free)["reliance"]
+    assert (link.first, link.last, link.holds) == (0.5, pytest.approx(0.1), True)
+
+
+def test_engine_and_learner_may_be_as_far_apart_as_their_numbers_round() -> None:
+    def link(dtype: str, nats: float) -> Link:
+        return verdicts([line(0, engine__difference=nats)], EPISODES, model={"dtype": dtype})["engine"]
+
+    assert (link("bfloat16", 0.045).last, link("bfloat16", 0.045).holds) == (0.045, True)
+    assert link("bfloat16", 0.06).holds is False
+    assert "model.dtype" in link("bfloat16", 0.06).advice
+    assert link("float32", 0.045).holds is False
+    assert "learner.packed" in link("float32", 0.045).advice
+    behind = {name: value for name, value in line(0).items() if name != "engine/difference"}
+    assert verdicts([behind], EPISODES)["engine"].holds is None, "older weights played"
+
+
 def test_one_iteration_shows_no_trend() -> None:
     links = verdicts([line(0)], EPISODES)
     assert links["rise"].holds is links["reliance"].holds is None
@@ -219,7 +243,7 @@ def test_numbers_are_means_of_the_first_and_the_last_fifth() -> None:
 
 def a_run(path: Path, lines: list[dict[str, Any]], episodes: list[dict[str, Any]], method: str = "empo2") -> Path:
     path.mkdir()
-    (path / "config.toml").write_text(to_toml(small_config(algorithm={"name": method})))
+    (path / "config.toml").write_text(to_toml(small_config(algorithm={"name": method, "old_logprobs": "acting"})))
     for name, records in (("metrics", lines), ("trajectories", episodes)):
         (path / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     return path
@@ -232,7 +256,7 @@ def test_a_run_without_memory_has_no_data_where_notes_would_be(tmp_path: Path) -
     report = diagnose(a_run(tmp_path / "run", lines, [episode(0, "plain", 0.0)], "grpo"))
     rows = report.splitlines()
     assert rows[0].endswith("grpo, 5 iterations, 500 environment steps")
-    assert ["no data" in row for row in rows[1:8]] == [True, True, True, False, True, True, False]
+    assert ["no data" in row for row in rows[1:9]] == [True, True, True, False, False, True, True, False]
     assert "WEAK" not in report
     assert "no weak link found" in rows
 

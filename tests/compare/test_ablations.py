@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -12,9 +13,12 @@ import pytest
 
 from paying import Paid
 from tinyrun import episodes, equal_weights, metrics, tiny_config, train_in_process
+from trailnotes.compare.plan import load_plan
 from trailnotes.rollout import Written
 from trailnotes.runs import iteration as run_module
 from trailnotes.types import Observation
+
+CONFIGS = Path(__file__).parents[2] / "configs" / "compare"
 
 
 class Telling(Paid):
@@ -69,8 +73,8 @@ ABLATIONS: dict[str, tuple[dict[str, dict[str, Any]], Claim]] = {
         {"algorithm": {"q_off_policy": 0.0}},
         lambda base, less: base.last["update/tokens_off_policy"] > 0 == less.last["update/tokens_off_policy"],
     ),
-    "tip-free denominator": (
-        {"algorithm": {"old_logprobs": "tip_free"}},
+    "denominator of the release": (
+        {"algorithm": {"old_logprobs": "acting"}},
         lambda base, less: (  # what acting with tips has drawn is as likely as it is without them
             less.last["update/kl_to_behavior_off_policy"] != base.last["update/kl_to_behavior_off_policy"]
         ),
@@ -147,3 +151,13 @@ def test_an_ablation_does_what_it_says_and_reaches_the_weights(
     ablated = play(start_model, tmp_path / "run", sections)
     assert claim(whole, ablated)
     assert not equal_weights(whole.path, ablated.path)
+
+
+@pytest.mark.parametrize(
+    "path", sorted(set(CONFIGS.glob("*.toml")) - {*CONFIGS.glob("*-base.toml")}), ids=lambda path: path.stem
+)
+def test_comparisons_name_the_denominator_that_they_were_measured_with(path: Path) -> None:
+    """Published figures come out to the digit whatever the default is."""
+    plan = load_plan(path)
+    shared = tomllib.loads((path.parent / plan.compare.config).read_text(encoding="utf-8"))
+    assert "old_logprobs" in shared["algorithm"]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
-from trailnotes.credit.leads import leads_of
+import pytest
+
+from trailnotes.credit.leads import leads_of, reliance_of
 from trailnotes.learner.samples import build_samples
 from trailnotes.memory.worth import Lead
 from trailnotes.types import Completion, Mode, Observation, Step, Task, Tip, Trajectory, TrajectoryGroup
@@ -52,3 +55,11 @@ def test_only_readers_who_did_well_and_were_trained_without_tips_tell() -> None:
 
 def test_a_policy_that_does_the_same_without_tips_leads_by_nothing() -> None:
     assert leads(played([[1], []]), without=ACTED) == [Lead(1, 0.0)]
+
+
+def test_reliance_is_the_divergence_of_a_token() -> None:
+    """Of two tokens a turn one is e times as probable with tips: k3 of it is 1 - (1 - 1/e) = 1/e."""
+    rows = build_samples([TrajectoryGroup(TASK, (played([[1], [2]]),))], [[1.0]])
+    said = [tuple({20: ACTED - 1, 21: ACTED}.get(token, 0.0) for token in row.token_ids) for row in rows]
+    assert reliance_of(rows, said) == pytest.approx(math.exp(-1) / 2)
+    assert reliance_of([], []) == 0.0

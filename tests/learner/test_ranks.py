@@ -12,6 +12,7 @@ import torch
 import torch.multiprocessing as mp
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import MistralConfig, MistralForCausalLM
 
 from sharded_cases import CASES, Case, alone, among, learn, model_of, rows_of
 from tiny import VOCABULARY, tiny_model
@@ -116,13 +117,38 @@ def test_a_group_of_one_prompt_learns_the_same_from_a_tree() -> None:
 
 
 def test_a_model_that_mixes_joined_rows_is_found_out() -> None:
-    assert computes(TokenScorer(tiny_model()), "joined")
-    assert computes(TokenScorer(tiny_model()), "shared")
+    assert computes(TokenScorer(tiny_model()), "joined", 256)
+    assert computes(TokenScorer(tiny_model()), "shared", 256)
     mixing = tiny_model()
     body = mixing.model.forward
     mixing.model.forward = lambda **inputs: body(**{k: v for k, v in inputs.items() if k != "position_ids"})
-    assert not computes(TokenScorer(mixing), "joined")
-    assert not computes(TokenScorer(mixing), "shared")
+    assert not computes(TokenScorer(mixing), "joined", 256)
+    assert not computes(TokenScorer(mixing), "shared", 256)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_window_that_a_tree_knows_nothing_of_is_found_out(dtype: torch.dtype) -> None:
+    """Mistral 0.1 and Phi-3 have one in all layers, and none by kinds; the probe's rows are shorter than it."""
+    config = MistralConfig(
+        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=256, sliding_window=16,
+    )  # fmt: skip
+    score = TokenScorer(MistralForCausalLM(config).to(dtype).eval())
+    assert not computes(score, "shared", 17)
+    assert computes(score, "shared", 16), "no row is longer than the window"
+    assert computes(score, "joined", 17), "positions tell the window"
+
+
+def test_what_bfloat16_rounds_hides_no_rows_that_are_mixed() -> None:
+    mixing = tiny_model(dtype=torch.bfloat16)
+    with torch.no_grad():
+        mixing.model.embed_tokens.weight.mul_(0.05)  # flat distributions, on which the context has little influence
+    before = [weight.clone() for weight in mixing.parameters()]
+    assert computes(TokenScorer(mixing), "shared", 256)
+    body = mixing.model.forward
+    mixing.model.forward = lambda **inputs: body(**{k: v for k, v in inputs.items() if k != "attention_mask"})
+    assert not computes(TokenScorer(mixing), "shared", 256)
+    assert all(w.dtype == torch.bfloat16 and w.equal(b) for w, b in zip(mixing.parameters(), before, strict=True))
 
 
 def furthest(one: dict[str, Any], other: dict[str, Any]) -> float:

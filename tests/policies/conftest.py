@@ -19,6 +19,8 @@ from transformers import (
     MambaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -78,6 +80,13 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return make_tokenizer()
 
 
+PLAIN = {
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "mistral": (MistralConfig, MistralForCausalLM),
+    "phi3": (Phi3Config, Phi3ForCausalLM),
+}
+
+
 def make_model(kind: str = "qwen2", positions: int = 256, **options: Any) -> Any:
     """A random model with logits far from uniform."""
     torch.manual_seed(0)
@@ -98,10 +107,9 @@ def make_model(kind: str = "qwen2", positions: int = 256, **options: Any) -> Any
     match kind:
         case "qwen2":
             return Qwen2ForCausalLM(Qwen2Config(**common | {"tie_word_embeddings": True} | options)).eval()
-        case "llama":
-            return LlamaForCausalLM(LlamaConfig(**common | options)).eval()
-        case "mistral":
-            return MistralForCausalLM(MistralConfig(**common | options)).eval()
+        case "llama" | "mistral" | "phi3":
+            settings, of = PLAIN[kind]
+            return of(settings(**common | options)).eval()
         case "gemma2":
             return Gemma2ForCausalLM(Gemma2Config(**common | {"head_dim": 8} | options)).eval()
         case "mamba":

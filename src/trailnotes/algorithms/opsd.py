@@ -49,11 +49,12 @@ async def opsd(iteration: Iteration) -> None:
     async with iteration.learning():
         groups = iteration.add_novelty(groups)
         advantages = [group_advantages(scores, config.algorithm.normalize_std) for scores in iteration.scores(groups)]
-        samples = iteration.samples(groups, advantages)
+        samples = build_samples(groups, advantages, rows=config.optim.rows)
+        weighed = iteration.samples(groups, [[1.0] * len(group.trajectories) for group in groups])  # `rollout.ahead`
 
         rows = build_samples(teachers, [[0.0] * len(group.trajectories) for group in teachers], rows=config.optim.rows)
         scored = iteration.learner.logprobs(rows, of_start=options.from_start)
-        lessons = lessons_of(samples, teacher_logprobs(teachers, rows, scored))
+        lessons = lessons_of(samples, weighed, teacher_logprobs(teachers, rows, scored))
         iteration.add_metrics("opsd", lesson_metrics(lessons, options) | {"teacher_tokens": float(num_tokens(rows))})
         taught = [lesson.taught(options) for lesson in lessons]
         metrics = await iteration.update([*taught, *iteration.held(written, groups)])
@@ -142,29 +143,39 @@ class Lesson:
     sample: Sample
     positions: NDArray[np.intp]  # (n,) of the trained tokens in the row
     advantages: Array  # (n,) of the episode in its group
+    weights: Array  # (n,) 1, or by how much more probable the token is now than when older weights sampled it
     ratios: Array  # (n,) log pi(y | tips) - log pi(y)
     known: NDArray[np.bool_]  # (n,) whether the token has a teacher
 
     def taught(self, options: OpsdConfig) -> Sample:
-        """The row with an advantage of its own for each token."""
-        advantages = np.array(self.sample.advantages)
-        advantages[self.positions] = distilled(self.advantages, self.ratios, self.known, options)
+        """The row with an advantage of its own for each token, weighed as a whole."""
+        advantages = np.zeros(len(self.sample.token_ids))
+        advantages[self.positions] = self.weights * distilled(self.advantages, self.ratios, self.known, options)
         return replace(self.sample, advantages=tuple(advantages.tolist()))
 
 
-def lessons_of(samples: Sequence[Sample], teachers: Sequence[Array]) -> list[Lesson]:
-    """Each row with its part of what the teacher says of its episode; `teachers` as `teacher_logprobs` gives them."""
+def lessons_of(samples: Sequence[Sample], weighed: Sequence[Sample], teachers: Sequence[Array]) -> list[Lesson]:
+    """Each row with its part of what the teacher says of its episode.
+
+    Args:
+        samples: the rows, with the advantages of their episodes.
+        weighed: the same rows as the weights of now would have sampled them, with the weights of tokens as advantages.
+        teachers: as `teacher_logprobs` gives them.
+    """
     begun: Counter[int] = Counter()  # tokens of the episode in the rows before
     lessons = []
-    for sample in samples:
+    for plain, sample in zip(samples, weighed, strict=True):
         positions = np.flatnonzero(sample.loss_mask)
         first = begun[sample.trajectory]
         begun[sample.trajectory] += positions.size
         said = teachers[sample.trajectory][first : begun[sample.trajectory]]
         teacher = np.concatenate([said, np.full(positions.size - said.size, np.nan)])
-        student = np.array(sample.behavior_logprobs)[positions]
-        advantages = np.array(sample.advantages)[positions]
-        lessons.append(Lesson(sample, positions, advantages, log_ratio(teacher, student), ~np.isnan(teacher)))
+        student, advantages, weights = (
+            np.array(numbers, dtype=np.float64)[positions]
+            for numbers in (sample.behavior_logprobs, plain.advantages, sample.advantages)
+        )
+        ratios = log_ratio(teacher, student)
+        lessons.append(Lesson(sample, positions, advantages, weights, ratios, ~np.isnan(teacher)))
     return lessons
 
 

@@ -135,18 +135,13 @@ def _refuse_early(config: Config) -> None:
 
     config.refuse_training()
     refuse_missing(config)
-    from trailnotes.policies.hf.policy import context_length_of, refuse_frozen
+    from trailnotes.policies.hf.policy import refuse_frozen, refuse_longer
     from trailnotes.runs.rehearsal import refuse_rehearsal
 
     refuse_frozen(config.model)
     refuse_examined(config)
     refuse_rehearsal(config)
-    room, wanted = context_length_of(config.model), config.rollout.max_context_tokens
-    if wanted > room:
-        raise ConfigError(
-            f"rollout.max_context_tokens = {wanted}, but the model at model.path holds {room} tokens: "
-            f"set rollout.max_context_tokens to {room} or less"
-        )
+    refuse_longer(config.model, config.rollout.max_context_tokens)
 
 
 def _tips_for(config: Config, memory: StrPath) -> list[Tip]:

@@ -32,7 +32,10 @@ class AlgorithmConfig(Section):
         "stratified", "mixed groups: round(p N) members act with tips, or each member draws for itself"
     )
     old_logprobs: Literal["acting", "tip_free"] = key(
-        "acting", "off-policy denominator: under the context acted on, or under the tip-free one", PAPER
+        "tip_free",
+        "off-policy denominator: under the tip-free context (4.2), or under the one acted on (Table 3, and "
+        "the release)",
+        PAPER,
     )
     intrinsic: Literal["none", "tips", "states", "counts", "rnd"] = key(
         "none",

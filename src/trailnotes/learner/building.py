@@ -32,7 +32,7 @@ def build_alone(config: Config, model: Any, reference: Any, dump_dir: Path | Non
             f"learner.attention = {config.learner.attention!r} would change the model that acts, too, which needs "
             "another: leave it out, or set learner.world_size to 2 or more"
         )
-    joining = _joining(config.learner, model)
+    joining = _joining(config, model)
     learner = Learner(
         model,
         config.optim,
@@ -59,7 +59,7 @@ def build_rank(circle: Circle, config: Config, dump_dir: Path | None) -> Learner
     torch.manual_seed(derive_seed(config.run.seed, "weights"))  # adapters start at random
     model = load_model(on_host)[0]
     _refuse_adapted_head(config, model)
-    joining = _joining(config.learner, model)
+    joining = _joining(config, model)
     whole = not config.model.lora.enabled
     dtype = getattr(torch, config.model.dtype) if whole and config.model.dtype != "float32" else None
     ranks = Sharded(circle.mesh, circle.talk, dtype, offload=config.learner.offload)
@@ -80,23 +80,24 @@ def build_rank(circle: Circle, config: Config, dump_dir: Path | None) -> Learner
     return learner
 
 
-def _joining(config: LearnerConfig, model: Any) -> Joining:
+def _joining(config: Config, model: Any) -> Joining:
     """How rows are to be laid out."""
-    skips = config.attention.startswith(("flash", "flex")) or (not config.attention and skips_padding(model))
-    if config.packed == "never" or (config.packed == "auto" and not skips):
+    attention, packed = config.learner.attention, config.learner.packed
+    skips = attention.startswith(("flash", "flex")) or (not attention and skips_padding(model))
+    if packed == "never" or (packed == "auto" and not skips):
         return "padded"
-    how: Joining = "shared" if config.packed == "shared" else "joined"
+    how: Joining = "shared" if packed == "shared" else "joined"
     if how == "shared" and skips:
         raise ConfigError(
             'learner.packed = "shared" needs an attention that takes any mask: set learner.attention = "sdpa", or '
             'learner.packed = "auto"'
         )
-    if computes(TokenScorer(model), how):
+    if computes(TokenScorer(model), how, config.rollout.max_context_tokens):
         return how
-    if config.packed == "auto":
+    if packed == "auto":
         return "padded"
     raise ConfigError(
-        f"learner.packed = {config.packed!r}, but this model makes something else of rows that are laid out so: set it "
+        f"learner.packed = {packed!r}, but this model makes something else of rows that are laid out so: set it "
         'to "auto" or "never"'
     )
 

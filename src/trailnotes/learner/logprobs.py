@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from trailnotes.learner.layout import Layout, lay_out
+from trailnotes.learner.layout import Layout, lay_out, skips_padding
 from trailnotes.learner.ranks import call
 from trailnotes.learner.samples import Joining
-from trailnotes.policies.hf.network import evaluating, parts_of
+from trailnotes.policies.hf.decoder import windows_of
+from trailnotes.policies.hf.network import evaluating, in_float32, parts_of
 from trailnotes.types import Sample
 
 
@@ -181,12 +183,14 @@ class TokenScorer:
 
 
 @torch.no_grad()
-def computes(scorer: TokenScorer, how: Joining) -> bool:
-    """Whether the model makes the same of rows that are laid out so, found out on a few random tokens."""
-    embeddings = scorer.model.get_input_embeddings()  # type: ignore[operator]
-    kinds = getattr(scorer.model.config.get_text_config(), "layer_types", None) or ()  # type: ignore[operator, union-attr]
-    if how == "shared" and any("sliding" in kind for kind in kinds):  # a tree has a mask of its own, without a window
-        return False
+def computes(scorer: TokenScorer, how: Joining, longest: int) -> bool:
+    """Whether the model makes the same of rows of up to `longest` tokens that are laid out so.
+
+    Found out on a few random tokens; in float32, where the attention knows it, since what bfloat16 rounds can hide a
+    wrong mask.
+    """
+    model: Any = scorer.model
+    embeddings = model.get_input_embeddings()
     device = embeddings.weight.device
     drawn = torch.randint(embeddings.num_embeddings, (16,), generator=torch.Generator().manual_seed(0)).tolist()
     rows = [drawn[:8], drawn[:5], [*drawn[:5], *drawn[8:11]], drawn[11:]]
@@ -194,11 +198,13 @@ def computes(scorer: TokenScorer, how: Joining) -> bool:
     columns = torch.arange(8, device=device)
     mask = (columns > 0) & (columns < torch.tensor([len(row) for row in rows], device=device)[:, None])
     try:
-        with evaluating(scorer.model):
+        if how == "shared" and any(windows_of(model.config, longest).values()):  # a tree's own mask has no window
+            return False
+        with evaluating(model), nullcontext() if skips_padding(model) else in_float32(model):
             found, padded = (scorer(token_ids, mask, layout)[0] for layout in (lay_out(rows, how, device), None))
+            tolerance = 1e-4 if embeddings.weight.dtype == torch.float32 else 5e-2
     except (AttributeError, TypeError, ValueError, RuntimeError, IndexError):  # a model that is asked otherwise
         return False
-    tolerance = 1e-4 if embeddings.weight.dtype == torch.float32 else 5e-2
     return bool((found - padded).abs().max() <= tolerance * padded.abs().max().clamp(min=1.0))
 
 

@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING
 
 from trailnotes.credit.episodes import scores_of, valid_share
-from trailnotes.credit.leads import leads_of
+from trailnotes.credit.leads import leads_of, reliance_of
 from trailnotes.envs.tasks import batch_of
 from trailnotes.errors import RunError
 from trailnotes.learner.samples import anchor_rows, build_samples
@@ -274,7 +274,8 @@ class Iteration:
     def measure_tips(
         self, groups: Sequence[TrajectoryGroup], off_policy: Sequence[Sample], tip_free: Sequence[Sequence[float]]
     ) -> None:
-        """Tell the memory what its tips still change; arguments as of `leads_of`."""
+        """Tell what tips still change, and the memory of each of its own; arguments as of `leads_of`."""
+        self.add_metrics("tips", {"reliance": reliance_of(off_policy, tip_free)})
         if isinstance(self.run.shown, MeasuringMemory):
             leads = leads_of(groups, off_policy, tip_free)
             self.run.shown.measure(leads)

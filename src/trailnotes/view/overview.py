@@ -34,7 +34,8 @@ PANELS: Final = (  # pictures of one run: title, (metric, label) ...
     ("Tips in memory", (("memory/tips", "tips"), ("memory/enabled", "enabled"))),
     ("Tips shown in a turn", (("rollout/tips_per_step", "tips"),)),
     ("Episode length", (("rollout/episode_length", "steps"),)),
-    ("Reliance on tips", (("update/kl_to_behavior_off_policy", "nats a token"),)),
+    ("Reliance on tips", (("tips/reliance", "nats a token, before the update"),
+                          ("update/kl_to_behavior_off_policy", "by the update's ratio"))),
     ("Entropy", (("update/entropy", "nats a token"),)),
 )  # fmt: skip
 COSTS: Final = ("env_steps", "tokens_generated", "tokens_trained", "seconds")

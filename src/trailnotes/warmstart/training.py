@@ -24,7 +24,7 @@ from trailnotes.learner.optimizer import MasterAdamW
 from trailnotes.learner.samples import microbatches
 from trailnotes.learner.states import export_model
 from trailnotes.policies.chat import ChatFormat
-from trailnotes.policies.hf.policy import device_of, load_model, refuse_frozen
+from trailnotes.policies.hf.policy import device_of, load_model, refuse_frozen, refuse_longer
 from trailnotes.runs.directory import RunDir, has_begun
 from trailnotes.runs.signals import asked_by_signals
 from trailnotes.seeds import derive_seed
@@ -79,8 +79,8 @@ def warmstart(
 
     Raises:
         ConfigError: `out` is taken, the environment has no scripted episodes, the file holds none or one of a game of
-            the panel, or none fits `rollout.max_context_tokens`; or adapters are wanted of a model that does not exist
-            yet.
+            the panel, or none fits `rollout.max_context_tokens`; the model at `model.path` holds fewer tokens than
+            that; or adapters are wanted of a model that does not exist yet.
         RunError: `out` is in use, or holds an unfinished model of other settings; or it cannot be written.
         NonFiniteError: a loss or gradient is not finite.
         Interrupted: asked to stop before the end.
@@ -139,6 +139,7 @@ def _start(config: Config) -> tuple[Any, Any]:
     """Model and tokenizer before the first step."""
     if config.model.path:
         refuse_frozen(config.model)
+        refuse_longer(config.model, config.rollout.max_context_tokens)
         return load_model(config.model)
     tokenizer = train_tokenizer(_texts(config), config.warmstart.vocab_size, exact=config.warmstart.exact)
     model = build_model(tokenizer, config.warmstart, config.rollout.max_context_tokens)

@@ -15,7 +15,7 @@ import torch
 from trailnotes.config.model_schema import LoraConfig, ModelConfig
 from trailnotes.errors import ConfigError, PolicyError
 from trailnotes.policies.hf.decoder import RecomputeDecoder, SlotDecoder
-from trailnotes.policies.hf.policy import HFPolicy, load_model
+from trailnotes.policies.hf.policy import HFPolicy, load_model, refuse_longer
 from trailnotes.types import Completion, Message, Sampling
 
 WORDS = ["key", "door", "north", "hall", "dark", "\n", "note", "é"]
@@ -387,6 +387,46 @@ def test_sliding_windows(model_of, tokenizer, kind, window):
     for completions in play_all(policy, 5):
         for completion in completions:
             assert list(completion.logprobs) == pytest.approx(forward(model, completion), abs=2e-5)
+
+
+LONGROPE = {  # as Phi-3.5's files have it
+    "original_max_position_embeddings": 64,
+    "rope_scaling": {"type": "longrope", "short_factor": [1, 1.1, 1.2, 1.3], "long_factor": [1, 4, 16, 32]},
+}
+DYNAMIC = {"rope_scaling": {"type": "dynamic", "factor": 4.0}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "positions", "options"), [("phi3", 256, LONGROPE), ("llama", 64, DYNAMIC)], ids=["longrope", "dynamic"]
+)
+def test_positions_turn_by_one_set_of_factors_up_to_the_end_of_the_context(
+    model_of, tokenizer, kind, positions, options
+):
+    """Whatever is cached and whatever stands beside a row: other factors would take over behind token 64."""
+    model = model_of(kind, positions, **options)
+    policy = HFPolicy(model, tokenizer)
+    assert policy.context_length == 64
+    ids = policy.encode([Message("user", "go north")])
+    whole = one(policy, "go north", max_tokens=64 - len(ids))
+    assert list(whole.logprobs) == pytest.approx(forward(model, whole), abs=2e-5)
+    with torch.no_grad():
+        alone, inside, beyond = (
+            model(torch.tensor([[*ids, *[0] * more]])).logits[0, : len(ids)] for more in (0, 64 - len(ids), 64)
+        )
+    torch.testing.assert_close(alone, inside, atol=2e-5, rtol=1e-4)
+    assert (alone - beyond).abs().max() > 0.1, "there are other factors: the test shows something"
+    with pytest.raises(PolicyError, match="exceed the context of 64 tokens"):
+        one(policy, "go north", max_tokens=65 - len(ids))
+
+
+def test_a_context_beyond_the_first_factors_of_longrope_is_refused_at_the_start(model_of, tmp_path):
+    model_of("phi3", **LONGROPE).config.save_pretrained(tmp_path)
+    config = ModelConfig(path=str(tmp_path), device="cpu")
+    refuse_longer(config, 64)
+    with pytest.raises(
+        ConfigError, match=r"holds 64 tokens before longrope .* set rollout\.max_context_tokens to 64 or"
+    ):
+        refuse_longer(config, 65)
 
 
 def test_a_cache_that_the_model_ignores_is_found_out(model_of, tokenizer, caplog):

@@ -236,7 +236,7 @@ def make_decoder(model: Any, context_length: int, *, shared_prompts: bool = True
         decoder = SlotDecoder(
             network,
             context_length,
-            _windows(model.config, context_length),
+            windows_of(model.config, context_length),
             shared_prompts=shared_prompts,
             gapless=gapless,
         )
@@ -248,8 +248,12 @@ def make_decoder(model: Any, context_length: int, *, shared_prompts: bool = True
     return decoder
 
 
-def _windows(config: Any, context_length: int) -> Windows:
-    """Kinds of attention layers and their windows. Raises `ValueError` for layers of another nature."""
+def windows_of(config: Any, context_length: int) -> Windows:
+    """Kinds of attention layers and their windows, as the model's own cache has them.
+
+    Raises:
+        ValueError: it has layers of another nature.
+    """
     from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
     windows: dict[str, int] = {}

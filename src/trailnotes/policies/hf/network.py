@@ -75,6 +75,19 @@ def evaluating(model: nn.Module, training: bool = False) -> Iterator[None]:
         model.train(before)
 
 
+@contextmanager
+def in_float32(model: nn.Module) -> Iterator[None]:
+    """Put the weights of `model` into float32 for a while; they come back bit for bit."""
+    before = [(weight, weight.dtype) for weight in model.parameters() if weight.dtype == torch.bfloat16]
+    try:
+        for weight, _ in before:
+            weight.data = weight.data.float()
+        yield
+    finally:
+        for weight, dtype in before:
+            weight.data = weight.data.to(dtype)
+
+
 def needs_training_mode(model: nn.Module) -> bool:
     """Whether to update in training mode.
 

@@ -337,9 +337,37 @@ def device_of(name: str) -> torch.device:
     return device
 
 
+def refuse_longer(config: ModelConfig, wanted: int) -> None:
+    """Refuse episodes of `wanted` tokens where the model holds fewer.
+
+    Raises:
+        ConfigError: it holds fewer; and as `context_length_of`.
+        PolicyError: as `context_length_of`.
+    """
+    room, positions = context_length_of(config), _positions(architecture_of(config))
+    if wanted > room:
+        reason = " before longrope takes other factors for all of them" if room < positions else ""
+        raise ConfigError(
+            f"rollout.max_context_tokens = {wanted}, but the model at model.path holds {room} tokens{reason}: set "
+            f"rollout.max_context_tokens to {room} or less"
+        )
+
+
 def _context_length(config: Any) -> int:
-    text_config = config.get_text_config(decoder=True)
-    return int(getattr(text_config, "max_position_embeddings", None) or UNLIMITED)
+    """Tokens that a model can hold with one set of position factors, cached or not, whatever else is in the batch.
+
+    Where a batch has a token beyond `original_max_position_embeddings`, longrope computes all of it by its long
+    factors, while keys that are cached already keep the short ones. vLLM takes the short ones alone up to there. Those
+    of a dynamic rope change beyond `max_position_embeddings`.
+    """
+    rope = getattr(config.get_text_config(decoder=True), "rope_parameters", None) or {}
+    kinds = [each for each in (rope, *rope.values()) if isinstance(each, dict)]  # of all layers, or of a kind of them
+    short = [each["original_max_position_embeddings"] for each in kinds if each.get("rope_type") == "longrope"]
+    return min([_positions(config), *map(int, short)])
+
+
+def _positions(config: Any) -> int:
+    return int(getattr(config.get_text_config(decoder=True), "max_position_embeddings", None) or UNLIMITED)
 
 
 def _generation_end_ids(model: Any) -> frozenset[int]:
