@@ -4,14 +4,18 @@ A panel is seeds x families x games. A family has a rate of its own, drawn from 
 concentration it is learned or not, with a large one all families are alike. Games differ a little within a family.
 A seed has luck of its own, and in a share of the families it learns something else than the other seeds. Beside ours
 stands the nested percentile bootstrap that this package used before: seeds, families anew in each seed, then games.
+A second table is of seeds that differ more than that, among them lucky ones and such as fail, and of a baseline whose
+seeds are all alike.
 
     python benchmarks/intervals.py --json intervals.json
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import product
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -33,6 +37,15 @@ FLOOR = 0.92
 RATES = (0.05, 0.2, 0.5, 0.95)
 PAIRS = ((0.5, 0.5), (0.95, 0.95), (0.6, 0.4), (0.95, 0.05))
 WORLDS = ((0.6, 0.0, 0.0), (0.6, 0.3, 0.3), (4.0, 0.3, 0.0), (50.0, 0.3, 0.3))  # concentration, interaction, luck
+SD = tuple(NormalDist().inv_cdf((i + 0.5) / 20) for i in range(20))  # of 0.98
+UNRULY = {  # what is added to the logits of a seed: one of these, all as likely
+    "SD of 1 logit": SD,
+    "SD of 2 logits": tuple(2 * shift for shift in SD),
+    "one in four lucky, +2 logits": (0.0, 0.0, 0.0, 2.0),
+    "one in four wins nothing": (0.0, 0.0, 0.0, -np.inf),
+    "one in twenty wins nothing": (0.0,) * 19 + (-np.inf,),
+}
+CONCENTRATIONS = (0.6, 4.0)  # of the families' rates where seeds are unruly
 SHARED = 0.5  # of the families are as hard for one method as for the other
 PAST_ITS_ENDS = 1e-9
 
@@ -47,6 +60,7 @@ class World:
     concentration: float  # of the families' rates: below 1 they are learned or not
     interaction: float  # share of the families that a seed learns in its own way
     luck: float  # weight of the seed's own rate
+    shifts: tuple[float, ...] = (0.0,)  # of a seed's logits, one of them; only of two seeds or more
 
 
 @dataclass(frozen=True)
@@ -63,7 +77,7 @@ def play(world: World, rate: float, hard: Floats, rng: np.random.Generator) -> P
 
     Args:
         world: of the results.
-        rate: over families and seeds.
+        rate: over families and seeds, before these are shifted.
         hard: (n, families) uniform on 0 to 1, how easy each family is.
         rng: of everything else.
     """
@@ -75,11 +89,29 @@ def play(world: World, rate: float, hard: Floats, rng: np.random.Generator) -> P
     other = rng.random((num, world.seeds, world.families)) < world.interaction
     own = _beta(rate, world.concentration, other.shape, rng)
     chance = np.where(other[..., None], own[..., None], game[:, None])
+    chance = _shifted(chance, rng.choice(world.shifts, (num, world.seeds, 1, 1)))
     chance = (1 - world.luck) * chance + world.luck * luck[..., None, None]
     values = (rng.random(chance.shape) < chance).astype(np.float64).reshape(num, world.seeds, -1)
-    seen = (1 - world.interaction) * game.mean(axis=(1, 2)) + world.interaction * rate
+    here = np.mean([_shifted(game, shift).mean(axis=(1, 2)) for shift in world.shifts], axis=0)
+    anywhere = np.mean([_shifted(_games(quantiles[5::10]), shift).mean() for shift in world.shifts])
+    seen = (1 - world.interaction) * here + world.interaction * anywhere
     lucky = luck[:, 0] if world.seeds == 1 else np.full(num, rate)  # one seed: other families, but this very run
-    return Played(values, (1 - world.luck) * seen + world.luck * rate, (1 - world.luck) * rate + world.luck * lucky)
+    return Played(values, (1 - world.luck) * seen + world.luck * rate, (1 - world.luck) * anywhere + world.luck * lucky)
+
+
+def _shifted(chance: Floats, shift: Floats | float) -> Floats:
+    """Chances with `shift` added to their logits."""
+    if not np.any(shift):
+        return chance
+    inside = np.clip(chance, PAST_ITS_ENDS, 1 - PAST_ITS_ENDS)
+    found: Floats = 1 / (1 + (1 / inside - 1) * np.exp(-shift))
+    return found
+
+
+def _games(family: Floats) -> Floats:
+    """(families, 20) evenly spaced chances of the games that families of such rates may have."""
+    found: Floats = family[:, None] + (np.arange(20) + 0.5 - 10) / 10 * (family * (1 - family))[:, None]
+    return found
 
 
 def _beta(rate: float, concentration: float, size: tuple[int, ...], rng: np.random.Generator) -> Floats:
@@ -110,17 +142,24 @@ def of_mean(world: World, rate: float, num: int, rng: np.random.Generator) -> di
     """Coverage and width of both intervals of a mean; that on the panel only of panels that have one."""
     played = play(world, rate, rng.random((num, world.families)), rng)
     found = crossed(played.values, shares_of(world))
-    beyond = beyond_limits(found.mean, found.both, world.families, RATE)
+    beyond = beyond_limits(found, RATE)
     record = _record("beyond", beyond, played.beyond, np.ones(num, dtype=bool))
     return record | _on_panel(found, RATE, played.on_panel)
 
 
-def of_difference(world: World, rates: tuple[float, float], num: int, rng: np.random.Generator) -> dict[str, float]:
-    """The same of a difference between two methods."""
+def of_difference(
+    world: World, rates: tuple[float, float], num: int, rng: np.random.Generator, *, alike: bool = False
+) -> dict[str, float]:
+    """The same of a difference between two methods; `alike`: to one that plays each game alike with every seed."""
     hard = rng.random((num, world.families))
     shared = rng.random(hard.shape) < SHARED
     first = play(world, rates[0], hard, rng)
-    second = play(world, rates[1], np.where(shared, hard, rng.random(hard.shape)), rng)
+    other_hard = np.where(shared, hard, rng.random(hard.shape))
+    if alike:
+        second = play(World(1, world.families, world.games, world.concentration, 0.0, 0.0), rates[1], other_hard, rng)
+        second = replace(second, values=second.values.repeat(world.seeds, 1), on_panel=second.values.mean(axis=(1, 2)))
+    else:
+        second = play(world, rates[1], other_hard, rng)
     shares = shares_of(world)
     one, other, both = (crossed(v, shares) for v in (first.values, second.values, first.values - second.values))
     beyond = beyond_limits_of_difference(one, other, both, CONFIDENCE)
@@ -183,13 +222,56 @@ def _least(records: list[dict[str, float]]) -> dict[str, float]:
     return found
 
 
-def report(result: dict[str, Any]) -> None:
-    """The table of docs/comparing.md."""
-    names = ("nested", "mean_beyond", "difference_beyond", "mean_on_panel", "difference_on_panel")
+def measure_unruly(num: int, seeds: tuple[int, ...], families: tuple[int, ...], games: int = 2) -> list[dict[str, Any]]:
+    """Of each number of seeds and each way in which they differ the least coverage over families, worlds and rates."""
     rows = []
-    for row in result["rows"]:
-        cells = [f"{row[name]:.0%}" if name in row else "-" for name in names]
-        rows.append([str(row["seeds"]), str(row["families"]), *cells, f"{row['mean_beyond_width']:.2f}"])
+    for (name, shifts), number in product(UNRULY.items(), seeds):
+        rng = np.random.default_rng((number, len(name)))
+        cases = list(product(families, CONCENTRATIONS))
+        worlds = [World(number, count, games, kind, 0.0, 0.0, shifts) for count, kind in cases]
+        found = {
+            "mean": [of_mean(world, rate, num, rng) for world, rate in product(worlds, RATES)],
+            "difference": [of_difference(world, pair, num, rng) for world, pair in product(worlds, PAIRS)],
+            "alike": [of_difference(world, pair, num, rng, alike=True) for world, pair in product(worlds, PAIRS)],
+        }
+        least = {f"{what}_{key}": value for what, records in found.items() for key, value in _least(records).items()}
+        rows.append({"seeds": number, "differ": name, "unseen": (shifts.count(0.0) / len(shifts)) ** number} | least)
+    return rows
+
+
+def report(result: dict[str, Any]) -> None:
+    """The tables of docs/comparing.md."""
+    _report_rows(result["rows"])
+    ways = product(("beyond", "on_panel"), ("mean", "difference", "alike"))
+    names = [f"{what}_{kind}" for kind, what in ways]
+    rows = [
+        [
+            row["differ"],
+            str(row["seeds"]),
+            f"{row['unseen']:.0%}" if row["unseen"] else "-",
+            *_cells(row, names),
+            f"{row['mean_beyond_width']:.2f}",
+        ]
+        for row in result["unruly"]
+    ]
+    whats = ("mean", "difference", "to alike")
+    heads = [f"{kind}:\n{what}" for kind in ("beyond", "on panel") for what in whats]
+    head = ["how seeds differ", "seeds", "none of\nthese", *heads, "width of\nbeyond"]
+    print_table("Coverage where seeds differ much, the least of all scenarios", head, rows, left=(0,))
+    console.print("None of these: how often no seed of a method is lucky, or fails. To alike: difference to a baseline "
+                  "whose seeds are all alike.")  # fmt: skip
+
+
+def _cells(row: dict[str, Any], names: Sequence[str]) -> list[str]:
+    return [f"{row[name]:.0%}" if name in row else "-" for name in names]
+
+
+def _report_rows(found: Sequence[dict[str, Any]]) -> None:
+    names = ("nested", "mean_beyond", "difference_beyond", "mean_on_panel", "difference_on_panel")
+    rows = [
+        [str(row["seeds"]), str(row["families"]), *_cells(row, names), f"{row['mean_beyond_width']:.2f}"]
+        for row in found
+    ]
     head = ["seeds", "families", "before:\nnested", "beyond:\nmean", "beyond:\ndifference", "on panel:\nmean",
             "on panel:\ndifference", "width of\nbeyond"]  # fmt: skip
     print_table("Coverage of intervals of 95 %, the least of all scenarios", head, rows, left=())
@@ -200,7 +282,8 @@ def main() -> None:
     """See the module's text."""
     arguments = make_parser(__doc__, "fewer panels and families").parse_args()
     result = measure(200, 20, (10,)) if arguments.quick else measure(2000, 300, (4, 10, 16, 24))
-    finish(result, report, arguments.json)
+    unruly = measure_unruly(200, (3,), (10,)) if arguments.quick else measure_unruly(2000, (2, 3, 5, 10), (10, 24))
+    finish(result | {"unruly": unruly}, report, arguments.json)
 
 
 if __name__ == "__main__":

@@ -107,7 +107,9 @@ def _differences(head: str, lines: Sequence[Line | PanelLine], metric: str) -> T
     rows = []
     for line in lines:
         if line.difference is not None:
-            call = f"**{line.difference.call}**" if line.difference.call else ""
+            call: str = line.difference.call
+            if call and line.difference.is_of_enough_runs:
+                call = f"**{call}**"
             rows.append([line.label, *cells_of(line.difference.estimate, metric, "+"), call])
     return [head, "mean", ON_PANEL, BEYOND, "so it is"], rows
 

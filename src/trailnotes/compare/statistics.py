@@ -22,7 +22,7 @@ from trailnotes.reporting.crossed import (
     estimate_difference,
     pairs_of,
 )
-from trailnotes.reporting.intervals import RATE, Bounds, Estimate
+from trailnotes.reporting.intervals import RATE, Bounds, Estimate, Interval
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -39,13 +39,15 @@ Call = Literal[
     "",
 ]
 
+MIN_SEEDS = 3  # fewer, unlike each other, allow no call about other training runs
 ON_PANEL = "on this panel"
 BEYOND = "beyond this panel"
 INTERVAL_METHOD = (
     f"Intervals, {CONFIDENCE:.0%}. On this panel: the same games after other training runs; the seeds are the sample "
     "(Student's t over their means, whose variance is never below what single games alone give). Beyond this panel: "
-    "other families of games too; families, drawn once for all seeds, and seeds are the samples (Wilson's for rates, "
-    f"of two trials a family at most, else t; from {MIN_FAMILIES} families on). With one seed it is of that run alone. "
+    "other families of games too; families, drawn once for all seeds, and seeds are the samples, each with a t of its "
+    "own, and the squares of both margins are added (for rates Wilson's, of two trials a family at most; from "
+    f"{MIN_FAMILIES} families on). With one seed it is of that run alone. "
     "Seeds that are equal in every game count as one run, in the mean each."
 )
 IQM_METHOD = (
@@ -53,10 +55,11 @@ IQM_METHOD = (
     "arXiv 2108.13264). It describes what was played, and has no interval."
 )
 DIFFERENCE_METHOD = (
-    "Differences are paired by seed and game. One is called higher or lower only where its interval beyond this panel "
-    "excludes 0 (in this run where one seed is behind it, in these runs where the seeds of a method are alike); where "
-    "it does not, or there is none, higher or lower on this panel where that interval does. No correction is made for "
-    "the number of differences."
+    f"Differences are paired by seed and game. From {MIN_SEEDS} pairs on that are unlike each other, one is called "
+    "higher or lower only where its interval beyond this panel excludes 0; where it does not, or there is none, higher "
+    "or lower on this panel where that interval does. With fewer pairs nothing is said of other training runs: where "
+    "the interval beyond this panel excludes 0 the difference is higher or lower in this run (one seed) or in these "
+    "runs. No correction is made for the number of differences."
 )
 
 
@@ -94,24 +97,25 @@ class Difference:
     num_pairs: int
 
     @property
-    def call(self) -> Call:
-        """What the intervals allow to say: what holds beyond the panel, else what holds on it, else nothing.
+    def is_of_enough_runs(self) -> bool:
+        """Say whether a call holds for other training runs, too: fewer than three cannot tell how much these differ."""
+        return self.estimate.num_runs >= MIN_SEEDS
 
-        Without an interval on the panel there are no two seeds that differ, and the one beyond is of one run.
-        """
-        said: Call = ""
-        if beyond := self.estimate.beyond:
-            said = "higher" if beyond.low > 0 else "lower" if beyond.high < 0 else ""
-        if said and not self.estimate.on_panel:
-            return cast("Call", f"{said} in {'this run' if self.num_seeds == 1 else 'these runs'}")
-        if said:
-            return said
-        if on_panel := self.estimate.on_panel:
-            if on_panel.low > 0:
-                return "higher on this panel"
-            if on_panel.high < 0:
-                return "lower on this panel"
+    @property
+    def call(self) -> Call:
+        """Say what the intervals allow: what holds beyond the panel, else what holds on it, else nothing."""
+        beyond, on_panel = _side(self.estimate.beyond), _side(self.estimate.on_panel)
+        if self.is_of_enough_runs:
+            return beyond or cast("Call", on_panel and f"{on_panel} on this panel")
+        runs = "this run" if self.num_seeds == 1 else "these runs"
+        return cast("Call", beyond and f"{beyond} in {runs}")
+
+
+def _side(interval: Interval | None) -> Literal["higher", "lower", ""]:
+    """On which side of 0 an interval lies."""
+    if interval is None:
         return ""
+    return "higher" if interval.low > 0 else "lower" if interval.high < 0 else ""
 
 
 def paired(values: Values, baseline: Values, families: Mapping[str, str], metric: str) -> Difference | None:

@@ -207,8 +207,7 @@ def _notes_on_intervals(lines: Sequence[Line]) -> list[str]:
     if alike := [line.label for line, final in finals if final.not_on_panel == ALIKE]:
         notes.append(f"The seeds of {', '.join(alike)} are equal in every game, and count as one run.")
     if any(line.difference and line.difference.estimate.not_on_panel == ALIKE for line in lines):
-        notes.append("Where the seeds of a method, or all differences, are equal in every game, a difference is of one "
-                     "pair.")  # fmt: skip
+        notes.append("Where the differences of all seeds are equal in every game, they count as one pair.")
     if any(final.not_beyond and final.not_beyond[0].isdigit() for _, final in finals):
         notes.append(f"Beyond this panel nothing is claimed: that takes {MIN_FAMILIES} families of games.")
     if any(final.not_beyond == CONSTANT for _, final in finals):

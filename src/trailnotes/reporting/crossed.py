@@ -5,9 +5,10 @@ the families more. Resampling families anew within each seed, as if they were ne
 with the number of seeds. Here each kind of sample has its own part of the variance, and its own degrees of freedom:
 
 - **on this panel**: games are given, seeds are drawn. Student's t over the means of the seeds.
-- **beyond this panel**: families are drawn once for all seeds, and seeds are drawn. The variance is that of the seeds'
-  means over their number, plus that of the families' means over theirs. Both contain the interaction of the two, so the
-  sum errs on the wide side; the degrees of freedom are Satterthwaite's (1946, Biometrics 2).
+- **beyond this panel**: families are drawn once for all seeds, and seeds are drawn. Each part has a margin of its own,
+  Student's t of its own degrees of freedom times its standard error, and the squares of both are added (MOVER, Zou and
+  Donner 2008). One t for the sum of the variances would trust two seeds that agree by chance. Both parts contain their
+  interaction, which errs on the wide side.
 
 All functions take any leading dimensions, so that a simulation can ask for many panels at once.
 """
@@ -49,6 +50,11 @@ class Part:
             df = total**2 / (self.variance**2 / self.df + other.variance**2 / other.df)
         return Part(total, np.where(total > 0, df, other.df))
 
+    def squared_margin(self, confidence: float) -> Floats:
+        """Square the half-width of Student's interval."""
+        squared: Floats = t_quantile(self.df, confidence) ** 2 * self.variance
+        return squared
+
     def times(self, weight: float) -> Part:
         """Of the mean times `weight`."""
         return Part(self.variance * weight**2, self.df)
@@ -65,18 +71,21 @@ class Crossed:
     num_families: int
 
     @property
-    def both(self) -> Part:
+    def variance(self) -> Floats:
         """Of drawing seeds and families."""
-        return self.seeds + self.families
+        return self.seeds.variance + self.families.variance
+
+    def squared_margin(self, confidence: float) -> Floats:
+        """Add the squared half-widths of drawing seeds and of drawing families."""
+        return self.seeds.squared_margin(confidence) + self.families.squared_margin(confidence)
 
 
-def crossed(values: Floats, shares: Floats, new: NDArray[np.bool_] | None = None) -> Crossed:
+def crossed(values: Floats, shares: Floats) -> Crossed:
     """The moments that both intervals are made of.
 
     Args:
         values: (..., seeds, games).
         shares: (families, games) of each game in the mean of its family; every row sums to 1.
-        new: (..., seeds) which seeds count as runs of their own; by default those of `unlike`.
 
     In the seeds' part of the variance, those that are equal in every game count once: a copy of a run is no second run.
     The mean is that of all. And seeds that differ in single
@@ -84,7 +93,7 @@ def crossed(values: Floats, shares: Floats, new: NDArray[np.bool_] | None = None
     """
     by_family = values @ shares.T  # (..., seeds, families)
     num_families = len(shares)
-    new = unlike(values) if new is None else new
+    new = unlike(values)
     num_seeds = new.sum(axis=-1)
     of_means = _variance(by_family.mean(axis=-1), new)
     of_games = (_variance(values, new) * shares.mean(axis=0) ** 2).sum(axis=-1)
@@ -125,26 +134,29 @@ def _variance(values: Floats, new: NDArray[np.bool_]) -> Floats:
 
 def panel_limits(mean: Floats, part: Part, bounds: Bounds, confidence: float = CONFIDENCE) -> Limits:
     """Student's t about the mean, cut where the metric ends; on this panel `part` is of the seeds alone."""
-    half = t_quantile(part.df, confidence) * np.sqrt(part.variance)
+    return _cut(mean, part.squared_margin(confidence), bounds)
+
+
+def _cut(mean: Floats, square: Floats, bounds: Bounds) -> Limits:
     low, high = bounds or (-np.inf, np.inf)
-    return np.maximum(mean - half, low), np.minimum(mean + half, high)
+    return np.maximum(mean - np.sqrt(square), low), np.minimum(mean + np.sqrt(square), high)
 
 
-def beyond_limits(
-    mean: Floats, part: Part, num_families: int, bounds: Bounds, confidence: float = CONFIDENCE
-) -> Limits:
-    """Of rates Wilson's limits, with the number of trials that would give the variance; else Student's t, cut.
+def beyond_limits(found: Crossed, bounds: Bounds, confidence: float = CONFIDENCE) -> Limits:
+    """Wilson's limits of a rate, with the number of trials that would give the margin; else the margin itself, cut.
 
     That number is at most two a family: families that came out alike may hide some that would not. Where all is won or
     lost it is that which families give of which each is won or lost as a whole, one less than there are.
     """
+    square = found.squared_margin(confidence)
     if bounds != RATE:
-        return panel_limits(mean, part, bounds, confidence)
-    rate = np.clip(mean, 0.0, 1.0)
+        return _cut(found.mean, square, bounds)
+    rate = np.clip(found.mean, 0.0, 1.0)
+    quantile = t_quantile(found.families.df, confidence)
     with np.errstate(divide="ignore", invalid="ignore"):
-        number = np.minimum(rate * (1 - rate) / part.variance, 2.0 * num_families)
+        number = np.minimum(quantile**2 * rate * (1 - rate) / square, 2.0 * found.num_families)
     inside = np.abs(rate - 0.5) < 0.5 - ROUNDING
-    return wilson(rate, np.where(inside, number, max(num_families - 1.0, 1.0)), t_quantile(part.df, confidence))
+    return wilson(rate, np.where(inside, number, max(found.num_families - 1.0, 1.0)), quantile)
 
 
 def beyond_limits_of_difference(one: Crossed, other: Crossed, difference: Crossed, confidence: float) -> Limits:
@@ -160,11 +172,11 @@ def beyond_limits_of_difference(one: Crossed, other: Crossed, difference: Crosse
 
     Source: Zou and Donner (2008), Statistics in Medicine 27, equation 5, with the correlation of the two means.
     """
-    low, high = beyond_limits(one.mean, one.both, one.num_families, RATE, confidence)
-    other_low, other_high = beyond_limits(other.mean, other.both, other.num_families, RATE, confidence)
-    a, b = one.both.variance, other.both.variance
+    low, high = beyond_limits(one, RATE, confidence)
+    other_low, other_high = beyond_limits(other, RATE, confidence)
+    a, b = one.variance, other.variance
     with np.errstate(divide="ignore", invalid="ignore"):
-        found = (a + b - difference.both.variance) / (2 * np.sqrt(a * b))
+        found = (a + b - difference.variance) / (2 * np.sqrt(a * b))
     most = 1 - 1 / one.num_families  # methods that came out alike in so many families may differ in the next one
     together = np.clip(np.where((a > 0) & (b > 0), found, 0.0), -most, most)
 
@@ -202,9 +214,9 @@ def estimate(
         return Estimate(_mean_of_all(values, families), None, None, APART, APART)
     found = crossed(matrix_of(values, games), _shares(games, families))
     on_panel = panel_limits(found.mean, found.seeds, bounds, confidence)
-    beyond = beyond_limits(found.mean, found.both, found.num_families, bounds, confidence)
-    not_beyond = too_few(found.num_families, unit) or why_constant(found.both, bounds)
-    return estimate_of(found.mean, on_panel, beyond, why_not_on_panel(found, len(values)), not_beyond)
+    beyond = beyond_limits(found, bounds, confidence)
+    not_beyond = too_few(found.num_families, unit) or why_constant(found, bounds)
+    return estimate_of(found, on_panel, beyond, why_not_on_panel(found, len(values)), not_beyond)
 
 
 def estimate_difference(
@@ -228,26 +240,26 @@ def estimate_difference(
     shares = _shares(games, families)
     first, second = (matrix_of({seed: own[seed] for seed in seeds}, games) for own in (values, baseline))
     one, other = crossed(first, shares), crossed(second, shares)
-    new = unlike(first) & unlike(second) & unlike(first - second)  # a copy of either run makes no second pair
-    found = crossed(first - second, shares, new)
+    found = crossed(first - second, shares)
     on_panel = panel_limits(found.mean, found.seeds, (-1.0, 1.0) if rates else None, confidence)
     if rates:
         beyond = beyond_limits_of_difference(one, other, found, confidence)
     else:
-        beyond = beyond_limits(found.mean, found.both, found.num_families, None, confidence)
-    not_beyond = too_few(found.num_families) or why_constant(found.both, RATE if rates else None)
-    return estimate_of(found.mean, on_panel, beyond, why_not_on_panel(found, len(seeds)), not_beyond)
+        beyond = beyond_limits(found, None, confidence)
+    not_beyond = too_few(found.num_families) or why_constant(found, RATE if rates else None)
+    return estimate_of(found, on_panel, beyond, why_not_on_panel(found, len(seeds)), not_beyond)
 
 
-def estimate_of(mean: Floats, on_panel: Limits, beyond: Limits, not_on_panel: str, not_beyond: str) -> Estimate:
+def estimate_of(found: Crossed, on_panel: Limits, beyond: Limits, not_on_panel: str, not_beyond: str) -> Estimate:
     """Of one panel: the limits stand but where there is a reason against them."""
-    value = float(mean)
+    value = float(found.mean)
     return Estimate(
         mean=value,
         on_panel=None if not_on_panel else Interval(value, float(on_panel[0]), float(on_panel[1])),
         beyond=None if not_beyond else Interval(value, float(beyond[0]), float(beyond[1])),
         not_on_panel=not_on_panel,
         not_beyond=not_beyond,
+        num_runs=int(found.num_seeds),
     )
 
 
@@ -258,9 +270,9 @@ def why_not_on_panel(found: Crossed, num_played: int) -> str:
     return ONE_SEED if num_played == 1 else ALIKE
 
 
-def why_constant(part: Part, bounds: Bounds) -> str:
+def why_constant(found: Crossed, bounds: Bounds) -> str:
     """Nothing where something varied, and of rates, which leave room all the same."""
-    return CONSTANT if bounds != RATE and not (part.variance > ROUNDING**2).any() else ""
+    return CONSTANT if bounds != RATE and not (found.variance > ROUNDING**2).any() else ""
 
 
 def too_few(number: int, unit: str = "families") -> str:

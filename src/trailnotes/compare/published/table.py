@@ -184,12 +184,13 @@ def _estimate_of_mean(rows: Sequence[Estimate], numbers: Mapping[str, _Numbers])
     number = sum(part.num_families for part in of_tasks)
     alone = min(part.num_families for part in of_tasks) == 1  # its variations have no spread to be seen
     lonely = [crossed.why_not_on_panel(part, len(runs)) for part, runs in zip(of_blocks, blocks, strict=True)]
+    found = Crossed(mean, np.min([part.num_seeds for part in of_blocks]), seeds, variations, number)
     return crossed.estimate_of(
-        mean,
+        found,
         crossed.panel_limits(mean, seeds, BOUNDS),
-        crossed.beyond_limits(mean, seeds + variations, number, BOUNDS),
+        crossed.beyond_limits(found, BOUNDS),
         next(filter(None, lonely), ""),
-        crossed.too_few(1 if alone else number, UNIT) or crossed.why_constant(seeds + variations, BOUNDS),
+        crossed.too_few(1 if alone else number, UNIT) or crossed.why_constant(found, BOUNDS),
     )
 
 
