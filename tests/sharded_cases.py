@@ -9,7 +9,7 @@ import warnings
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -42,6 +42,9 @@ class Case:
     untied: bool = False
     capped: bool = False  # more than the head makes the logits
     offload: bool = False
+    dtype: torch.dtype = torch.float32
+    cut: Literal["auto", "step"] = "auto"  # into rows
+    fork: int | None = None  # turn at which the history is rendered anew
     settings: dict[str, Any] = field(default_factory=dict)
 
 
@@ -69,10 +72,11 @@ CASES = {
 def rows_of(case: Case) -> list[Sample]:
     """Rows of very different lengths, half of them off policy."""
     episodes = [
-        episode(random.Random(i), 1 + 2 * (i % 3), ("plain", "off_policy")[i % 2]) for i in range(case.episodes)
+        episode(random.Random(i), 1 + 2 * (i % 3), ("plain", "off_policy")[i % 2], fork=case.fork)
+        for i in range(case.episodes)
     ]
     advantages = [(-1) ** i * (1 + i / 4) for i in range(case.episodes)]
-    rows = with_logprobs(build_samples([group(*episodes)], [advantages]), 1)
+    rows = with_logprobs(build_samples([group(*episodes)], [advantages], case.cut), 1)
     return (
         rows
         + [
@@ -95,7 +99,7 @@ def told(role: RowRole, seed: int, tokens: int, advantage: float = 0.0, **weight
 
 def model_of(case: Case, seed: int = 0) -> Any:
     """A tiny model, as the case has it."""
-    model: Any = tiny_model(seed)
+    model: Any = tiny_model(seed, case.dtype)
     if case.untied:
         model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone() * 1.1)
         model.config.tie_word_embeddings = False
@@ -117,8 +121,8 @@ def model_of(case: Case, seed: int = 0) -> Any:
     return model
 
 
-def learn(case: Case, ranks: Ranks | None = None) -> dict[str, Any]:
-    """Three updates: the weights, the last metrics, and what the model says afterwards."""
+def learn(case: Case, ranks: Ranks | None = None, *, device: str = "cpu", updates: int = UPDATES) -> dict[str, Any]:
+    """Some updates: the weights, the last metrics, and what the model says afterwards."""
     torch.manual_seed(3)
     # A gradient that is 0 but for rounding moves a weight by up to lr, since AdamW looks at its sign alone.
     settings: dict[str, Any] = {
@@ -131,11 +135,11 @@ def learn(case: Case, ranks: Ranks | None = None) -> dict[str, Any]:
     settings |= case.settings
     optim = OptimConfig(**{name: value for name, value in settings.items() if name in OptimConfig.model_fields})
     loss = LossConfig(**{name: value for name, value in settings.items() if name in LossConfig.model_fields})
-    reference = model_of(case, 1) if case.reference else None
-    learner = Learner(model_of(case), optim, loss, reference=reference, ranks=ranks)
+    reference = model_of(case, 1).to(device) if case.reference else None
+    learner = Learner(model_of(case).to(device), optim, loss, reference=reference, ranks=ranks)
     learner.joining = case.joining
     rows = rows_of(case)
-    metrics = [learner.update(rows, seed=seed) for seed in range(UPDATES)][-1]
+    metrics = [learner.update(rows, seed=seed) for seed in range(updates)][-1]
     said = [
         learner.logprobs(rows, of_start=start) for start in (False, *([True] if case.reference or case.lora else []))
     ]

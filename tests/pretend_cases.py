@@ -1,0 +1,343 @@
+"""Training, acting and evaluation on the pretend device: every number is that of the CPU, to the last bit.
+
+`test_pretend_device.py` runs this file in a process of its own; pytest does not collect it by its name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 (as everybody calls it)
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from pretend_device import DEVICE, NAME, PretendTensor
+from sharded_cases import Case, learn, rows_of
+from small import small_config
+from tiny import tiny_model
+from tinyrun import SAME, differences, equal_weights, tiny_config, train_in_process
+from trailnotes.commands.adapt import adapt
+from trailnotes.commands.eval import evaluate
+from trailnotes.commands.train import train
+from trailnotes.config.model_schema import ModelConfig
+from trailnotes.config.schema import Config, LossConfig, OptimConfig
+from trailnotes.errors import Interrupted
+from trailnotes.learner.learner import Learner
+from trailnotes.policies.hf import decoder
+from trailnotes.policies.hf.decoder import RecomputeDecoder, SlotDecoder
+from trailnotes.policies.hf.policy import HFPolicy, load_model
+from trailnotes.storage.demonstrations import Demonstration, to_jsonl
+from trailnotes.storage.files import read_jsonl
+from trailnotes.types import Completion, Message, Sampling
+from trailnotes.warmstart import training
+from trailnotes.warmstart.training import warmstart
+
+# -- the device is strict
+
+ROW, MATRIX, PLACES = torch.tensor([0.5, 2.0, 1.0]), torch.eye(3), torch.tensor([2, 0])
+row, matrix, places = ROW.to(NAME), MATRIX.to(NAME), PLACES.to(NAME)  # the same on the device
+
+REFUSED: dict[str, Callable[[], object]] = {
+    "add a tensor": lambda: row + ROW,
+    "add a number of the device": lambda: ROW + row[0],
+    "add in place": lambda: ROW.clone().add_(row),
+    "add to a number of the CPU in place": lambda: torch.zeros(()).add_(row[0]),
+    "write to an output": lambda: torch.add(row, row, out=torch.empty(3)),
+    "multiply matrices": lambda: matrix @ ROW,
+    "choose by a condition": lambda: torch.where(ROW > 1, row, row),
+    "compare": lambda: torch.equal(row, ROW),
+    "join": lambda: torch.cat([row, ROW]),
+    "stack numbers": lambda: torch.stack([row[0], torch.tensor(1.0)]),
+    "add lists": lambda: torch._foreach_add([row, row], [row, ROW]),
+    "select by places of the CPU": lambda: row.index_select(0, PLACES),
+    "gather by places of the CPU": lambda: matrix.gather(1, PLACES[:, None]),
+    "embed tokens of the CPU": lambda: F.embedding(PLACES, matrix),
+    "index the CPU by places of the device": lambda: ROW[places],
+    "index the CPU by a mask of the device": lambda: ROW[row > 1],
+    "put values of the CPU": lambda: row.clone().index_put_((places,), ROW[:2]),
+    "scatter values of the CPU": lambda: row.masked_scatter(row > 1, ROW),
+    "draw by a generator of the CPU": lambda: torch.randperm(3, generator=torch.Generator(), device=NAME),
+    "fill by a generator of the CPU": lambda: row.clone().normal_(generator=torch.Generator()),
+    "show data of the CPU": lambda: setattr(row.clone(), "data", ROW),
+    "make a numpy array": row.numpy,
+    "make a numpy array of numbers": lambda: np.array([row[0], row[1]]),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_the_device_refuses_what_cuda_refuses(name: str) -> None:
+    words = r"same device|device type for generator|incompatible tensor type|\.numpy\(\) is not supported"
+    with pytest.raises(RuntimeError, match=words):
+        REFUSED[name]()
+
+
+ALLOWED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "multiply by a number of the CPU": lambda row, _: row * torch.tensor(3.0),
+    "multiply a list by a number of the CPU": lambda row, _: torch._foreach_mul([row], torch.tensor(3.0))[0],
+    "fill masked places with a number of the CPU": lambda row, _: row.masked_fill(row > 1, torch.tensor(3.0)),
+    "put a number of the CPU": lambda row, places: row.index_put((places,), torch.tensor(3.0)),
+    "index by places of the CPU": lambda row, _: row[PLACES],
+    "index by places of the device": lambda row, places: row[places],
+    "copy from the CPU into a part": lambda row, _: torch.stack([row, row])[1].copy_(ROW.flip(0)),
+}
+
+
+@pytest.mark.parametrize("name", ALLOWED)
+def test_the_device_allows_what_cuda_allows(name: str) -> None:
+    found = ALLOWED[name](row, places)
+    assert found.device == DEVICE
+    assert torch.equal(found.cpu(), ALLOWED[name](ROW, PLACES))
+
+
+def test_a_tensor_moves_to_the_device_and_back() -> None:
+    assert row.tolist() == ROW.tolist()
+    assert type(row.cpu()) is Tensor
+    assert torch.zeros(2, device=NAME).device == torch.tensor([1], device=NAME).device == DEVICE
+
+
+def test_a_parameter_computes_with_the_data_that_it_is_given() -> None:
+    parameter = torch.nn.Parameter(row)
+    parameter.data = row * 2
+    (parameter * parameter).sum().backward()
+    assert parameter.grad is not None
+    assert parameter.grad.tolist() == (4 * ROW).tolist()
+
+
+def test_tied_weights_stay_tied_when_a_model_moves() -> None:
+    model = tiny_model().to(NAME)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert all(isinstance(parameter, PretendTensor) for parameter in model.parameters())
+
+
+# -- updates
+
+
+@pytest.fixture(autouse=True)
+def _same_attention(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """torch and this package have attention of their own for CPUs; both devices compute by plain products instead."""
+    monkeypatch.setattr(decoder, "use_on", lambda model: False)
+    with sdpa_kernel(SDPBackend.MATH):
+        yield
+
+
+CASES = {
+    "a row a step, its own KL": Case(reference=True, cut="step", settings={"kl": 0.1, "mask_kl": False}),
+    "LUFFY's shaping, whole answers masked": Case(
+        settings={"shaping": "luffy", "mask_unit": "response", "aggregation": "sequence", "minibatch": 3}
+    ),
+    "forked rows, dual clip": Case(fork=1, settings={"dual_clip": 1.5, "drop_zero_advantage": False, "grad_clip": 0.1}),
+    "shared beginnings": Case(others=True, reference=True, joining="shared", settings={"kl": 0.1}),
+    "more than the head makes the logits": Case(others=True, reference=True, capped=True),
+    "joined adapters in bfloat16": Case(
+        dtype=torch.bfloat16, lora=True, others=True, joining="joined", checkpointing=True, settings={"kl": 0.1}
+    ),
+}
+"""Together they have every layout of rows, every loss, and rows of every role."""
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two results of `learn` are equal in everything but time."""
+    if isinstance(one, Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, Mapping):
+        return one.keys() == other.keys() and all(same(one[k], other[k]) for k in one if not k.startswith("seconds"))
+    return bool(one == other)
+
+
+@pytest.mark.filterwarnings("ignore:.*tokens x vocabulary", "ignore:.*gradient_checkpointing:FutureWarning")
+@pytest.mark.parametrize("name", CASES)
+def test_an_update_is_the_same_as_on_the_cpu(name: str) -> None:
+    found = learn(CASES[name], device=NAME, updates=2)
+    assert same(found, learn(CASES[name], updates=2))
+    assert found["metrics"]["grad_norm"] > 0
+
+
+def test_a_saved_state_continues_on_the_device_and_on_the_cpu(tmp_path: Path) -> None:
+    def learner(device: str, seed: int = 0) -> Learner:
+        return Learner(tiny_model(seed, torch.bfloat16).to(device), OptimConfig(lr=1e-3), LossConfig())
+
+    rows, first = rows_of(Case()), learner(NAME)
+    first.update(rows)
+    first.save(tmp_path)
+    others = [learner(NAME, 1), learner("cpu", 1)]
+    for other in others:
+        other.load(tmp_path)
+    assert all(tensor.device.type == NAME for tensor in others[0]._optimizer.live().values())
+    metrics = [each.update(rows, seed=1) for each in (first, *others)]
+    assert same(metrics[0], metrics[1])
+    assert same(metrics[0], metrics[2])
+    assert same(first.weights(), others[1].weights())
+    assert all(type(tensor) is Tensor for tensor in first.weights().values()), "engines get them from the CPU"
+
+
+# -- acting
+
+
+async def talk(policy: HFPolicy) -> list[Any]:
+    """Three episodes of two turns at three ways of sampling: all completions, and the scores of two replies."""
+    asked = [Message("system", "you are in a hall ; go north or south " * 3), Message("user", "what now ?")]
+    samplings = [
+        Sampling(max_tokens=4, seed=1, temperature=0.7),
+        Sampling(max_tokens=6, seed=2, top_k=5, top_p=0.9),
+        Sampling(max_tokens=4, seed=3, temperature=0.0),
+    ]
+    said: list[list[Completion]] = []
+    for episode in "abc":
+        policy.open_episode(episode)
+    for _ in range(2):
+        each = zip(samplings, "abc", strict=True)
+        said.append(await asyncio.gather(*(policy.generate(asked, sampling, name) for sampling, name in each)))
+        asked = [*asked, Message("assistant", said[-1][0].text or "go north"), Message("user", "and then ?")]
+    for episode in "abc":
+        policy.close_episode(episode)
+    return [said, await policy.score(asked, ["go north", "take the key"])]
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_a_policy_samples_the_same_as_on_the_cpu(start_model: Path, cached: bool) -> None:
+    found = []
+    for device in (NAME, "cpu"):
+        policy = HFPolicy(*load_model(ModelConfig(path=str(start_model), device=device)))
+        assert isinstance(policy.engine.decoder, SlotDecoder)
+        if not cached:
+            policy.engine.decoder = RecomputeDecoder(policy.engine.decoder.network)
+        found.append(asyncio.run(talk(policy)))
+    assert found[0] == found[1]
+
+
+# -- whole runs
+
+
+class Letters:
+    """A stand-in for the module sentence_transformers, whose vectors are means over letters, computed on the device."""
+
+    def SentenceTransformer(self, source: str, device: str) -> Letters:  # noqa: N802 (their name)
+        self.table = torch.randn(256, 8, generator=torch.Generator().manual_seed(0)).to(device)
+        return self
+
+    def encode(self, texts: Sequence[str], **_options: Any) -> np.ndarray:
+        letters = [torch.tensor(list(text.encode()) or [0], device=self.table.device) for text in texts]
+        return F.normalize(torch.stack([self.table[each].mean(0) for each in letters])).cpu().numpy()
+
+
+@pytest.fixture
+def rehearsed(tmp_path: Path) -> str:
+    """A file of two conversations."""
+    words = [("a door", "open it"), ("a key", "take the key")]
+    path = tmp_path / "rehearsed.jsonl"
+    to_jsonl([Demonstration((Message("user", a), Message("assistant", b)), frozenset({1})) for a, b in words], path)
+    return str(path)
+
+
+def config_on(device: str, start: Path, sections: Mapping[str, Any]) -> Config:
+    own = {"train": {"iterations": 2}, "model": {}, **sections}
+    return tiny_config(start, **{**own, "model": {"path": str(start), "device": device, **own["model"]}})
+
+
+RUNS: dict[str, dict[str, Any]] = {
+    "empo2, held, rehearsed and credited": {
+        "algorithm": {"anchor_tips": 1.0, "anchor_reading": 1.0, "author_credit": 0.5, "intrinsic": "counts"},
+        "memory": {"write_temperature": 1.0},
+        "learner": {"packed": "shared"},
+        "train": {"iterations": 2, "eval_every": 1, "eval_notes_every": 2},
+        "rehearsal": {"imitate": 0.1},
+    },
+    "ahead, with an embedder": {
+        "rollout": {"ahead": 1, "num_tasks": 5},
+        "algorithm": {"intrinsic": "states", "old_logprobs": "tip_free"},
+        "memory": {"embedder": "letters"},
+        "loss": {"shaping": "luffy"},
+    },
+    "opsd, taught by the start model": {"algorithm": {"name": "opsd"}, "opsd": {"form": "opcd"}},
+    "a row a step, with random network distillation": {
+        "algorithm": {"intrinsic": "rnd"},
+        "optim": {"rows": "step"},
+        "train": {"iterations": 1},
+    },
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_is_the_same_as_on_the_cpu(
+    name: str, start_model: Path, tmp_path: Path, rehearsed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "sentence_transformers", Letters())
+    sections = copy.deepcopy(RUNS[name])
+    if "rehearsal" in sections:
+        sections["rehearsal"]["path"] = rehearsed
+    run = train_in_process(config_on(NAME, start_model, sections), tmp_path / NAME)
+    train_in_process(config_on("cpu", start_model, sections), tmp_path / "cpu")
+    assert differences(tmp_path / NAME, tmp_path / "cpu") == SAME
+    assert not equal_weights(tmp_path / NAME, start_model)
+    assert {model.device for model in [run.policy.model, *run.learner.models]} == {DEVICE}
+    assert isinstance(run.policy.engine.decoder, SlotDecoder)
+
+
+def test_adapters_train_resume_and_are_evaluated_as_on_the_cpu(
+    start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In bfloat16, with activations that are computed again; the initial model writes the tips."""
+    sections = {
+        "model": {"lora": {"enabled": True, "rank": 4}, "dtype": "bfloat16", "gradient_checkpointing": True},
+        "algorithm": {"author": "start"},
+        "eval": {"num_tasks": 2, "memory": True},
+    }
+    update, config = Learner.update, config_on(NAME, start_model, sections)
+
+    def interrupted(self: Learner, *args: Any, **options: Any) -> dict[str, float]:
+        signal.raise_signal(signal.SIGINT)
+        return update(self, *args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Learner, "update", interrupted)
+        with pytest.raises(Interrupted, match="stopped after iteration 1"):
+            train(config, tmp_path / NAME)
+    train(config, tmp_path / NAME)
+    on_cpu = config_on("cpu", start_model, sections)
+    train(on_cpu, tmp_path / "cpu")
+    assert differences(tmp_path / NAME, tmp_path / "cpu") == SAME
+    played = []
+    for each in (config, on_cpu):
+        out = tmp_path / f"eval-{each.model.device}"
+        evaluate(each, tmp_path / NAME, out=out)
+        played.append([*read_jsonl(out / "episodes.jsonl")])
+    assert played[0] == played[1]
+
+
+def test_a_critic_decides_as_on_the_cpu(start_model: Path, tmp_path: Path) -> None:
+    env = {"options": {"families": ["keys/granite"], "max_steps": 2, "actions": True}}
+    retrospex = {"epochs": 1, "embed_size": 4, "hidden_size": 4, "batch_size": 8, "candidates": 3, "first_step": 1}
+    played = small_config(model={"path": str(start_model)}, env=env, eval={"split": "train", "num_tasks": 2})
+    adapt(played, start_model, method="naive", out=tmp_path / "data")
+    decided = []
+    for device in (NAME, "cpu"):
+        own = {
+            "model": {"path": str(start_model), "device": device},
+            "retrospex": {**retrospex, "data": [str(tmp_path / "data")]},
+        }
+        adapt(small_config(env=env, **own), start_model, method="retrospex", out=tmp_path / device)
+        decided.append([*read_jsonl(tmp_path / device / "decisions.jsonl")])
+    assert decided[0] == decided[1] != []
+
+
+def test_a_warm_start_resumes_and_gives_the_same_model_as_on_the_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = training._texts
+    monkeypatch.setattr(training, "_texts", lambda config: texts(config, 100))
+    settings = {"steps": 3, "num_layers": 2, "copying": True}
+    config = small_config(model={"device": NAME}, warmstart=settings)
+    with pytest.raises(Interrupted, match="stopped after step 1"):
+        warmstart(config, tmp_path / NAME, progress=lambda _state: signal.raise_signal(signal.SIGINT))
+    warmstart(config, tmp_path / NAME)
+    warmstart(small_config(model={"device": "cpu"}, warmstart=settings), tmp_path / "cpu")
+    assert equal_weights(tmp_path / NAME, tmp_path / "cpu")
