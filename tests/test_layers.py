@@ -263,11 +263,12 @@ HOUSE = {
         episode
     """,
     "runs": """
-        __init__ chain evaluation forecast opening remedies roles schedule
+        __init__ chain forecast opening remedies roles schedule
         footprint iteration
         training
         rehearsal
         adaptation watching
+        evaluation
         console panels saving
         authors needs spent staleness
         players

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from trailnotes.runs.training import TrainingRun
     from trailnotes.types import StrPath, Tip
 
+FIXED = ("algorithm.name", "run.seed")
+"""What tables know a run by: one that has begun keeps both, since half of it would count as another's."""
+
 
 def train(
     config: Config,
@@ -46,7 +49,7 @@ def train(
     Args:
         config: the whole configuration.
         run_dir: directory of the run; made if it does not exist.
-        allow_change: keys that may differ from those of the run that is resumed.
+        allow_change: keys that may differ from those of the run that is resumed, but for those of `FIXED`.
         memory: tips to begin with: what `trailnotes memory export` wrote, a memory file, or a run directory. A run that
             has begun keeps its own.
 
@@ -66,7 +69,8 @@ def train(
     _refuse_early(config)
     tips = _tips_for(config, memory) if memory is not None else ()
     last = ended_for_good(config, Path(run_dir))
-    with _cluster_of(config) as cluster, RunDir.open(run_dir, config, allow_change=allow_change) as directory:
+    opened = partial(RunDir.open, run_dir, config, allow_change=allow_change, fixed=FIXED)
+    with _cluster_of(config) as cluster, opened() as directory:
         if last is not None:
             return last
         _record_rehearsal(config, directory)
