@@ -90,7 +90,8 @@ HOUSE = {
         figures
     """,
     "config": """
-        __init__ toml
+        __init__ unused
+        toml
         presets schema
         memory_schema methods_schema model_schema train_schema warmstart_schema
         methods section

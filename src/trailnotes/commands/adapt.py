@@ -68,6 +68,7 @@ def adapt(
         Interrupted: a `KeyboardInterrupt`, which says that what has ended is kept.
     """
     from trailnotes.config.toml import SURROUNDINGS
+    from trailnotes.config.unused import warn_unused
     from trailnotes.envs.tasks import refuse_examined, seen_in_training
     from trailnotes.runs.adaptation import FIXED
     from trailnotes.runs.directory import RunDir
@@ -79,6 +80,7 @@ def adapt(
         config = settled(config, subject, method, trials)
         refuse_missing(config)
         refuse_examined(config)
+        warn_unused(config, subject.trained)
         if said := seen_in_training(subject.trained, config):
             logger.warning("%s", said)
         allowed = [*SURROUNDINGS, *FREE, *allow_change]

@@ -62,11 +62,13 @@ def train(
             for good, and the settings ask for more.
         Interrupted: a `KeyboardInterrupt`: asked to stop before the end; what the last checkpoint holds is safe.
     """
+    from trailnotes.config.unused import warn_unused
     from trailnotes.runs.directory import RunDir
     from trailnotes.runs.loop import run_to_end
     from trailnotes.runs.saving import ended_for_good
 
     _refuse_early(config)
+    warn_unused(config)
     tips = _tips_for(config, memory) if memory is not None else ()
     last = ended_for_good(config, Path(run_dir))
     opened = partial(RunDir.open, run_dir, config, allow_change=allow_change, fixed=FIXED)
