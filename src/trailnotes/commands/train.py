@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import resource
 import shutil
 import tempfile
@@ -11,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trailnotes.commands.arguments import ALLOW_CHANGE, CONFIG
+from trailnotes.commands.arguments import ALLOW_CHANGE, OPTIONAL_CONFIG, config_of
 from trailnotes.commands.command import Command, argument
 from trailnotes.config.methods import method_of
 from trailnotes.errors import ConfigError, Interrupted, MissingExtraError
@@ -249,16 +250,17 @@ def dry_run(
 
 
 def _run(args: Namespace) -> None:
-    from trailnotes.config.toml import load_config
     from trailnotes.learner.rank import follow, follows
 
-    config = load_config(args.config, args.settings)
+    config = config_of(None, args.config, args.settings)
     if follows():
         follow(config)
     elif args.dry_run:
         print(dry_run(config, memory=args.memory, show=partial(print, flush=True)), end="")
     else:
-        print(f"last model: {train(config, args.run_dir, allow_change=args.allow_change, memory=args.memory)}")
+        name = args.config.stem if args.config else re.sub(r"\W+", "-", config.env.name)
+        run_dir = args.run_dir or Path("runs") / name
+        print(f"last model: {train(config, run_dir, allow_change=args.allow_change, memory=args.memory)}")
 
 
 TRAIN = Command(
@@ -267,12 +269,18 @@ TRAIN = Command(
     about="Train a model by the method that the config names, in a run directory of its own. The same command on a "
     "directory that holds a run resumes where its last checkpoint stands. Ctrl-C finishes the iteration and saves; "
     "a second one stops at once. SIGTERM and a closed terminal do the same. A run that is stopped so exits with "
-    "130, 143 or 129.",
+    "130, 143 or 129. An environment of your own needs no CONFIG: --env.name module:Class and --model.path MODEL are "
+    "enough.",
     example="trailnotes train configs/smoke.toml --run-dir runs/smoke --dry-run",
     run=_run,
     arguments=(
-        CONFIG,
-        argument("--run-dir", type=Path, metavar="DIR", required=True, help="directory of the run, made if absent"),
+        OPTIONAL_CONFIG,
+        argument(
+            "--run-dir",
+            type=Path,
+            metavar="DIR",
+            help="directory of the run, made if absent; by default runs/ and the name of CONFIG or of the environment",
+        ),
         ALLOW_CHANGE,
         argument(
             "--memory",
