@@ -90,7 +90,8 @@ HOUSE = {
         figures
     """,
     "config": """
-        __init__ toml
+        __init__ unused
+        toml
         presets schema
         memory_schema methods_schema model_schema train_schema warmstart_schema
         methods section
@@ -263,11 +264,12 @@ HOUSE = {
         episode
     """,
     "runs": """
-        __init__ chain evaluation forecast opening remedies roles schedule
+        __init__ chain forecast opening remedies roles schedule
         footprint iteration
         training
         rehearsal
         adaptation watching
+        evaluation
         console panels saving
         authors needs spent staleness
         players

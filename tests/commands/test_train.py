@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import random
+import re
 import shutil
 import signal
 from collections.abc import Callable
@@ -109,6 +110,18 @@ def test_more_iterations_may_be_allowed(alone: Path, start_model: Path, tmp_path
         train(long_config(start_model), tmp_path)
     train(long_config(start_model), tmp_path, allow_change=["train.iterations"])
     assert differences(alone, tmp_path) == SAME
+
+
+@pytest.mark.parametrize(("name", "value"), [("algorithm.name", "grpo"), ("run.seed", 1)])
+def test_what_tables_know_a_run_by_stays_even_if_it_is_allowed_to_change(
+    name: str, value: object, start_model: Path, tmp_path: Path
+) -> None:
+    with RunDir.open(tmp_path, long_config(start_model)) as run:
+        run.append_metrics({"iteration": 0})
+    section, key = name.split(".")
+    other = tiny_config(start_model, **{"train": {"iterations": 6, "save_every": 2}, section: {key: value}})
+    with pytest.raises(RunError, match=rf"another {re.escape(name)}, which no run .*: choose another directory"):
+        train(other, tmp_path, allow_change=[section])
 
 
 # --- killed

@@ -5,17 +5,61 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
+from trailnotes.commands import main
 from trailnotes.config.schema import Config, EnvConfig
 from trailnotes.envs import check_env, make_env
 from trailnotes.envs.tasks import tasks_of
 from trailnotes.envs.workers.pool import EnvPool
+from trailnotes.runs.directory import run_config
+from trailnotes.storage.files import read_jsonl
 from trailnotes.types import Task
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+LAMP = '''
+from trailnotes.errors import ConfigError, EnvError
+from trailnotes.types import Observation, Task
+
+STARTS = {"train": 0, "test": 10}
+
+
+class Lamp:
+    """A lamp with three switches, of which one lights it, and two tries."""
+
+    def __init__(self):
+        self.left = 0
+
+    @staticmethod
+    def tasks(split):
+        if split not in STARTS:
+            raise ConfigError(f"there is no split {split!r}")
+        return [Task(f"lamp-{n}", "lamp:Lamp", n, split) for n in range(STARTS[split], STARTS[split] + 4)]
+
+    def reset(self, task):
+        self.right, self.left = "abc"[task.seed % 3], 2
+        return Observation("dark", instruction="say a , b or c")
+
+    def step(self, action):
+        if not self.left:
+            raise EnvError("it is over: reset first")
+        self.left -= 1
+        if action.strip() == self.right:
+            self.left = 0
+            return Observation("light", reward=1.0, terminated=True, success=True, score=1.0)
+        return Observation("dark", truncated=self.left == 0)
+
+    def close(self):
+        pass
+'''
+SMALL = """--rollout.style terse --rollout.max_context_tokens 256 --rollout.num_tasks 2 --rollout.group_size 2
+--rollout.max_action_tokens 4 --memory.max_write_tokens 4 --algorithm.p_memory 0.5 --train.iterations 1
+--env.num_workers 1"""
 
 
 @pytest.fixture(autouse=True)
@@ -50,3 +94,52 @@ def test_it_is_played_by_name(num_workers: int) -> None:
 
     with EnvPool(config.env) as pool:
         assert all(asyncio.run(solve(pool, task)) for task in tasks_of(config, "train"))
+
+
+def in_another_process(words: Sequence[str]) -> int:
+    return subprocess.call([sys.executable, "-m", "trailnotes", *words])
+
+
+@pytest.mark.parametrize("command", [main, pytest.param(in_another_process, marks=pytest.mark.slow)])
+def test_its_name_and_a_model_are_enough_to_train_it(
+    command: Callable[[Sequence[str]], int],
+    start_model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    same_threads: None,
+) -> None:
+    """As a first user would: a folder with one file and no config; the settings only make it small."""
+    monkeypatch.chdir(tmp_path)
+    Path("lamp.py").write_text(LAMP)
+    assert command(["train", "--env.name", "lamp:Lamp", "--model.path", str(start_model), *SMALL.split()]) == 0
+    assert capfd.readouterr().out == "last model: runs/lamp-Lamp/checkpoints/step-000001/model\n"
+    assert run_config(Path("runs/lamp-Lamp")).env.name == "lamp:Lamp"
+    assert {record["task"]["env"] for record in read_jsonl(Path("runs/lamp-Lamp/trajectories.jsonl"))} == {"lamp:Lamp"}
+
+
+def test_what_is_missing_beside_its_name_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for words, said in (
+        ([], "nothing says what to play: name a CONFIG, or an environment by --env.name (module:Class"),
+        (["--env.name", "waymarks-simulator"], "model.path is empty: name a model by --model.path, such as "),
+    ):
+        for command in ("train", "rollout"):
+            assert main([command, *words]) == 2
+            assert said in capsys.readouterr().err
+    for command in (["eval", "random"], ["adapt", "random", "--out", "out"]):
+        assert main(command) == 2
+        assert "add --config CONFIG, or an environment by --env.name" in capsys.readouterr().err
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_run_without_a_directory_is_called_by_its_config(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    called: list[Path] = []
+    monkeypatch.setattr("trailnotes.commands.train.train", lambda _, run_dir, **__: called.append(run_dir))
+    (tmp_path / "first.toml").write_text("[run]\nseed = 1\n")
+    main(["train", str(tmp_path / "first.toml")])
+    main(["train", str(tmp_path / "first.toml"), "--run-dir", "elsewhere"])
+    main(["train", "--env.name", "pkg.lamp:Lamp"])
+    assert called == [Path("runs/first"), Path("elsewhere"), Path("runs/pkg-lamp-Lamp")]

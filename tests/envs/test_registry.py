@@ -67,6 +67,7 @@ def test_a_module_in_the_working_directory_counts(tmp_path: Path, monkeypatch: p
         ("xyzzy", "known: alfworld, gymnasium, minesweeper, openenv, scienceworld, sokoban, textworld"),
         ("no_such_module:Env", "there is no module 'no_such_module' on the Python path"),
         ("odd_envs.sub:Env", "there is no module 'odd_envs.sub'"),
+        ("odd_envs.py:Puppet", "name it without .py, odd_envs:Puppet"),
         ("odd_envs:Pupet", "odd_envs has no 'Pupet'; did you mean Puppet?"),
         ("odd_envs:", "must read module:Class"),
     ],
@@ -96,11 +97,14 @@ def test_the_class_and_its_tasks_each_get_the_options_that_they_take() -> None:
 
 def test_failing_tasks_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = "class Env:\n    @staticmethod\n    def tasks(split):\n        return {}[split]\nclass Bare:\n    pass\n"
+    source += "class Ids(Env):\n    @staticmethod\n    def tasks(split):\n        return ['one']\n"
     module(tmp_path, monkeypatch, "task_env", source)
     with pytest.raises(EnvError, match=r"tasks\('train'\) of task_env:Env raised KeyError"):
         env_tasks("task_env:Env", "train")
     with pytest.raises(ConfigError, match="give Bare a static method tasks"):
         env_tasks("task_env:Bare", "train")
+    with pytest.raises(ConfigError, match=r"tasks\('train'\) must list Task values, not str"):
+        env_tasks("task_env:Ids", "train")
     with pytest.raises(ConfigError, match="no split 'summer'"):
         env_tasks("odd_envs:Puppet", "summer")
 

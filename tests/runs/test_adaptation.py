@@ -19,14 +19,16 @@ import trailnotes
 from adaptrun import NEVER, Gate, Guesser, adapt_by, gate_config, run_process, seeds_asked, seeds_on_disk
 from small import small_config
 from trailnotes.commands import main
-from trailnotes.commands.adapt import adapt
+from trailnotes.commands.adapt import FREE, adapt
 from trailnotes.commands.eval import evaluate
-from trailnotes.config.toml import load_config, to_toml
+from trailnotes.config.methods import names
+from trailnotes.config.schema import Config
+from trailnotes.config.toml import SURROUNDINGS, flatten, load_config, to_toml, within
 from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.errors import BudgetError, ConfigError, RunError
 from trailnotes.memory.store import TipStore
 from trailnotes.rollout import Request
-from trailnotes.runs.adaptation import AdaptationRun
+from trailnotes.runs.adaptation import FIXED, AdaptationRun
 from trailnotes.runs.directory import RunDir
 from trailnotes.runs.panels import PanelResult
 from trailnotes.runs.players import Subject
@@ -335,6 +337,35 @@ def test_another_panel_or_model_is_refused(start_model: Path, tmp_path: Path) ->
         adapt(other, start_model, method="naive", out=tmp_path)
     with pytest.raises(RunError, match=r"another model\.path"):
         adapt(config, "random", method="naive", out=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("algorithm.name", "empo2-tips"), ("rollout.max_steps", 7), ("env.options", {"gates": [0, 1]}), ("run.seed", 1)],
+)
+def test_what_decides_the_episodes_stays_even_if_it_is_allowed_to_change(
+    name: str, value: object, tmp_path: Path
+) -> None:
+    adapt_by(Guesser(), "reflexion", tmp_path, eval={"trials": 1})
+    before = (tmp_path / "config.toml").read_text()
+    section, key = name.split(".")
+    config = gate_config(**{"eval": {"trials": 1}, "algorithm": {"name": "reflexion"}, section: {key: value}})
+    for allowed in (name, section):
+        with pytest.raises(RunError, match=rf"another {re.escape(name)}, which no run .*: choose another directory"):
+            adapt(config, "guesser", out=tmp_path, allow_change=[allowed])
+    assert (tmp_path / "config.toml").read_text() == before
+
+
+def test_every_setting_is_free_fixed_or_of_training_alone() -> None:
+    """A setting that comes new has to be put where it belongs."""
+    trains = (
+        *("preset", "gigpo", "opsd", "rehearsal", "lamer", "archive", "loss", "optim", "train", "warmstart"),
+        *("run.name", "model.device", "model.gradient_checkpointing", "model.lora", "engine.name", "eval.memory"),
+        "eval.metric",  # figures are computed anew at each start
+    )
+    kinds = (SURROUNDINGS, FREE, FIXED, trains)
+    assert not [name for name in flatten(Config()) if not any(within(name, kind) for kind in kinds)]
+    assert {method for method in names(trains=False) if method in Config.model_fields} <= {*FIXED}
 
 
 def test_naive_is_what_an_evaluation_shows_but_for_its_seeds(start_model: Path, tmp_path: Path) -> None:

@@ -141,6 +141,22 @@ def test_training_shows_return_success_rates_and_modes(fake_time: Clock) -> None
     ]
 
 
+@pytest.mark.parametrize("metric", ["success", "return"])
+def test_training_shows_first_what_is_won_without_tips(metric: str, fake_time: Clock) -> None:
+    means = {f"rollout/{metric}": 0.25, f"rollout/{metric}/plain": 0.0, f"rollout/{metric}/off_policy": 0.75}
+    line = {"iteration": 0, "rollout/return/plain": 0.0, "rollout/return/off_policy": 0.75, **means}
+    config = load_config(None, ["--train.iterations", "4", "--eval.metric", metric])
+    shown = lines_of(config, [line], fake_time)[0]
+    assert f"iteration 1/4  {metric} without tips 0  {metric} 0.25" in shown
+
+
+def test_without_any_tips_one_number_says_it(fake_time: Clock) -> None:
+    line = {"iteration": 0, "rollout/return/plain": 0.0, "rollout/success": 0.5, "rollout/success/plain": 0.5}
+    assert lines_of(load_config(None, ["--train.iterations", "4"]), [line], fake_time)[0] == (
+        "empo2 a  iteration 1/4  success 0.5  mode plain"
+    )
+
+
 def test_training_shows_the_newest_points_of_its_curves_with_tips(fake_time: Clock) -> None:
     points = {"validation_tips/trial_0": 0.0, "validation_tips/trial_1": 0.905, "validation_new/trial_0": 0.25}
     lines = [{"iteration": 0, "rollout/success": 0.5, **points}, {"iteration": 1, "rollout/success": 0.75}]

@@ -53,7 +53,8 @@ def adapt(
         out: directory of the run; made if it does not exist.
         method: one that changes no weights; by default `algorithm.name` where that is one, else "empo2-tips".
         trials: overrides `eval.trials`.
-        allow_change: further keys that may differ from those of the run that is resumed.
+        allow_change: further keys that may differ from those of the run that is resumed, but for those of
+            `runs.adaptation.FIXED`.
         progress: shows how far the phase is, and a line when it ends.
 
     Returns:
@@ -67,7 +68,9 @@ def adapt(
         Interrupted: a `KeyboardInterrupt`, which says that what has ended is kept.
     """
     from trailnotes.config.toml import SURROUNDINGS
+    from trailnotes.config.unused import warn_unused
     from trailnotes.envs.tasks import refuse_examined, seen_in_training
+    from trailnotes.runs.adaptation import FIXED
     from trailnotes.runs.directory import RunDir
     from trailnotes.runs.loop import run_to_end
     from trailnotes.runs.needs import refuse_missing
@@ -77,9 +80,11 @@ def adapt(
         config = settled(config, subject, method, trials)
         refuse_missing(config)
         refuse_examined(config)
+        warn_unused(config, subject.trained)
         if said := seen_in_training(subject.trained, config):
             logger.warning("%s", said)
-        with RunDir.open(out, config, allow_change=[*SURROUNDINGS, *FREE, *allow_change]) as directory:
+        allowed = [*SURROUNDINGS, *FREE, *allow_change]
+        with RunDir.open(out, config, allow_change=allowed, fixed=FIXED) as directory:
             with kept_if_interrupted(f"stopped; {directory.path} keeps what has ended: the same command continues"):
                 figures = run_to_end(_adapt(config, directory, subject, progress))
             _write(figures, directory.path)

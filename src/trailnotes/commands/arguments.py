@@ -14,13 +14,20 @@ if TYPE_CHECKING:
     from trailnotes.config.schema import Config
 
 CONFIG = argument("config", type=Path, metavar="CONFIG", help="settings, a TOML file")
+OPTIONAL_CONFIG = argument(
+    "config", type=Path, metavar="CONFIG", nargs="?",
+    help="settings, a TOML file; with --env.name it may be left out",
+)  # fmt: skip
 SUBJECT = argument(
     "subject",
     metavar="MODEL_OR_RUN",
     help="a run directory (its last checkpoint), a model directory, a hub name, openai:NAME, or random",
 )
 OTHER_CONFIG = argument(
-    "--config", type=Path, metavar="CONFIG", help="settings, a TOML file; by default those of the run directory"
+    "--config",
+    type=Path,
+    metavar="CONFIG",
+    help="settings, a TOML file; by default those of the run directory; with --env.name none is needed",
 )
 ALLOW_CHANGE = argument(
     "--allow-change", metavar="KEY", action="append", default=[],
@@ -29,21 +36,26 @@ ALLOW_CHANGE = argument(
 
 
 def config_of(subject: str | None, path: Path | None, settings: Sequence[str]) -> Config:
-    """The settings of the file given, or else of the run directory given.
+    """Read the settings of the file given, or else of the run directory given, or else those on the command line alone.
 
     Raises:
-        ConfigError: there is neither.
+        ConfigError: there is no file, and the command line does not say which environment.
     """
-    from trailnotes.config.toml import load_config
+    from trailnotes.config.toml import load_config, resolve
 
     own = Path(subject) / "config.toml" if subject else None
     if path is None and own is not None and own.is_file():
         path = own
-    if path is None:
-        if subject and subject.startswith((".", "/", "runs/")) and not Path(subject).exists():
-            raise ConfigError(f"there is no {subject}")
-        raise ConfigError(f"{subject} is no run directory, which would bring its settings: add --config CONFIG")
-    return load_config(path, settings)
+    if path is not None:
+        return load_config(path, settings)
+    if subject and subject.startswith((".", "/", "runs/")) and not Path(subject).exists():
+        raise ConfigError(f"there is no {subject}")
+    alone = resolve(None, settings)
+    if "env.name" in alone.origins:
+        return alone.config
+    no_run = f"{subject} is no run directory, which would bring its settings: add --config CONFIG"
+    missing = no_run if subject else "nothing says what to play: name a CONFIG"
+    raise ConfigError(f"{missing}, or an environment by --env.name (module:Class is one of your own)")
 
 
 def say_where(out: Path | None) -> None:

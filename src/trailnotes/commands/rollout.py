@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trailnotes.commands.arguments import CONFIG, config_of, say_where
+from trailnotes.commands.arguments import OPTIONAL_CONFIG, config_of, say_where
 from trailnotes.commands.command import Command, argument
 from trailnotes.errors import ConfigError
 
@@ -53,7 +53,7 @@ ROLLOUT = Command(
     example="trailnotes rollout configs/smoke.toml --rollout.num_tasks 2 --out runs/episodes.jsonl",
     run=_run,
     arguments=(
-        CONFIG,
+        OPTIONAL_CONFIG,
         argument("--model", metavar="MODEL_OR_RUN", help="who plays; model.path by default"),
         argument(
             "--out", type=Path, metavar="FILE", help="also write the episodes to this file, one JSON object a line"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import resource
 import shutil
 import tempfile
@@ -11,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trailnotes.commands.arguments import ALLOW_CHANGE, CONFIG
+from trailnotes.commands.arguments import ALLOW_CHANGE, OPTIONAL_CONFIG, config_of
 from trailnotes.commands.command import Command, argument
 from trailnotes.config.methods import method_of
 from trailnotes.errors import ConfigError, Interrupted, MissingExtraError
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from trailnotes.runs.directory import RunDir
     from trailnotes.runs.training import TrainingRun
     from trailnotes.types import StrPath, Tip
+
+FIXED = ("algorithm.name", "run.seed")
+"""What tables know a run by: one that has begun keeps both, since half of it would count as another's."""
 
 
 def train(
@@ -46,7 +50,7 @@ def train(
     Args:
         config: the whole configuration.
         run_dir: directory of the run; made if it does not exist.
-        allow_change: keys that may differ from those of the run that is resumed.
+        allow_change: keys that may differ from those of the run that is resumed, but for those of `FIXED`.
         memory: tips to begin with: what `trailnotes memory export` wrote, a memory file, or a run directory. A run that
             has begun keeps its own.
 
@@ -59,14 +63,17 @@ def train(
             for good, and the settings ask for more.
         Interrupted: a `KeyboardInterrupt`: asked to stop before the end; what the last checkpoint holds is safe.
     """
+    from trailnotes.config.unused import warn_unused
     from trailnotes.runs.directory import RunDir
     from trailnotes.runs.loop import run_to_end
     from trailnotes.runs.saving import ended_for_good
 
     _refuse_early(config)
+    warn_unused(config)
     tips = _tips_for(config, memory) if memory is not None else ()
     last = ended_for_good(config, Path(run_dir))
-    with _cluster_of(config) as cluster, RunDir.open(run_dir, config, allow_change=allow_change) as directory:
+    opened = partial(RunDir.open, run_dir, config, allow_change=allow_change, fixed=FIXED)
+    with _cluster_of(config) as cluster, opened() as directory:
         if last is not None:
             return last
         _record_rehearsal(config, directory)
@@ -238,16 +245,17 @@ def dry_run(
 
 
 def _run(args: Namespace) -> None:
-    from trailnotes.config.toml import load_config
     from trailnotes.learner.rank import follow, follows
 
-    config = load_config(args.config, args.settings)
+    config = config_of(None, args.config, args.settings)
     if follows():
         follow(config)
     elif args.dry_run:
         print(dry_run(config, memory=args.memory, show=partial(print, flush=True)), end="")
     else:
-        print(f"last model: {train(config, args.run_dir, allow_change=args.allow_change, memory=args.memory)}")
+        name = args.config.stem if args.config else re.sub(r"\W+", "-", config.env.name)
+        run_dir = args.run_dir or Path("runs") / name
+        print(f"last model: {train(config, run_dir, allow_change=args.allow_change, memory=args.memory)}")
 
 
 TRAIN = Command(
@@ -256,12 +264,18 @@ TRAIN = Command(
     about="Train a model by the method that the config names, in a run directory of its own. The same command on a "
     "directory that holds a run resumes where its last checkpoint stands. Ctrl-C finishes the iteration and saves; "
     "a second one stops at once. SIGTERM and a closed terminal do the same. A run that is stopped so exits with "
-    "130, 143 or 129.",
+    "130, 143 or 129. An environment of your own needs no CONFIG: --env.name module:Class and --model.path MODEL are "
+    "enough.",
     example="trailnotes train configs/smoke.toml --run-dir runs/smoke --dry-run",
     run=_run,
     arguments=(
-        CONFIG,
-        argument("--run-dir", type=Path, metavar="DIR", required=True, help="directory of the run, made if absent"),
+        OPTIONAL_CONFIG,
+        argument(
+            "--run-dir",
+            type=Path,
+            metavar="DIR",
+            help="directory of the run, made if absent; by default runs/ and the name of CONFIG or of the environment",
+        ),
         ALLOW_CHANGE,
         argument(
             "--memory",

@@ -13,6 +13,10 @@ from trailnotes.errors import ConfigError
 
 OPENAI = "openai:"  # before a model's name, as `model.path`: the model of that name at the endpoint
 ENGINE_TOKEN = "TRAILNOTES_ENGINE_TOKEN"  # noqa: S105 - the variable's name
+NO_MODEL = (
+    "model.path is empty: name a model by --model.path, such as Qwen/Qwen2.5-0.5B-Instruct from the hub or a directory "
+    "(trailnotes warmstart makes a small one)"
+)
 MADE = "runs/"  # a `model.path` that begins so is made here, and no name on the hub
 OURS = (  # arguments of transformers' `apply_chat_template` that are no option of a template
     "add_generation_prompt", "continue_final_message", "conversation", "max_length", "messages", "padding",

@@ -25,6 +25,7 @@ from trailnotes.config.methods_schema import (
     RetrospexConfig,
 )
 from trailnotes.config.model_schema import (
+    NO_MODEL,
     OPENAI,
     ClusterConfig,
     EndpointConfig,
@@ -334,5 +335,5 @@ class Config(Section):
             raise ConfigError("training compares the members of a group: set rollout.group_size to 2 or more")
         self.algorithm.refuse_other_sampling(self.memory.write_temperature, self.rollout.temperature)
         if not self.model.path:
-            raise ConfigError("model.path is empty: name a model directory (trailnotes warmstart makes a small one)")
+            raise ConfigError(NO_MODEL)
         return self

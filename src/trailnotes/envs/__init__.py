@@ -82,7 +82,7 @@ def env_tasks(name: str, split: str, options: Mapping[str, Any] | None = None) -
     """All tasks of one split, in the environment's own order: the same list in every process, forever.
 
     Raises:
-        ConfigError: as in `make_env`, or the class lists no tasks.
+        ConfigError: as in `make_env`, or the class lists no tasks, or something else.
         MissingExtraError: as in `make_env`.
         EnvError: its `tasks` failed otherwise.
     """
@@ -93,7 +93,11 @@ def env_tasks(name: str, split: str, options: Mapping[str, Any] | None = None) -
     if not callable(tasks):
         raise ConfigError(f"env.name = {name!r} lists no tasks: give {cls.__name__} a static method tasks(split)")
     with boundary(f"tasks({split!r}) of {name}"), _naming_the_extra(name):
-        return list(tasks(split, **_accepted(tasks, options)))
+        listed = list(tasks(split, **_accepted(tasks, options)))
+    for item in listed:
+        if not isinstance(item, Task):
+            raise ConfigError(f"env.name = {name!r}: tasks({split!r}) must list Task values, not {type(item).__name__}")
+    return listed
 
 
 def env_identity(name: str, options: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -163,7 +167,10 @@ def _load(name: str, target: str) -> Callable[..., Any]:
             module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name and (module_name == error.name or module_name.startswith(f"{error.name}.")):
-            raise ConfigError(f"env.name = {name!r}: there is no module {error.name!r} on the Python path") from error
+            fix = f": name it without .py, {module_name[:-3]}:{class_name}" if module_name.endswith(".py") else ""
+            raise ConfigError(
+                f"env.name = {name!r}: there is no module {error.name!r} on the Python path{fix}"
+            ) from error
         raise MissingExtraError(f"env.name = {name!r} needs the package {error.name!r}: install it") from error
     except MissingExtraError:
         raise

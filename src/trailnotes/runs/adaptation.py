@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from trailnotes.envs.tasks import panel_of
 from trailnotes.errors import ConfigError
 from trailnotes.rollout import rollout_metrics, run_groups, write_all
+from trailnotes.runs.evaluation import PLAYED
 from trailnotes.runs.panels import PanelResult, acting_config, panel_result, write_evaluation
 from trailnotes.runs.spent import ENDPOINT_COST, SPENT, Spent
 from trailnotes.seeds import derive_seed
@@ -45,6 +46,13 @@ if TYPE_CHECKING:
     from trailnotes.types import Completion, Mode, Task, Trajectory
 
 PHASE = re.compile(r"[a-z0-9][a-z0-9-]*")
+FIXED = (
+    *(name for name in PLAYED if name != "model"),
+    *("model.path", "model.base", "model.dtype", "model.template_options", "algorithm"),
+    *("reflexion", "rememberer", "retrospex", "eval.meet_split", "eval.meet_tasks", "train.split", "train.num_tasks"),
+)
+"""The settings that decide what a trial plays and writes: a run that has begun keeps them, since it reads back whatever
+has ended and would report it under the new ones. The device and the engine may change where that is allowed."""
 
 
 def adapting(config: Config, method: str, subject: Subject, trials: int) -> Config:

@@ -92,7 +92,7 @@ class Progress:
     """The bar of a training run, fed with the lines of metrics.jsonl. A context manager."""
 
     def __init__(self, config: Config, directory: _Place, *, stream: IO[str] | None = None) -> None:
-        self._train = config.train
+        self._train, self._metric = config.train, config.eval.metric
         self._bar = Bar(1.0, f"{config.algorithm.name} {directory.path.name}", stream=stream)
         self._previous: tuple[float, Mapping[str, Any]] | None = None
         self._watched: dict[str, str] = {}  # the newest point of each curve with tips
@@ -110,13 +110,15 @@ class Progress:
         iterations, steps = self._train.iterations, self._train.max_env_steps
         done = line["iteration"] + 1
         share = max(done / iterations, line.get("env_steps", 0) / steps if steps else 0.0)
-        facts: dict[str, float | str] = {
-            name: line[f"rollout/{name}"] for name in ("return", "success") if f"rollout/{name}" in line
-        }
+        modes = [mode for mode in MODES if f"rollout/return/{mode}" in line]
+        names = {"return": "rollout/return", "success": "rollout/success"}
+        plain = f"rollout/{self._metric}/plain"
+        if plain in line and modes != ["plain"]:  # the mean mixes those that read tips with those that do not
+            names = {f"{self._metric} without tips": plain, self._metric: names[self._metric]} | names
+        facts: dict[str, float | str] = {name: line[key] for name, key in names.items() if key in line}
         self._watched |= {shown: trials for shown, name in WATCHED.items() if (trials := _trials(line, name))}
         facts |= self._watched
-        modes = "+".join(mode for mode in MODES if f"rollout/return/{mode}" in line)
-        facts |= self._rates(line) | ({"mode": modes} if modes else {})
+        facts |= self._rates(line) | ({"mode": "+".join(modes)} if modes else {})
         self._bar.update(min(share, 1.0), facts, f"iteration {done}/{iterations}")
 
     def note(self, text: str) -> None:

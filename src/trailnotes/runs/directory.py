@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from trailnotes.config.schema import Config
-from trailnotes.config.toml import diff, flatten, load_config, to_toml, within
+from trailnotes.config.toml import SURROUNDINGS, diff, flatten, load_config, to_toml, within
 from trailnotes.envs.tasks import identity_of
 from trailnotes.errors import ConfigError, RunError
 from trailnotes.storage import checkpoint
@@ -61,7 +61,13 @@ class RunDir:
 
     @classmethod
     def open(
-        cls, path: StrPath, config: Config, *, allow_change: Sequence[str] = (), command: Sequence[str] | None = None
+        cls,
+        path: StrPath,
+        config: Config,
+        *,
+        allow_change: Sequence[str] = (),
+        fixed: Sequence[str] = (),
+        command: Sequence[str] | None = None,
     ) -> Self:
         """Lock `path`, write or check its config, and record this start in run.json.
 
@@ -69,6 +75,8 @@ class RunDir:
             path: the directory; made if it does not exist.
             config: the resolved settings of this start.
             allow_change: keys, or whole sections, that may differ from those of the run that is resumed.
+            fixed: keys, or whole sections, that may not differ even if `allow_change` has them, but for those of
+                `SURROUNDINGS`.
             command: what run.json records as the command; the words of this process by default.
 
         Raises:
@@ -83,7 +91,7 @@ class RunDir:
         lock = RunLock(path / "lock")
         try:
             run = cls(path, config, lock)
-            changed = run._settle_config(allow_change)
+            changed = run._settle_config(allow_change, fixed)
             run._note_start(changed, list(command or sys.argv))
             for file in (run.metrics_path, run.trajectories_path):
                 set_aside(file)
@@ -138,7 +146,7 @@ class RunDir:
         if self._trackers is not None:
             self._trackers.tell()
 
-    def _settle_config(self, allow_change: Sequence[str]) -> dict[str, Any]:
+    def _settle_config(self, allow_change: Sequence[str], fixed: Sequence[str]) -> dict[str, Any]:
         """Write config.toml, or refuse a changed one. Returns what changed since the run began, name -> [old, new]."""
         file = self.path / "config.toml"
         changed: dict[str, Any] = {}
@@ -146,6 +154,9 @@ class RunDir:
         if begun and file.exists():
             old = run_config(self.path)
             names = diff(old, self.config)
+            if bound := [name for name in names if within(name, fixed) and not within(name, SURROUNDINGS)]:
+                raise RunError(f"{self.path} holds a run with another {', '.join(bound)}, which no run can change once "
+                               "it has begun: choose another directory")  # fmt: skip
             refused = [name for name in names if not within(name, allow_change)]
             if refused:
                 flags = " ".join(f"--allow-change {name}" for name in refused)

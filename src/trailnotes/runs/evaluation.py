@@ -15,6 +15,7 @@ from typing import Any
 
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import SURROUNDINGS, flatten, within
+from trailnotes.config.unused import warn_unused
 from trailnotes.envs.tasks import panel_of, seen_by_authors, tasks_of
 from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.errors import ConfigError, RunError
@@ -73,6 +74,7 @@ def play_subject(
             f"{subject.model} has no memory to act with: give the run of a method with a memory, or drop --memory"
         )
     refuse_missing(config, subject.model, plays_only=True, memory=use_memory)
+    warn_unused(config, subject.trained, subject.model)
     tasks = panel_of(config)
 
     async def play(memory: TipMemory | None) -> list[Trajectory]:

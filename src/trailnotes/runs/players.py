@@ -162,7 +162,8 @@ def random_player(config: Config) -> ScriptedPolicy:
             raise PolicyError(
                 'model.path = "random" draws from the admissible actions, and this turn lists none: set '
                 "rollout.show_actions = true, and have the environment offer them (scienceworld: "
-                'env.options.actions = "valid"; textworld: env.options.actions = true)'
+                'env.options.actions = "valid"; textworld: env.options.actions = true; one of your own: '
+                "Observation.actions)"
             )
         said = "\n".join(message.content for message in messages)
         return random.Random(derive_seed(config.run.seed, said)).choice(actions)

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from trailnotes.config.model_schema import ModelConfig, refuse_unmade
+from trailnotes.config.model_schema import NO_MODEL, ModelConfig, refuse_unmade
 from trailnotes.errors import ConfigError, MissingExtraError, PolicyError, how_to_install
 from trailnotes.types import Completion, Message, Sampling, TokenIds
 
@@ -311,7 +311,7 @@ def _base(config: ModelConfig, adapters: Any, *, download: bool = True) -> tuple
 def _resolve(path: str, *, download: bool = True) -> tuple[str, bool]:
     """Where the model is, and whether it is read from this machine alone; without `download` the hub is not asked."""
     if not path:
-        raise ConfigError("model.path is empty: name a model directory (trailnotes warmstart makes a small one)")
+        raise ConfigError(NO_MODEL)
     local = Path(path).expanduser()
     if local.is_dir():
         if not any((local / name).is_file() for name in ("config.json", "adapter_config.json")):

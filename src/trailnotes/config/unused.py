@@ -1,0 +1,99 @@
+"""Settings that somebody has set and nothing reads, because the switch that they need is off.
+
+What a key or a section needs is written so::
+
+    model.lora.enabled                 that setting is on: neither false, zero, empty nor none
+    algorithm.intrinsic = tips|states  it is one of these, or holds one; * stands for any text
+    learner.world_size > 1             it is above
+    A or B                             either
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+from trailnotes.config.schema import Config
+from trailnotes.config.toml import diff, flatten, within
+
+logger = logging.getLogger(__name__)
+_METHODS = ("gigpo", "opsd", "lamer", "reflexion", "rememberer", "retrospex")
+_VLLM = (
+    "replicas", "urls", "python", "devices", "device_memory", "max_concurrent", "start_timeout", "timeout", "tolerance",
+)  # fmt: skip
+NEEDS = {
+    "model.lora": "model.lora.enabled",
+    "endpoint": "model.path = openai:* or memory.embedder = openai:*",
+    "engine.shared_prompts": "engine.name = hf",
+    **{f"engine.{name}": "engine.name = vllm" for name in _VLLM},
+    "learner.offload": "learner.world_size > 1",
+    "learner.timeout": "learner.world_size > 1",
+    "cluster": "cluster.address",
+    "rollout.max_staleness_weight": "rollout.ahead",
+    "memory.merge_similarity": "memory.retire = merge",
+    "memory.open_split": "memory.scope = family|env|all",
+    "memory.exact_below": "memory.index = auto",
+    "memory.candidates": "memory.index = auto",
+    "memory.ucb": "memory.order = ucb",
+    "algorithm.draw": "algorithm.mode_unit = trajectory",
+    "algorithm.beta": "algorithm.intrinsic = tips|states|counts|rnd",
+    "algorithm.novelty_threshold": "algorithm.intrinsic = states",
+    "algorithm.anchor_weight": "algorithm.anchor_tips",
+    "algorithm.anchor_reading_weight": "algorithm.anchor_reading",
+    "algorithm.penalty_stage": "algorithm.invalid_penalty",
+    "algorithm.author_age": "algorithm.author_credit",
+    "algorithm.author_share": "algorithm.author_credit",
+    **{f"rehearsal.{name}": "rehearsal.split" for name in ("options", "num_tasks", "num_samples", "trials")},
+    **{f"rehearsal.{name}": "rehearsal.split or rehearsal.path" for name in ("rows", "hold", "imitate")},
+    **{name: f"algorithm.name = {name}|*:*" for name in _METHODS},
+    "gigpo.history": "gigpo.hierarchical",
+    "gigpo.alpha": "gigpo.hierarchical",
+    "gigpo.base_group": "gigpo.hierarchical",
+    "opsd.beta": "opsd.form = sdar",
+    "archive": "archive.share",
+    "loss.mask_unit": "loss.mask_logprob",
+    "train.validation_split": "train.eval_every or train.eval_notes_every",
+    "train.eval_notes_trials": "train.eval_notes_every",
+    "train.new_split": "train.eval_notes_every",
+    "eval.meet_tasks": "eval.meet_split",
+}
+"""Key or section -> what it needs to have any effect."""
+
+
+def warn_unused(config: Config, told: Config | None = None, model: str = "") -> None:
+    """Say in one line which settings have no effect, and what each of them needs.
+
+    Args:
+        config: of this start.
+        told: settings of a run that was told already; None takes the defaults for them.
+        model: who acts, in the place of `model.path`.
+    """
+    values = flatten(config) | ({"model.path": model} if model else {})
+    unused: dict[str, list[str]] = {}
+    for name in diff(told or Config(), config):
+        needed = [need for key, need in NEEDS.items() if within(name, [key]) and not _holds(need, values)]
+        if needed:
+            unused.setdefault(needed[0], []).append(name)
+    if unused:
+        said = "; ".join(f"{', '.join(names)} (needs {_in_words(need)})" for need, names in unused.items())
+        logger.warning("settings without effect: %s", said)
+
+
+def _holds(need: str, values: Mapping[str, Any]) -> bool:
+    return any(_is_met(part, values) for part in need.split(" or "))
+
+
+def _is_met(part: str, values: Mapping[str, Any]) -> bool:
+    name, sign, wanted = part.partition(" = ")
+    if sign:
+        value = values[name]
+        held = value if isinstance(value, tuple) else (value,)
+        return any(fnmatchcase(str(each), pattern) for each in held for pattern in wanted.split("|"))
+    name, sign, limit = part.partition(" > ")
+    return bool(values[name] > float(limit)) if sign else bool(values[name])
+
+
+def _in_words(need: str) -> str:
+    return need.replace("*:*", "module:NAME").replace(":*", ":NAME").replace("|", " or ")

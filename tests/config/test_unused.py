@@ -1,0 +1,83 @@
+"""Settings of something that is off: they are named, with the switch, and nothing else is."""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+
+import pytest
+
+from small import small_config
+from trailnotes.commands.eval import evaluate
+from trailnotes.commands.train import train
+from trailnotes.config.presets import PRESETS
+from trailnotes.config.schema import Config
+from trailnotes.config.toml import flatten, load_config
+from trailnotes.config.unused import NEEDS, warn_unused
+from trailnotes.errors import RunError
+from trailnotes.runs.directory import RunDir
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--model.lora.rank", "8"], "model.lora.rank (needs model.lora.enabled)"),
+        (["--model.lora.rank", "8", "--model.lora.enabled", "true"], ""),
+        (["--model.lora.rank", "16"], ""),  # the default
+        (["--memory.ucb", "2"], "memory.ucb (needs memory.order = ucb)"),
+        (["--memory.ucb", "2", "--memory.order", '["ucb"]'], ""),
+        (["--learner.offload", "true"], "learner.offload (needs learner.world_size > 1)"),
+        (["--learner.offload", "true", "--learner.world_size", "2"], ""),
+        (["--rehearsal.rows", "3"], "rehearsal.rows (needs rehearsal.split or rehearsal.path)"),
+        (["--rehearsal.rows", "3", "--rehearsal.path", "x.jsonl"], ""),
+        (["--endpoint.concurrency", "2", "--memory.embedder", "openai:m"], ""),
+        (["--algorithm.author_age", "2"], "algorithm.author_age (needs algorithm.author_credit)"),
+        (["--gigpo.omega", "0.5"], "gigpo.omega (needs algorithm.name = gigpo or module:NAME)"),
+        (["--gigpo.omega", "0.5", "--algorithm.name", "mine:METHOD"], ""),
+        (
+            ["--archive.capacity", "2", "--archive.max_depth", "1", "--engine.replicas", "2"],
+            "engine.replicas (needs engine.name = vllm); archive.capacity, archive.max_depth (needs archive.share)",
+        ),
+    ],
+)
+def test_one_line_names_what_is_set_in_vain(words: list[str], said: str, caplog: pytest.LogCaptureFixture) -> None:
+    warn_unused(load_config(None, words))
+    assert caplog.messages == ([f"settings without effect: {said}"] if said else [])
+
+
+def test_what_a_run_was_told_and_who_acts_count(caplog: pytest.LogCaptureFixture) -> None:
+    config = load_config(None, ["--model.lora.rank", "8", "--endpoint.concurrency", "2"])
+    warn_unused(config, told=load_config(None, ["--model.lora.rank", "8"]), model="openai:m")
+    assert not caplog.messages
+    warn_unused(config, told=load_config(None, ["--model.lora.rank", "8"]))
+    assert "endpoint.concurrency (needs model.path = openai:NAME" in caplog.text
+    assert "lora" not in caplog.text
+
+
+def test_every_name_in_the_table_is_a_setting() -> None:
+    names = [*flatten(Config())]
+    for key, need in NEEDS.items():
+        assert any(name == key or name.startswith(f"{key}.") for name in names), key
+        assert {*re.findall(r"[a-z_]+(?:\.[a-z_]+)+", need.replace("*:*", ""))} <= {*names}, need
+
+
+def test_published_settings_and_those_of_the_clone_set_nothing_in_vain(caplog: pytest.LogCaptureFixture) -> None:
+    for preset in PRESETS:
+        warn_unused(load_config(None, ["--preset", preset]))
+    for file in ("smoke.toml", "demo.toml", "textworld-ordinary.toml"):
+        warn_unused(load_config(CONFIGS / file))
+    assert not caplog.messages
+
+
+def test_commands_say_it_at_their_start(
+    start_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, same_threads: None
+) -> None:
+    config = small_config(model={"path": str(start_model), "lora": {"rank": 8}}, eval={"num_tasks": 1})
+    with caplog.at_level(logging.WARNING), RunDir.open(tmp_path, config), pytest.raises(RunError, match="in use"):
+        train(config, tmp_path)
+    assert caplog.messages == ["settings without effect: model.lora.rank (needs model.lora.enabled)"]
+    evaluate(config, start_model)
+    assert caplog.messages[1:] == caplog.messages[:1]
