@@ -12,7 +12,7 @@ from trailnotes.config.toml import to_toml
 from trailnotes.errors import RunError
 from trailnotes.runs.chain import Link, diagnose, links_of
 
-NAMES = ("written", "shown", "gain", "advantage", "mask", "reliance", "rise")
+NAMES = ("written", "shown", "gain", "advantage", "engine", "mask", "reliance", "rise")
 
 
 def line(iteration: int, **values: float) -> dict[str, Any]:
@@ -27,6 +27,7 @@ def line(iteration: int, **values: float) -> dict[str, Any]:
         "rollout/env_steps": 40.0,
         "update/rows": 20.0,
         "update/zero_advantage_rows": 10.0,
+        "engine/difference": 1e-6,
         "update/tokens_off_policy": 50.0,
         "update/masked_fraction": 0.1,
         "update/kl_to_behavior_off_policy": 1.0 - 0.1 * iteration,
@@ -71,6 +72,7 @@ def test_a_chain_that_holds() -> None:
         ("written", {"tips__unusable": 3.0}),
         ("shown", {"rollout__tips_per_step": 0.0}),
         ("advantage", {"update__zero_advantage_rows": 20.0}),
+        ("engine", {"engine__difference": 0.01}),
         ("mask", {"update__masked_fraction": 0.6}),
         ("reliance", {"update__kl_to_behavior_off_policy": 0.8}),
         ("rise", {"rollout__return/plain": 0.2}),
@@ -210,6 +212,19 @@ def test_reliance_is_what_was_measured_before_the_update_where_its_ratio_knows_n
     assert (link.first, link.last, link.holds) == (0.5, pytest.approx(0.1), True)
 
 
+def test_engine_and_learner_may_be_as_far_apart_as_their_numbers_round() -> None:
+    def link(dtype: str, nats: float) -> Link:
+        return verdicts([line(0, engine__difference=nats)], EPISODES, model={"dtype": dtype})["engine"]
+
+    assert (link("bfloat16", 0.045).last, link("bfloat16", 0.045).holds) == (0.045, True)
+    assert link("bfloat16", 0.06).holds is False
+    assert "model.dtype" in link("bfloat16", 0.06).advice
+    assert link("float32", 0.045).holds is False
+    assert "learner.packed" in link("float32", 0.045).advice
+    behind = {name: value for name, value in line(0).items() if name != "engine/difference"}
+    assert verdicts([behind], EPISODES)["engine"].holds is None, "older weights played"
+
+
 def test_one_iteration_shows_no_trend() -> None:
     links = verdicts([line(0)], EPISODES)
     assert links["rise"].holds is links["reliance"].holds is None
@@ -241,7 +256,7 @@ def test_a_run_without_memory_has_no_data_where_notes_would_be(tmp_path: Path) -
     report = diagnose(a_run(tmp_path / "run", lines, [episode(0, "plain", 0.0)], "grpo"))
     rows = report.splitlines()
     assert rows[0].endswith("grpo, 5 iterations, 500 environment steps")
-    assert ["no data" in row for row in rows[1:8]] == [True, True, True, False, True, True, False]
+    assert ["no data" in row for row in rows[1:9]] == [True, True, True, False, False, True, True, False]
     assert "WEAK" not in report
     assert "no weak link found" in rows
 

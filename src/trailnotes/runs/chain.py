@@ -1,6 +1,6 @@
 """The chain of a run, link by link, from the tip that is written to the model that needs none.
 
-Seven links, each with the number that shows whether it holds and, where it does not, what usually mends it
+Eight links, each with the number that shows whether it holds and, where it does not, what usually mends it
 (docs/algorithms/empo2.md, "why it may not learn"). Read from the run's own files; nothing is played.
 """
 
@@ -28,6 +28,7 @@ FEW = 10  # episodes, tips, rows, turns, tokens: of fewer nothing is concluded
 FEW_ITERATIONS = 5  # of fewer, no trend
 HARM = -0.1  # gain in return below which reading tips does harm
 SLIGHT = 0.05  # a gain in return, or in nats a token, that is not worth having
+APART = 1e-3  # nats a token between engine and learner, on average, that float32 does not explain
 RELIANCE = 0.05  # nats a token; below this the model acts as if it had read the tip
 WIDTH = 100
 
@@ -90,6 +91,7 @@ def links_of(lines: Sequence[Line], episodes: Sequence[Line], config: Config) ->
         _shown(lines, config),
         _gain(episodes, config),
         _differing(lines, config),
+        _engine(lines, config),
         _link(
             lines, "off-policy tokens that the mask leaves in",
             lambda m: 1 - m["update/masked_fraction"] if m.get("update/tokens_off_policy") else None, 0.5,
@@ -181,6 +183,24 @@ def _advice_to_differ(config: Config) -> str:
     if algorithm.intrinsic == "none":
         ways.append("use an intrinsic reward (algorithm.intrinsic)")
     return f"groups whose returns are all equal teach nothing: {', or '.join(ways)}"
+
+
+def _engine(lines: Sequence[Line], config: Config) -> Link:
+    """Does the learner say of what was sampled what the engine said? As it was measured before each first step."""
+    values = [line["engine/difference"] for line in lines if "engine/difference" in line]
+    rounds, tolerance = config.model.dtype == "bfloat16", config.engine.tolerance
+    fix = 'model.dtype = "float32"' if rounds else 'learner.packed = "never" and engine.shared_prompts = false'
+    advice = (
+        "engine and learner differ on the tokens that were sampled by more than "
+        f"{f'bfloat16 rounds (engine.tolerance = {tolerance:g})' if rounds else 'float32 explains'}: set {fix}"
+        + (', or engine.name = "hf"' if config.engine.name == "vllm" else "")
+    )
+    question = "nats between engine and learner, a sampled token"
+    if not values:
+        return Link(question, None, None, None, advice)
+    (first, last), size = _ends(values), _size(values)
+    holds = max(first, last) <= (tolerance if rounds else APART)
+    return Link(question, first, last, holds, advice, (size, size), "iterations")
 
 
 def _gain(episodes: Sequence[Line], config: Config) -> Link:
@@ -313,7 +333,8 @@ def _written(line: Line) -> float:
 def _nats_of_tips(line: Line, config: Config) -> float | None:
     """As measured before the update; else as far as that is from what was sampled, where that is its denominator."""
     acting = config.algorithm.old_logprobs == "acting"
-    return line.get("tips/reliance", line.get("update/kl_to_behavior_off_policy") if acting else None)
+    nats: float | None = line.get("tips/reliance", line.get("update/kl_to_behavior_off_policy") if acting else None)
+    return nats
 
 
 def _off_policy_tokens(line: Line) -> float:
