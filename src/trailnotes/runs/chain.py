@@ -333,7 +333,8 @@ def _written(line: Line) -> float:
 def _nats_of_tips(line: Line, config: Config) -> float | None:
     """As measured before the update; else as far as that is from what was sampled, where that is its denominator."""
     acting = config.algorithm.old_logprobs == "acting"
-    return line.get("tips/reliance", line.get("update/kl_to_behavior_off_policy") if acting else None)
+    nats: float | None = line.get("tips/reliance", line.get("update/kl_to_behavior_off_policy") if acting else None)
+    return nats
 
 
 def _off_policy_tokens(line: Line) -> float:
