@@ -20,9 +20,9 @@ BOUNDS = (-100.0, 100.0)  # of a return of the panel
 UNIT = "variations"
 METHOD = (
     f"{CONFIDENCE:.0%}, beyond these variations: seeds and variations are samples, the same variations for all seeds, "
-    "Student's t, cut at the range of a return; where one seed stands behind it, variations alone. With fewer than "
-    f"{MIN_FAMILIES} variations it is that on this panel, and says so: seeds are the sample. The tasks of a mean "
-    "are fixed. Seeds that are equal in every variation count once"
+    "a Student's t for each, the squares added, cut at the range of a return; where one seed stands behind it, "
+    f"variations alone. With fewer than {MIN_FAMILIES} variations it is that on this panel, and says so: seeds are the "
+    "sample. The tasks of a mean are fixed. Seeds that are equal in every variation count once"
 )
 
 
