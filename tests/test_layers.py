@@ -308,6 +308,7 @@ HOUSE = {
     """,
     "web": """
         __init__ guard serving
+        loopback
     """,
     "warmstart/demonstrations": """
         __init__ coin played scienceworld_english waymarks_english

@@ -6,7 +6,8 @@ import pytest
 
 from trailnotes.errors import ConfigError
 from trailnotes.web.guard import from_elsewhere, name_of
-from trailnotes.web.serving import address_of, is_loopback, listening
+from trailnotes.web.loopback import is_loopback
+from trailnotes.web.serving import address_of, listening
 
 
 @pytest.mark.parametrize(
@@ -46,6 +47,7 @@ def test_where_a_form_comes_from(origin: str | None, site: str | None, elsewhere
     [
         ("localhost", True), ("LOCALHOST", True), ("127.0.0.1", True), ("127.9.9.9", True), ("::1", True),
         ("[::1]", True), ("0.0.0.0", False), ("::", False), ("10.0.0.1", False), ("x.org", False), ("", False),
+        ("127.evil.example", False), ("127.1", False), ("localhost.evil.example", False),
     ],
 )  # fmt: skip
 def test_which_addresses_are_of_this_machine(host: str, loopback: bool) -> None:

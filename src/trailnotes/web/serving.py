@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import socket
 from typing import TYPE_CHECKING
 
+import h11
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from trailnotes.errors import ConfigError
+from trailnotes.web.loopback import is_loopback
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable
 
     from starlette.types import ASGIApp
 
 CONNECTIONS = 2_000  # at once; one more is told to come back
-
-
-def is_loopback(host: str) -> bool:
-    """Whether an address is reached from this machine alone."""
-    if host.lower() == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
+UNFINISHED = 256  # connections whose visitor has not sent a whole request; one more, and the oldest gives way
+REQUEST_S = 20.0  # in which a request must arrive, from its connection, or from the answer before it, to its last byte
+UNREAD_MS = 60_000  # in which a visitor takes something of what it is sent
 
 
 def listening(host: str, port: int, *, refusal: str = "") -> socket.socket:
@@ -56,6 +52,8 @@ def listening(host: str, port: int, *, refusal: str = "") -> socket.socket:
     # What is accepted here inherits it. An answer goes out in two parts, head and body, and the second would wait 40 ms
     # for the visitor's word that the first has come: asyncio sees to it only for sockets that name their protocol.
     door.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # on Linux the kernel hangs up on a visitor that reads nothing
+        door.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_MS)
     return door
 
 
@@ -93,6 +91,7 @@ def serve(
         log_level="error",  # below it, a line for each request that is none
         lifespan="on" if lifespan else "off",
         proxy_headers=False,
+        http=_Connection,
         ws="websockets-sansio" if most_ws_bytes else "none",
         ws_max_size=max(1, most_ws_bytes),
         ws_per_message_deflate=False,
@@ -113,3 +112,47 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._ready()
+
+
+class _Connection(H11Protocol):
+    """Hangs up on a visitor that does not finish a request in time, or holds the place of others meanwhile.
+
+    uvicorn itself waits for the rest of a request for as long as the visitor likes.
+    """
+
+    limit: asyncio.TimerHandle | None = None  # while the rest of a request is waited for
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._watch()
+        unfinished = [each for each in self.connections if isinstance(each, _Connection) and each.limit]
+        if len(unfinished) > UNFINISHED:
+            min(unfinished, key=lambda each: each.limit.when() if each.limit else 0.0).hang_up()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._unwatch()
+        super().connection_lost(exc)
+
+    def _watch(self) -> None:
+        if self.conn.their_state not in {h11.IDLE, h11.SEND_BODY} or self.transport.get_protocol() is not self:
+            self._unwatch()  # all of it is here, or it is a WebSocket now
+        elif self.limit is None:
+            self.limit = self.loop.call_later(REQUEST_S, self.hang_up)
+
+    def _unwatch(self) -> None:
+        if self.limit:
+            self.limit.cancel()
+            self.limit = None
+
+    def hang_up(self) -> None:
+        """End the connection, and what is left to be said with it."""
+        self._unwatch()
+        self.transport.abort()

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,12 +26,15 @@ from trailnotes.config.toml import to_toml
 from trailnotes.errors import ConfigError, PolicyError
 from trailnotes.policies.hf.policy import HFPolicy
 from trailnotes.policies.vllm import remote, serving, vllm_policy
+from trailnotes.policies.vllm.building import size_of
+from trailnotes.policies.vllm.process import PREFIX
 from trailnotes.policies.vllm.weights import write_adapters, write_whole
 from trailnotes.policies.vllm.worker import wire
 from trailnotes.types import Completion, Message, Sampling
 
 CORE = Path(__file__).with_name("markov.py")
 SECRET = "a secret of some length"
+ROOTS = Path("/dev/shm"), Path(tempfile.gettempdir())  # where engines keep weights
 SERVE = """
 import sys
 from pathlib import Path
@@ -62,6 +66,7 @@ def test_a_torn_frame_ends_the_stream() -> None:
     [
         (b"HTTP/1.1 400 Bad Request\r\n", "that is no engine"),
         (wire.HEADER.pack(3, 0) + b"{]x", "no JSON"),
+        (wire.HEADER.pack(100_000, 0) + b"[" * 100_000, "no JSON"),
         (wire.HEADER.pack(2, 0) + b"{}", "without a name"),
         (wire.HEADER.pack(2, 0) + b"[]", "without a name"),
     ],
@@ -156,6 +161,33 @@ def test_an_engine_serves_nobody_who_says_something_else() -> None:
             assert not wire.welcome(engine, SECRET, lambda: False)
 
 
+class Drip:
+    """A connection over which a byte comes each 9 seconds of a clock that it moves."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        monkeypatch.setattr("time.monotonic", lambda: self.now)
+
+    def settimeout(self, seconds: float | None) -> None:
+        assert seconds is None or seconds > 0
+
+    def sendall(self, data: bytes) -> None:
+        pass
+
+    def recv(self, size: int) -> bytes:
+        self.now += 9.0
+        return b"x"
+
+
+def test_a_handshake_has_one_limit_however_slowly_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    drip: Any = Drip(monkeypatch)
+    with pytest.raises(TimeoutError):
+        wire.welcome(drip, SECRET, lambda: False)
+    assert drip.now < wire.PATIENCE + 9
+    with pytest.raises(TimeoutError):
+        wire.introduce(drip, SECRET)
+
+
 # -- addresses
 
 
@@ -167,6 +199,9 @@ def test_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
             remote.address_of(url)
     monkeypatch.delenv(remote.TOKEN, raising=False)
     assert remote.token_of("127.0.0.1") == ""
+    for name in ("127.evil.example", "localhost.evil.example"):  # names, which may lead anywhere
+        with pytest.raises(ConfigError, match="between machines an engine needs a token"):
+            remote.token_of(name)
     for value in ("", "short"):
         monkeypatch.setenv(remote.TOKEN, value)
         with pytest.raises(ConfigError, match=f"set {remote.TOKEN} to the same 16 characters"):
@@ -239,9 +274,13 @@ def test_a_served_engine(config_of, learner, faults: Path, tmp_path: Path, monke
             patch.setenv(remote.TOKEN, "another secret of length")
             with pytest.raises(PolicyError, match=f"knows another token: set {remote.TOKEN} to the same on both"):
                 vllm_policy(config_of(urls=[f"tcp://{address}"]), trains=True)
+        (spool,) = (path for root in ROOTS for path in root.glob(f"{PREFIX}{server}-*"))
+        upload = spool / f"upload{wire.WEIGHTS}"
+        upload.touch()  # as an engine that is killed leaves one
         for fault in ("die-once", "hang-once"):
             (faults / fault).touch()
             assert ask() == before  # started anew over there, and given the weights again
+            assert not upload.exists()
         assert policy.replicas[0].num_rebuilds >= 2
         (worker,) = children_of(server)
         policy.close()
@@ -275,6 +314,12 @@ def test_nobody_plays_with_the_weights_that_an_engine_was_started_with(
         policy.close()
     assert found.token_ids == wanted.token_ids
     assert found.logprobs == pytest.approx(wanted.logprobs, abs=1e-4)
+
+
+def test_weights_may_have_four_times_the_bytes_of_the_model(config_of, tmp_path: Path) -> None:
+    size = size_of(config_of())
+    assert size
+    assert serving.most_bytes(config_of(), tmp_path) == serving.SPARE + 4 * size
 
 
 def test_a_server_that_is_killed_takes_its_engine_with_it(config_of, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import io
-import ipaddress
 import json
 import os
 import socket
@@ -20,6 +19,7 @@ from urllib.parse import urlsplit
 
 from trailnotes.envs.base import in_print, one_line
 from trailnotes.errors import ConfigError, EnvError
+from trailnotes.web.loopback import is_loopback
 
 if TYPE_CHECKING:
     from websockets.sync.client import ClientConnection
@@ -88,11 +88,7 @@ class Address:
     @property
     def is_here(self) -> bool:
         """Whether the server is on this machine, so that no proxy leads to it."""
-        host = urlsplit(self.base).hostname or ""
-        try:
-            return host == "localhost" or ipaddress.ip_address(host).is_loopback
-        except ValueError:
-            return False
+        return is_loopback(urlsplit(self.base).hostname or "")
 
 
 def headers_of(token_env: str) -> dict[str, str]:

@@ -14,6 +14,7 @@ from trailnotes.config.model_schema import EngineConfig
 from trailnotes.errors import ConfigError, PolicyError
 from trailnotes.policies.vllm.link import EngineLostError, Link
 from trailnotes.policies.vllm.worker import wire
+from trailnotes.web.loopback import is_loopback
 
 MIN_TOKEN = 16  # characters
 PORT = 7465  # of `trailnotes engine serve`
@@ -50,11 +51,6 @@ def token_of(host: str) -> str:
             'characters or more on both (python -c "import secrets; print(secrets.token_hex())" makes some)'
         )
     return token
-
-
-def is_loopback(host: str) -> bool:
-    """Whether nobody but this machine is there."""
-    return host in {"localhost", "::1"} or host.startswith("127.")
 
 
 def reach(where: Where, engine: EngineConfig, expected: Expected, again: bool, *, token: str | None = None) -> Link:

@@ -18,8 +18,10 @@ from trailnotes.policies.vllm.link import EngineLostError, Link
 from trailnotes.policies.vllm.process import CORE, engine_python, workplace
 from trailnotes.policies.vllm.remote import token_of
 from trailnotes.policies.vllm.replica import REBUILDS
+from trailnotes.policies.vllm.worker import wire
 
 logger = logging.getLogger(__name__)
+SPARE = 64 << 20  # bytes that the weights of any model may have
 LONG = 600.0  # seconds of service after which an engine that dies has not died at once
 
 
@@ -49,8 +51,12 @@ def serve(
     with listening(host, port) as door:
         folder = workplace(size_of(config))
         try:
-            settings = settings_of(config, folder, alone=True) | {"token": token, "listen": door.fileno()}
-            settings["tensor_parallel"] = devices.count(",") + 1
+            settings = settings_of(config, folder, alone=True) | {
+                "token": token,
+                "listen": door.fileno(),
+                "most_bytes": most_bytes(config, folder),
+                "tensor_parallel": devices.count(",") + 1,
+            }
             address = f"{host}:{door.getsockname()[1]}"
             deaths = 0
             while True:
@@ -62,8 +68,19 @@ def serve(
                 if deaths > REBUILDS:
                     raise PolicyError(f"{failure} (it was started anew {REBUILDS} times in a row, in vain)")
                 logger.warning("%s: it is started anew", failure)
+                for upload in folder.glob(f"*{wire.WEIGHTS}"):  # that it was killed over
+                    upload.unlink()
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def most_bytes(config: Config, folder: Path) -> int:
+    """Count the bytes that weights may have: four times the model's own (the learner's may be of a wider type).
+
+    Where the size of the model is not known, it is what is free where they are kept.
+    """
+    size = size_of(config)
+    return SPARE + 4 * size if size else shutil.disk_usage(folder).free
 
 
 def _served(link: Link, ready: Callable[[], None] | None) -> str:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import shutil
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -87,16 +87,15 @@ class Core:
     def load(self, path: Path, what: dict[str, Any]) -> dict[str, Any]:
         """Take over the weights of a safetensors file: all, by the model's names, or adapters, by peft's."""
         self._num_loads += 1
-        folder = self.spool / f"weights-{self._num_loads}"
-        folder.mkdir()
         adapters = what.get("adapters")
-        (folder / ("adapter_model.safetensors" if adapters else "model.safetensors")).symlink_to(path.resolve())
-        if adapters:
-            (folder / "adapter_config.json").write_text(json.dumps(adapters), encoding="utf-8")
-            self._adapt(folder, what["version"])
-        else:
-            self.engine.collective_rpc(reload, args=(str(folder),))
-        shutil.rmtree(folder)
+        with tempfile.TemporaryDirectory(dir=self.spool) as name:  # other engines, and one before, have theirs there
+            folder = Path(name)
+            (folder / ("adapter_model.safetensors" if adapters else "model.safetensors")).symlink_to(path.resolve())
+            if adapters:
+                (folder / "adapter_config.json").write_text(json.dumps(adapters), encoding="utf-8")
+                self._adapt(folder, what["version"])
+            else:
+                self.engine.collective_rpc(reload, args=(str(folder),))
         self.salt = f"{what['version']}.{self._num_loads}"
         self.engine.reset_prefix_cache()  # the salt would do; what is never found again only takes room
         return {"version": what["version"]}

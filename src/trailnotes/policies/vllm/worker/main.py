@@ -21,8 +21,9 @@ import sys
 import tempfile
 import threading
 import traceback
+from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,17 +34,36 @@ else:
 
 _PR_SET_PDEATHSIG = 1
 SEND_LIMIT = 120  # seconds that a policy on another machine may take to read what it is sent
+HANDSHAKES = 64  # under way at once; one more, and the oldest gives way
 
 Item = tuple["Link", list[Any] | None, Path | None]
 
 
 class Link:
-    """One socket to a policy: a thread puts what it says into the inbox, with the raw bytes of a message in a file."""
+    """One socket to a policy: a thread puts what it says into the inbox, with the raw bytes of a message in a file.
 
-    def __init__(self, connection: socket.socket, inbox: queue.SimpleQueue[Item], lost: Callable[[], object]) -> None:
-        self.spool = tempfile.gettempdir()
+    Args:
+        connection: the socket.
+        inbox: where messages go.
+        lost: called when there are no more.
+        spool: directory for raw bytes.
+        most_bytes: of the raw bytes of a message.
+    """
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        inbox: queue.SimpleQueue[Item],
+        lost: Callable[[], object],
+        spool: str = "",
+        most_bytes: int = 0,
+    ) -> None:
         self._connection, self._inbox, self._lost = connection, inbox, lost
+        self._spool, self._most_bytes = spool, most_bytes
         self._writing = threading.Lock()
+
+    def start(self) -> None:
+        """Begin to read."""
         threading.Thread(target=self._read, name="reader", daemon=True).start()
 
     def send(self, *message: Any) -> None:
@@ -57,24 +77,35 @@ class Link:
             self._connection.shutdown(socket.SHUT_RDWR)
 
     def _read(self) -> None:
-        with suppress(OSError, wire.WireError), self._connection.makefile("rb") as reader:
-            while (found := wire.read_frame(reader.read)) is not None:
-                message, size = found
-                self._inbox.put((self, message, self._keep(reader.read, size) if size else None))
-        self._lost()
-        self._inbox.put((self, None, None))
+        try:
+            with suppress(OSError, wire.WireError), self._connection.makefile("rb") as reader:
+                while (found := wire.read_frame(reader.read)) is not None:
+                    message, size = found
+                    if size > self._most_bytes:
+                        text = f"{size} bytes are more than its model may have: start it with this run's config"
+                        self.send("failed", *message[1:2], text)
+                        break
+                    self._inbox.put((self, message, self._keep(reader.read, size) if size else None))
+        finally:
+            self._lost()
+            self._inbox.put((self, None, None))
 
     def _keep(self, read: Callable[[int], bytes], size: int) -> Path:
         """Raw bytes as a file, a piece at a time: weights may be larger than what is free of memory."""
-        with tempfile.NamedTemporaryFile(dir=self.spool, suffix=".safetensors", delete=False) as file:
-            while size:
-                data = read(min(size, wire.CHUNK))
-                if not data:
-                    Path(file.name).unlink()
-                    raise OSError("the stream ended within a message")
+        with (
+            tempfile.NamedTemporaryFile(dir=self._spool, suffix=wire.WEIGHTS, delete=False) as file,
+            ExitStack() as dropped,
+        ):
+            path = Path(file.name)
+            dropped.callback(path.unlink)
+            while size and (data := read(min(size, wire.CHUNK))):
                 file.write(data)
                 size -= len(data)
-            return Path(file.name)
+            if size:
+                raise OSError("the stream ended within a message")
+            file.flush()
+            dropped.pop_all()  # whole, and whoever takes it out of the inbox removes it
+        return path
 
 
 class Server:
@@ -85,6 +116,7 @@ class Server:
         self.steps = 0  # of the core, and messages: what stands still while it works is hung
         self.working = False
         self.links = [Link(control, self.inbox, lost=lambda: os._exit(1))]
+        self.links[0].start()
         self.core: Any = None
         self._requests: dict[int, tuple[Link, int]] = {}
         self._next = 0
@@ -95,7 +127,6 @@ class Server:
         control, message, _ = self.inbox.get()
         assert message is not None
         settings = message[1]
-        control.spool = settings["spool"]
         if settings.get("listen") is not None:
             threading.Thread(target=self._accept, args=(settings,), name="listener", daemon=True).start()
         try:
@@ -130,17 +161,21 @@ class Server:
             threading.Event().wait(seconds)
 
     def _take(self, link: Link, message: list[Any] | None, payload: Path | None) -> bool:
-        if message is None:
-            self._forget(link)
-        elif message[0] == "end":
-            return link is not self.links[0]
-        elif message[0] == "generate":
-            self._generate(link, *message[1:])
-        elif message[0] == "abort":
-            gone = [key for key, (owner, number) in self._requests.items() if (owner, number) == (link, message[1])]
-            self._abort(gone)
-        else:
-            self._answer(link, message, payload)
+        try:
+            if message is None:
+                self._forget(link)
+            elif message[0] == "end":
+                return link is not self.links[0]
+            elif message[0] == "generate":
+                self._generate(link, *message[1:])
+            elif message[0] == "abort":
+                gone = [key for key, (owner, number) in self._requests.items() if (owner, number) == (link, message[1])]
+                self._abort(gone)
+            else:
+                self._answer(link, message, payload)
+        finally:  # whatever it came with, and whatever became of it
+            if payload:
+                payload.unlink(missing_ok=True)
         return True
 
     def _generate(self, link: Link, number: int, ids: list[int], sampling: dict[str, Any]) -> None:
@@ -172,9 +207,6 @@ class Server:
             link.send("failed", number, " ".join(str(error).split()))
         else:
             link.send("done", number, value)
-        finally:
-            if payload:
-                payload.unlink(missing_ok=True)
 
     def _deliver(self, news: list[tuple[int, list[int], list[float], str | None, int]]) -> None:
         parts: dict[Link, list[Any]] = {}
@@ -199,26 +231,34 @@ class Server:
 
     def _accept(self, settings: dict[str, Any]) -> None:
         """Let policies on other machines in, one at a time, each after its handshake."""
+        strangers: deque[socket.socket] = deque()  # whoever takes one out decides what becomes of it
         with socket.socket(fileno=settings["listen"]) as listening:
             listening.set_inheritable(False)
             while True:
                 with suppress(OSError):
                     connection, _ = listening.accept()
-                    threading.Thread(target=self._greet, args=(connection, settings), daemon=True).start()
+                    strangers.append(connection)
+                    if len(strangers) > HANDSHAKES:
+                        strangers.popleft().shutdown(socket.SHUT_RDWR)  # its thread ends by it
+                    threading.Thread(target=self._greet, args=(connection, strangers, settings), daemon=True).start()
 
-    def _greet(self, connection: socket.socket, settings: dict[str, Any]) -> None:
+    def _greet(self, connection: socket.socket, strangers: deque[socket.socket], settings: dict[str, Any]) -> None:
         served = False
         with suppress(OSError):
             served = wire.welcome(connection, settings["token"], busy=lambda: len(self.links) > 1)
+        try:
+            strangers.remove(connection)
+        except ValueError:
+            served = False
         if not served:
             connection.close()
             return
         # Without them one policy that is gone would hold up the heartbeats of all.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_LIMIT, 0))
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        link = Link(connection, self.inbox, lost=connection.close)
-        link.spool = settings["spool"]
-        self.links.append(link)
+        link = Link(connection, self.inbox, connection.close, settings["spool"], settings["most_bytes"])
+        self.links.append(link)  # before it can be lost, or it would be there for good
+        link.start()
         if self._about is not None:
             link.send("ready", self._about)
 

@@ -27,14 +27,16 @@ import json
 import secrets
 import socket
 import struct
+import time
 from collections.abc import Callable
 
 PROTOCOL = 1
 HEADER = struct.Struct("!IQ")
 MAX_JSON = 1 << 28  # bytes; more is no message of ours
 CHUNK = 1 << 20
+WEIGHTS = ".safetensors"  # ends the name of a file that has come with a message
 LINE = 200  # bytes of a line in the handshake, at most
-PATIENCE = 10.0  # seconds for a line in the handshake
+PATIENCE = 20.0  # seconds for the handshake
 
 _HELLO = "TRAILNOTES-ENGINE"
 
@@ -70,7 +72,7 @@ def read_frame(read: Callable[[int], bytes]) -> tuple[list[object], int] | None:
         return None
     try:
         message = json.loads(body)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise WireError("a message that is no JSON: that is no engine of Trailnotes") from error
     if not isinstance(message, list) or not message:
         raise WireError("a message without a name: that is no engine of Trailnotes")
@@ -78,16 +80,20 @@ def read_frame(read: Callable[[int], bytes]) -> tuple[list[object], int] | None:
 
 
 def welcome(connection: socket.socket, token: str, busy: Callable[[], bool]) -> bool:
-    """The engine's part of the handshake on a fresh TCP connection: whether to serve it."""
-    connection.settimeout(PATIENCE)
-    words = _read_line(connection).split()
+    """The engine's part of the handshake on a fresh TCP connection: whether to serve it.
+
+    Raises:
+        OSError: the other side hangs up, or takes more than `PATIENCE`.
+    """
+    until = time.monotonic() + PATIENCE
+    words = _read_line(connection, until).split()
     if len(words) != 3 or words[0] != _HELLO:
         return False
     nonce = secrets.token_hex(16)
     connection.sendall(f"{_HELLO} {PROTOCOL} {nonce}\n".encode())
     if words[1] != str(PROTOCOL):
         return False
-    if not _same(_read_line(connection), _proof(token, "client", words[2], nonce)):
+    if not _same(_read_line(connection, until), _proof(token, "client", words[2], nonce)):
         connection.sendall(b"token\n")
         return False
     if busy():
@@ -103,12 +109,12 @@ def introduce(connection: socket.socket, token: str) -> None:
 
     Raises:
         WireError: the address answers with something else, with another version, or knows another token.
-        OSError: it does not answer.
+        OSError: it does not answer, or takes more than `PATIENCE`.
     """
-    connection.settimeout(PATIENCE)
+    until = time.monotonic() + PATIENCE
     mine = secrets.token_hex(16)
     connection.sendall(f"{_HELLO} {PROTOCOL} {mine}\n".encode())
-    line = _read_line(connection)
+    line = _read_line(connection, until)
     words = line.split()
     if len(words) != 3 or words[0] != _HELLO:
         said = f" (it says {line[:60]!r})" if line and line.isprintable() else ""
@@ -118,7 +124,7 @@ def introduce(connection: socket.socket, token: str) -> None:
             f"speaks protocol {words[1][:9]}, this side {PROTOCOL}: install the same version of Trailnotes on both"
         )
     connection.sendall(_proof(token, "client", mine, words[2]).encode() + b"\n")
-    answer = _read_line(connection)
+    answer = _read_line(connection, until)
     if answer == "token":
         raise WireError("knows another token")
     if answer == "busy":
@@ -136,10 +142,16 @@ def _same(said: str, expected: str) -> bool:
     return hmac.compare_digest(said.encode(), expected.encode())
 
 
-def _read_line(connection: socket.socket) -> str:
-    """Up to the end of a line, at most `LINE` bytes, so that what is no handshake is read in part only."""
+def _read_line(connection: socket.socket, until: float) -> str:
+    """Up to the end of a line, at most `LINE` bytes, so that what is no handshake is read in part only.
+
+    `until` is a moment of the monotonic clock: the limit of a socket is one for each byte.
+    """
     data = b""
     while not data.endswith(b"\n") and len(data) < LINE:
+        if (left := until - time.monotonic()) <= 0:
+            raise TimeoutError("timed out")
+        connection.settimeout(left)
         byte = connection.recv(1)
         if not byte:
             break
