@@ -6,7 +6,6 @@ taken.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from trailnotes.envs.tasks import tasks_of
 from trailnotes.errors import ConfigError, RunError
 from trailnotes.runs.spent import BY_ROW
 from trailnotes.storage.files import read_jsonl
+from trailnotes.storage.parsing import parse_json
 from trailnotes.types import Task
 
 PLACE = "eval"  # inside a run directory
@@ -202,7 +202,7 @@ def _episodes(path: Path) -> Iterator[Episode]:
 
 def _json(path: Path) -> Mapping[str, Any]:
     try:
-        value: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        value: Mapping[str, Any] = parse_json(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path.name}: {error}") from None
     return value

@@ -33,7 +33,6 @@ from __future__ import annotations
 
 import json
 import re
-import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -43,6 +42,7 @@ from pydantic import ValidationError, model_validator
 from trailnotes.config.methods import method_of
 from trailnotes.config.section import Section, key
 from trailnotes.errors import ConfigError
+from trailnotes.storage.parsing import parse_toml
 
 START = "naive"  # the method that plays the start model as it is
 
@@ -186,10 +186,10 @@ def load_plan(path: Path) -> Plan:
         ConfigError: one line that names the key and the fix.
     """
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        values = parse_toml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}: give the path of a comparison's TOML file") from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except ValueError as error:
         raise ConfigError(f"{path}: is not valid TOML: {error}") from None
     try:
         return Plan.model_validate_json(json.dumps(values, allow_nan=False), strict=True)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from trailnotes.errors import ConfigError, RunError
+from trailnotes.storage.parsing import parse_json
 
 T = TypeVar("T")
 
@@ -109,7 +110,7 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
     """
     for number, line in enumerate(read_on(path), 1):
         try:
-            record = json.loads(line)
+            record = parse_json(line, "drop")
         except ValueError:
             record = None
         if not isinstance(record, dict):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import sqlite3
 import threading
 import time
@@ -20,6 +19,7 @@ from typing import Any, Final, NamedTuple
 
 from trailnotes.errors import RunError
 from trailnotes.memory.schema import encodable
+from trailnotes.storage.parsing import parse_json
 
 VERSION: Final = 1  # of the tables; an index of another one is made anew
 SUFFIX: Final = ".index.db"
@@ -160,8 +160,8 @@ class EpisodeIndex:
             file.seek(episode.offset)
             line = file.read(episode.length)
         try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
+            record = parse_json(line, "drop")
+        except ValueError:
             record = None
         if not isinstance(record, dict):
             raise RunError(f"{self.file}: line {episode.number} is damaged, or has just been replaced")
@@ -227,8 +227,8 @@ class EpisodeIndex:
 
     def _take(self, number: int, offset: int, line: bytes) -> None:
         try:
-            row, tips = _outline(json.loads(line))
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            row, tips = _outline(parse_json(line, "drop"))
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
             row, tips = (0, "", "", 0, DAMAGED, 0, 0.0, 0.0, 0.0, 0, 0, 0, ""), set()
         self._connection.execute(_INSERT, (number, offset, len(line), *row))
         self._connection.executemany("INSERT OR IGNORE INTO shown VALUES (?, ?)", [(tip, number) for tip in tips])
