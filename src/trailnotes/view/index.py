@@ -24,6 +24,7 @@ from trailnotes.storage.parsing import parse_json
 VERSION: Final = 1  # of the tables; an index of another one is made anew
 SUFFIX: Final = ".index.db"
 DAMAGED: Final = "damaged"  # outcome of a line that holds no episode
+_MOST: Final = 2**63  # that an integer of SQLite is below
 _TAIL: Final = 4096  # bytes of the fingerprint
 _BATCH: Final = 64  # lines between two looks at the clock
 _TABLES: Final = """
@@ -293,7 +294,10 @@ def _outline(record: Any) -> tuple[tuple[Any, ...], set[int]]:
         float(record["return"]), len(steps), len(tips), int("return_to" in record["task"].get("options", {})),
         encodable(steps[-1]["action"]) if steps else "",
     )  # fmt: skip
-    return row, {tip for tip in tips if isinstance(tip, int)}
+    shown = {tip for tip in tips if isinstance(tip, int)}
+    if not all(isinstance(each, str) or abs(each) < _MOST for each in (*row, *shown)):
+        raise ValueError("a number is not finite, or too large for a column")
+    return row, shown
 
 
 def _fingerprint(file: Path, end: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from trailnotes.config.methods import METHODS
+from trailnotes.config.methods import label
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import diff, flatten
 from trailnotes.errors import RunError
@@ -127,10 +127,7 @@ def _panel(panel: Mapping[str, Any]) -> dict[str, Any]:
 
 def label_of(config: Config | None) -> str:
     """What tables call the method of a run."""
-    if config is None:
-        return "?"
-    method = METHODS.get(config.algorithm.name)
-    return method.label if method else config.algorithm.name
+    return label(config.algorithm.name) if config else "?"
 
 
 def settings_table(config: Config) -> list[tuple[str, str]]:
