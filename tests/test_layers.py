@@ -32,8 +32,9 @@ HOUSE = {
         rollout learner credit reporting
         prompts envs policies memory
         search
-        endpoint storage web
+        endpoint web
         config
+        storage
         types errors seeds moved
     """,
     "algorithms": "__init__ empo2 empo2_tips gigpo grpo lamer naive opsd reflexion rememberer retrospex rloo",
@@ -286,6 +287,7 @@ HOUSE = {
         __init__ checkpoint demonstrations
         records
         files
+        parsing
     """,
     "tracking": """
         __init__ process

@@ -271,6 +271,16 @@ def test_the_first_weak_link_is_named_and_all_fits_the_terminal(tmp_path: Path, 
     assert max(len(row) for row in rows[1:]) <= 100
 
 
+@pytest.mark.parametrize(
+    "damage", ['"env_steps": "many"', '"env_steps": null', '"env_steps": 1, "rollout/return/plain": [1]']
+)
+def test_a_line_with_another_value_than_a_number_is_named(damage: str, tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text(to_toml(small_config()))
+    (tmp_path / "metrics.jsonl").write_text(f'{{"iteration": 0, {damage}}}\n')
+    with pytest.raises(RunError, match=r"holds a line that Trailnotes does not write \((TypeError|ValueError)"):
+        diagnose(tmp_path)
+
+
 def test_a_run_before_its_first_iteration_and_no_run_at_all(tmp_path: Path) -> None:
     assert "has no finished iteration yet" in diagnose(a_run(tmp_path / "run", [], []))
     with pytest.raises(RunError, match="holds no run"):

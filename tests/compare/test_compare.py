@@ -332,6 +332,11 @@ def test_what_was_trained_on_other_tasks_is_said(tmp_path: Path) -> None:
     assert footnotes(table(tmp_path / "else")) == ["trained in waymarks-simulator."]
 
 
+def test_a_table_imports_no_environment_of_a_run(tmp_path: Path) -> None:
+    evaluated(tmp_path / "else", 1.0, config=grpo(0), trained=grpo(0, env={"name": "no_such:Env", "options": {}}))
+    assert footnotes(table(tmp_path / "else")) == ["trained in no_such:Env."]
+
+
 def test_what_only_one_task_has_stands_at_its_number(tmp_path: Path) -> None:
     evaluated(tmp_path / "a", 1.0, config=grpo(task="find-animal", model={"path": "small"}), num=3)
     evaluated(tmp_path / "b", 1.0, config=grpo(task="find-plant", model={"path": "small"}))

@@ -28,7 +28,7 @@ from tinyrun import tiny_config, train_in_process
 from trailnotes.commands import main
 from trailnotes.commands.adapt import adapt
 from trailnotes.commands.eval import evaluate
-from trailnotes.compare import compare_own, compare_run
+from trailnotes.compare import compare_own, compare_run, recompute
 from trailnotes.compare.comparison import _conclude, beside_published, describe
 from trailnotes.compare.cost import cost_of, last_line, note_process
 from trailnotes.compare.estimate import disk_for, disk_line, estimate, small_copy
@@ -454,6 +454,20 @@ def test_a_record_gives_the_table_of_its_comparison_again(finished: tuple[Path, 
     assert not list((tmp_path / "out").rglob("*.safetensors"))
     assert main(["compare", "table", str(tmp_path / "out"), "--out", str(tmp_path / "table")]) == 0
     assert (tmp_path / "table/table.json").read_bytes() == (out / "table.json").read_bytes()
+
+
+def test_a_record_of_somebody_else_imports_nothing(
+    finished: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("hostile.py").write_text("from pathlib import Path\nPath('ran').touch()\n")
+    Path("compare.toml").write_text(PLAN.replace("[methods.naive]", '[methods.naive]\nalgorithm = "hostile:METHOD"'))
+    with pytest.raises(RunError):  # no run has a result
+        recompute(tmp_path)
+    assert not Path("ran").exists()
+    with pytest.raises(ConfigError, match="hostile:METHOD"):
+        load_plan(Path("compare.toml"))
+    assert Path("ran").exists()
 
 
 def test_evaluations_of_another_panel_are_refused(finished: tuple[Path, Path], tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from trailnotes.envs.tasks import (
     trained_of,
 )
 from trailnotes.errors import ConfigError
+from trailnotes.runs.panels import panel_record
 from trailnotes.types import Task
 
 TASKS = [Task(f"task-{index}", "x") for index in range(5)]
@@ -214,3 +215,18 @@ def test_who_examines_on_known_games_is_told(tmp_path: Path, monkeypatch: pytest
     assert "1 of the 3 games of this panel, train-1" in seen_by_authors(["train-1", "elsewhere"], known)
     gone = trained.model_copy(update={"env": trained.env.model_copy(update={"name": "nowhere:Env"})})
     assert seen_in_training(gone, known) == ""
+
+
+def test_no_module_is_imported_that_only_the_settings_of_an_examined_run_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = learning(tmp_path, monkeypatch, DISJOINT)
+    (tmp_path / "stranger.py").write_text("import pathlib; pathlib.Path(__file__).with_name('imported').touch()")
+    monkeypatch.syspath_prepend(tmp_path)
+    theirs = known.model_dump()
+    theirs["env"]["name"], theirs["algorithm"]["name"] = "stranger:Env", "stranger:METHOD"
+    assert seen_in_training(Config(**theirs), known) == ""
+    assert "trained_environment" not in panel_record(known, "model", Config(**theirs))
+    theirs["env"]["name"] = known.env.name
+    assert seen_in_training(Config(**theirs), known) == ""
+    assert not (tmp_path / "imported").exists()

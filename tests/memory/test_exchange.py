@@ -312,7 +312,7 @@ def test_a_memory_file_with_damaged_tips_is_named(memory: TipMemory, tmp_path: P
     [
         ("{", "Expecting property name"),
         ("[1]", "not a JSON object"),
-        pytest.param("[" * 100_000, "recursion", id="nested"),
+        pytest.param("[" * 100_000, "it nests", id="nested"),
         (json.dumps({**record(), "mood": "good"}), "unknown field 'mood'"),
         (json.dumps({"namespace": "cellar", "text": "t", "key": "k"}), "no field 'score'"),
         (json.dumps(record(text=7)), "text must be str, got int"),

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trailnotes.config.memory_schema import MemoryConfig
-from trailnotes.memory import clean_tip, open_memory, tips_of
+from trailnotes.memory import clean_tip, open_memory, tips, tips_of
 from trailnotes.memory.schema import Identity
 from trailnotes.memory.store import TipStore
 from trailnotes.memory.tips import MARKUP, MAX_CHARS, MAX_KEY_CHARS, TipMemory
@@ -255,6 +255,17 @@ def test_clean_tip_bounds_words_and_characters() -> None:
     assert clean_tip("one two three", max_words=2) == "one two"
     assert clean_tip("x" * 10_000_000) == "x" * MAX_CHARS
     assert len(clean_tip("<" * 10_000 + "b>" * 10_000)) <= MAX_CHARS
+
+
+def test_markup_that_is_nested_without_end_is_cleaned_in_a_few_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    passes = []
+    clean_once = tips._cleaned_once
+    monkeypatch.setattr(tips, "_cleaned_once", lambda *args: passes.append(args) or clean_once(*args))
+    clean = clean_tip("<a" * 600 + ">" * 600 + "x")
+    assert clean_tip(clean) == clean
+    assert "<" not in clean
+    assert len(passes) < 20
+    assert clean_tip("<a<b<c>>> x") == "x"
 
 
 NASTY = st.text(st.sampled_from(list("ab <>|/\"'`-#*\n\t\x00\u202e\ud800\u201c_.")), max_size=80)

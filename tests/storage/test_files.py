@@ -9,6 +9,17 @@ import pytest
 from trailnotes.storage.files import free_name, write_bytes_atomic, write_text_atomic
 
 
+@pytest.mark.parametrize(("mask", "mode"), [(0o077, 0o600), (0o002, 0o664), (0o022, 0o644)])
+def test_a_file_has_the_mode_that_the_umask_leaves(mask: int, mode: int, tmp_path: Path) -> None:
+    before = os.umask(mask)
+    try:
+        write_text_atomic(tmp_path / "note.txt", "private\n")
+        write_text_atomic(tmp_path / "note.txt", "again\n")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "note.txt").stat().st_mode) == mode
+
+
 def test_text_is_written_as_utf8_and_readable_by_others(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "down" / "note.txt"
     write_text_atomic(path, "élan\n")

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from trailnotes.view.curves import MOST_POINTS, picture, short, spark, thinned, ticks
 
 FINITE = st.floats(-1e9, 1e9)
+ANY = st.floats() | st.sampled_from([1e308, -1e308, 5e-324, 1e100, 1e17])
 
 
 @pytest.mark.parametrize(
@@ -30,6 +31,15 @@ def test_every_point_lies_within_the_picture(points: list[tuple[float, float]]) 
             x, y = map(float, place.split(","))
             assert -0.1 <= x <= drawn.size[0] + 0.1 if drawn else True
             assert -0.1 <= y <= drawn.size[1] + 0.1 if drawn else True
+
+
+@given(st.lists(st.tuples(ANY, ANY), max_size=50))
+def test_no_number_is_too_large_or_too_small_to_be_drawn(points: list[tuple[float, float]]) -> None:
+    points = sorted(points, key=str)
+    spark(points)
+    drawn = picture([("a", points, ""), ("b", [*points, *points], "")])
+    for curve in drawn.curves if drawn else ():
+        assert "n" not in curve.points, "neither nan nor inf"
 
 
 def test_a_long_curve_is_thinned_to_means() -> None:

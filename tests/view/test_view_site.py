@@ -19,8 +19,10 @@ from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.memory import open_memory
 from trailnotes.memory.exchange import list_tips, open_store
 from trailnotes.memory.worth import Lead, Reading
+from trailnotes.runs.chain import diagnose
 from trailnotes.types import Task, Tip
 from trailnotes.view.app import LONGEST_FORM, NO_TOKEN, make_app
+from trailnotes.view.export import export
 from trailnotes.view.tips import STALE
 from trailnotes.view.window import Window
 from trailnotes.web.guard import ELSEWHERE, OTHER_NAME
@@ -400,6 +402,68 @@ def test_a_damaged_run_gives_pages_that_say_so(root: Path, name: str, content: b
         answer = person.client.get(page)
         assert answer.status_code in {200, 404, 409}, (page, answer.text)
         assert "<h1>" in answer.text
+
+
+NUMBERS = ("NaN", "1e308", "1e999", "9" * 5000, "9" * 400, "[" * 5000)
+
+
+@pytest.mark.parametrize("number", NUMBERS, ids=lambda number: number[:8])
+def test_no_number_of_a_run_takes_the_list_of_all_runs_down(root: Path, number: str) -> None:
+    """Wherever it stands in metrics, episodes, settings and starts of one run; the other run is shown all the same."""
+    make_run(root / "bad")
+    for name in ("metrics.jsonl", "trajectories.jsonl", "config.toml", "run.json"):
+        text = (root / "first" / name).read_text(encoding="utf-8")
+        places = list(re.finditer(r"(?<=[:=] )-?\d[\d.]*", text))
+        for place in (places[3:4], places):
+            changed = text
+            for found in reversed(place):
+                changed = changed[: found.start()] + number + changed[found.end() :]
+            (root / "bad" / name).write_text(changed, encoding="utf-8")
+            person = Person(root)
+            page = person.look("/")
+            assert "2 runs in runs" in page.text
+            assert "75 %" in page.text, "of the other one"
+            for other in ("", "/episodes/1", "/chain"):
+                assert person.client.get(f"/run/bad{other}").status_code in {200, 404, 409}, other
+            person.window.close()
+        (root / "bad" / name).write_text(text, encoding="utf-8")
+
+
+@pytest.mark.parametrize("settings", ["env.options.a = " + "[" * 100_000, "a." * 50_000 + "a = 1", "[" * 5000])
+def test_settings_without_end_are_a_line_in_the_list(root: Path, settings: str) -> None:
+    (root / "first/config.toml").write_text(settings)
+    page = Person(root).look("/")
+    assert "1 run in runs" in page.text
+    assert "not valid TOML" in page.text
+
+
+IMPORTED = "import pathlib; pathlib.Path(__file__).with_name('imported').touch()"
+
+
+def test_looking_at_a_run_imports_nothing_that_its_settings_name(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not by its pages, written down or served, and not by `diagnose`."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "stranger.py").write_text(IMPORTED)
+    file = root / "first/config.toml"
+    text = file.read_text(encoding="utf-8").replace('name = "empo2"', 'name = "stranger:METHOD"')
+    file.write_text(text.replace("[env]\nname = ", '[env]\nname = "stranger:Env" # '), encoding="utf-8")
+    assert file.read_text(encoding="utf-8").count("stranger:") == 2
+    person = Person(root)
+    for page in (
+        "/",
+        "/run/first",
+        "/run/first/episodes",
+        "/run/first/episodes/4",
+        "/run/first/tips",
+        "/run/first/chain",
+    ):
+        person.look(page)
+    assert "stranger:METHOD" in person.look("/").text
+    assert "return without tips" in diagnose(root / "first")
+    export(root, tmp_path / "pages", 10)
+    assert not (tmp_path / "imported").exists()
 
 
 def test_runs_of_earlier_versions(tmp_path: Path) -> None:

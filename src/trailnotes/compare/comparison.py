@@ -39,7 +39,7 @@ from trailnotes.compare.running import (
     stages_of,
 )
 from trailnotes.compare.summary import Question, Summary, summarise
-from trailnotes.config.methods import method_of
+from trailnotes.config.methods import known_method
 from trailnotes.config.model_schema import refuse_unmade
 from trailnotes.errors import MissingExtraError, RunError
 from trailnotes.reporting.story import Played, Record, before_and_after
@@ -137,7 +137,8 @@ def recompute(directory: StrPath, out: StrPath | None = None) -> Summary:
         RunError: no run has a result.
     """
     directory = Path(directory)
-    return _conclude(load_plan(directory / PLAN), {}, directory, None if out is None else Path(out))
+    plan = load_plan(directory / PLAN, imports=False)
+    return _conclude(plan, {}, directory, None if out is None else Path(out))
 
 
 def _conclude(plan: Plan, missing: dict[str, str], directory: Path, out: Path | None) -> Summary:
@@ -174,7 +175,7 @@ def _played(plan: Plan, runs: Sequence[RunPlace]) -> list[Played]:
     """The first method that learns from tips beside the start model, seed by seed."""
     panels, models = {(run.method, run.seed): run.directory for run in runs}, plan.examinable()
     start = next((name for name in models if plan.algorithm_of(name) == START), "")
-    taught = next((name for name in models if method_of(plan.algorithm_of(name)).shows_tips), "")
+    taught = next((name for name in models if known_method(plan.algorithm_of(name)).shows_tips), "")
     return [
         Played(
             _panel(panels[start, seed]),
@@ -213,7 +214,7 @@ def _after(plan: Plan) -> list[str]:
     labels, notes = plan.labels(), []
     for name, method in plan.methods.items():
         if method.after:
-            learned = bool(method_of(plan.algorithm_of(name)).data)
+            learned = bool(known_method(plan.algorithm_of(name)).data)
             how = "learned from the episodes of" if learned else "plays the last model of"
             notes.append(f"{labels[name]} {how} {labels[method.after]}, whose cost is not in its line.")
     return notes

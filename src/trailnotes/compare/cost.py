@@ -10,6 +10,7 @@ from typing import Any
 from trailnotes.compare.processes import Ended, tail
 from trailnotes.runs.spent import BY_RUN, ENDPOINT_COST, SPENDING
 from trailnotes.storage.files import read_jsonl, write_text_atomic
+from trailnotes.storage.parsing import parse_json
 
 FILE = "cost.json"
 EXAMINING = "eval"  # begins the stages whose processes count apart: a panel is no cost of training
@@ -42,7 +43,7 @@ def last_line(run_dir: Path) -> dict[str, Any]:
     """The newest line of a run's metrics, {} where there is none; reads the end of the file alone."""
     for line in reversed(tail(run_dir / "metrics.jsonl", _LINE).split(b"\n")[:-1]):  # what follows the last \n is torn
         try:
-            record = json.loads(line)
+            record = parse_json(line, "drop")
         except ValueError:
             continue
         if isinstance(record, dict):
@@ -75,7 +76,7 @@ def _num_starts(run_dir: Path) -> int:
 def _read(run_dir: Path, file: str = FILE) -> dict[str, Any]:
     """{} where there is none, or none that can be read: `cost.json` is begun anew then, no result depends on it."""
     try:
-        record = json.loads((run_dir / file).read_text(encoding="utf-8"))
+        record = parse_json((run_dir / file).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return record if isinstance(record, dict) else {}

@@ -6,7 +6,6 @@ taken.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,10 +15,11 @@ from typing import Any
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config
 from trailnotes.envs.base import one_line
-from trailnotes.envs.tasks import tasks_of
+from trailnotes.envs.tasks import names_other_code, tasks_of
 from trailnotes.errors import ConfigError, RunError
 from trailnotes.runs.spent import BY_ROW
 from trailnotes.storage.files import read_jsonl
+from trailnotes.storage.parsing import parse_json
 from trailnotes.types import Task
 
 PLACE = "eval"  # inside a run directory
@@ -71,8 +71,10 @@ class Evaluation:
         return list(dict.fromkeys(row_of(episode.task.id) for episode in self.episodes))
 
     def training_tasks(self) -> list[Task]:
-        """What the run examined was trained on; nothing where there was no training."""
-        return tasks_of(self.trained, self.trained.train.split) if self.trained else []
+        """What the run examined was trained on; nothing without training, or where `names_other_code`."""
+        if self.trained is None or names_other_code(self.trained, self.settings):
+            return []
+        return tasks_of(self.trained, self.trained.train.split)
 
 
 def row_of(task_id: str) -> str:
@@ -202,7 +204,7 @@ def _episodes(path: Path) -> Iterator[Episode]:
 
 def _json(path: Path) -> Mapping[str, Any]:
     try:
-        value: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        value: Mapping[str, Any] = parse_json(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path.name}: {error}") from None
     return value

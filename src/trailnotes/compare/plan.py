@@ -33,17 +33,17 @@ from __future__ import annotations
 
 import json
 import re
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import ValidationError, model_validator
+from pydantic import ValidationError, ValidationInfo, model_validator
 
-from trailnotes.config.methods import method_of
+from trailnotes.config.methods import known_method, method_of, refuse_unknown
 from trailnotes.config.section import Section, key
 from trailnotes.errors import ConfigError
+from trailnotes.storage.parsing import parse_toml
 
 START = "naive"  # the method that plays the start model as it is
 PANELS = "panels"  # inside a run directory
@@ -128,7 +128,7 @@ class Plan(Section):
     panels: dict[str, Panel] = key(dict, "what else is examined, beside the panel of the settings")
 
     @model_validator(mode="after")
-    def refuse_impossible(self) -> Self:
+    def refuse_impossible(self, info: ValidationInfo) -> Self:
         """Names that mean nothing, or would meet in one directory."""
         if self.compare.baseline and self.compare.baseline not in self.methods:
             raise ValueError(f"compare.baseline = {self.compare.baseline!r} names no method of the comparison")
@@ -137,7 +137,10 @@ class Plan(Section):
         _refuse_one_directory("methods", self.methods)
         _refuse_one_directory("panels", self.panels)
         for name, method in self.methods.items():
-            method_of(self.algorithm_of(name))
+            if info.context and not info.context["imports"]:
+                refuse_unknown(self.algorithm_of(name))
+            else:
+                method_of(self.algorithm_of(name))
             if method.after:
                 self._refuse_after(name, method)
         for name, panel in self.panels.items():
@@ -149,9 +152,9 @@ class Plan(Section):
     def _refuse_after(self, name: str, method: Entry) -> None:
         if method.after not in self.methods:
             raise ValueError(f"methods.{name}: after = {method.after!r} names no method of the comparison")
-        if method_of(self.algorithm_of(name)).trains:
+        if known_method(self.algorithm_of(name)).trains:
             raise ValueError(f"methods.{name} trains the model of the settings, not that of another run: drop after")
-        if not method_of(self.algorithm_of(name)).data and not method_of(self.algorithm_of(method.after)).trains:
+        if not known_method(self.algorithm_of(name)).data and not known_method(self.algorithm_of(method.after)).trains:
             raise ValueError(f"methods.{name}: after = {method.after!r} trains no model to start from")
 
     def _refuse_panel(self, name: str, panel: Panel) -> None:
@@ -167,7 +170,7 @@ class Plan(Section):
 
     def examinable(self) -> list[str]:
         """Methods that leave a model to examine: the start model, or one that was trained, each once."""
-        trained = [name for name in self.methods if method_of(self.algorithm_of(name)).trains]
+        trained = [name for name in self.methods if known_method(self.algorithm_of(name)).trains]
         start = [name for name, own in self.methods.items() if self.algorithm_of(name) == START and not own.after]
         return [name for name in self.methods if name in {*trained, *start}]
 
@@ -203,33 +206,40 @@ class Plan(Section):
     def labels(self) -> dict[str, str]:
         """Method -> what table and picture call it."""
         return {
-            name: method.label or (method_of(name).label if method.algorithm in {"", name} else name)
+            name: method.label or (known_method(name).label if method.algorithm in {"", name} else name)
             for name, method in self.methods.items()
         }
 
 
-def load_plan(path: Path) -> Plan:
-    """Read a comparison.
+def load_plan(path: Path, *, imports: bool = True) -> Plan:
+    """Read a comparison; `imports` as of `parse_plan`.
 
     Raises:
         ConfigError: one line that names the key and the fix.
     """
     try:
-        return parse_plan(path.read_text(encoding="utf-8"), path)
+        return parse_plan(path.read_text(encoding="utf-8"), path, imports=imports)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}: give the path of a comparison's TOML file") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: is not valid TOML: {error}") from None
 
 
-def parse_plan(text: str, path: Path) -> Plan:
-    """Parse a comparison; `path` is what errors name."""
+def parse_plan(text: str, path: Path, *, imports: bool = True) -> Plan:
+    """Parse a comparison.
+
+    Args:
+        text: the TOML.
+        path: what errors name.
+        imports: whether methods of the form module:NAME are imported, as running them needs. A plan that is only looked
+            at may be somebody else's, and runs no code.
+    """
     try:
-        values = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        values = parse_toml(text)
+    except ValueError as error:
         raise ConfigError(f"{path}: is not valid TOML: {error}") from None
     try:
-        return Plan.model_validate_json(json.dumps(values, allow_nan=False), strict=True)
+        return Plan.model_validate_json(json.dumps(values, allow_nan=False), strict=True, context={"imports": imports})
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])

@@ -12,6 +12,7 @@ from trailnotes.compare.cost import cost_of
 from trailnotes.compare.evaluations import Evaluation, find, read, refuse_two_protocols
 from trailnotes.compare.published.protocol import label_of
 from trailnotes.errors import RunError
+from trailnotes.runs.directory import named_damage
 from trailnotes.runs.panels import family_of
 from trailnotes.storage.files import read_jsonl
 
@@ -58,17 +59,21 @@ def read_result(directory: Path, label: str = "") -> Result:
         label: of its line; by default made of its method.
 
     Raises:
-        RunError: there is no whole evaluation, or more than one.
+        RunError: there is no whole evaluation, more than one, or a damaged line.
     """
     places = find(directory)
     if len(places) > 1:
         raise RunError(f"{directory} holds {len(places)} evaluations: name the one that is meant")
-    evaluation = read(places[0], label)
-    run_dir = places[0].parent if (places[0].parent / "config.toml").is_file() else None
+    with named_damage(directory):
+        return _result(read(places[0], label))
+
+
+def _result(evaluation: Evaluation) -> Result:
+    run_dir = evaluation.path.parent if (evaluation.path.parent / "config.toml").is_file() else None
     trains = run_dir is not None and any((run_dir / "checkpoints").glob("step-*"))
     attempts = attempts_at(run_dir, evaluation) if run_dir and not trains else None
     return Result(
-        label=label or label_of(evaluation),
+        label=label_of(evaluation),
         seed=evaluation.seed,
         evaluation=evaluation,
         trains=trains,

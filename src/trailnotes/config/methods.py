@@ -155,9 +155,17 @@ def method_of(name: str) -> Method:
     return method
 
 
+def known_method(name: str) -> Method:
+    """The method that the settings of somebody's run name; nothing is imported for it, so that looking runs no code.
+
+    One of module:NAME that this process has not met counts as a training that shows no tips.
+    """
+    return METHODS.get(name) or Method(name, name, name, trains=True)
+
+
 def label(name: str) -> str:
     """As tables and pictures call a method; of one that is not in the table, its name."""
-    return METHODS[name].label if name in METHODS else name
+    return known_method(name).label
 
 
 def colours() -> dict[str, str]:

@@ -10,7 +10,6 @@ import difflib
 import functools
 import json
 import re
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ from trailnotes.config.presets import PRESETS
 from trailnotes.config.schema import Config
 from trailnotes.config.section import Section, allowed
 from trailnotes.errors import ConfigError
+from trailnotes.storage.parsing import parse_toml
 from trailnotes.types import StrPath
 
 SURROUNDINGS = (
@@ -174,21 +174,21 @@ def _accepts(field: FieldInfo, kind: type) -> bool:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return parse_toml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file: give the path of a TOML config") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}): give the path of a TOML config") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: is not UTF-8 text: give the path of a TOML config") from None
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:
         raise ConfigError(f"{path}: is not valid TOML: {error}") from None
 
 
 def _parse_value(name: str, text: str) -> Any:
     try:
-        parsed = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+        parsed = parse_toml(f"value = {text}")
+    except ValueError:
         return text
     field = config_fields().get(name)
     wants_text = field is not None and _accepts(field, str) and not isinstance(parsed["value"], str)

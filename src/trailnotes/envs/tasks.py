@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trailnotes.config.methods import method_of
+from trailnotes.config.methods import known_method, method_of
 from trailnotes.envs import env_identity, env_tasks
 from trailnotes.errors import ConfigError, EnvError, MissingExtraError
 from trailnotes.seeds import derive_seed
@@ -211,7 +211,10 @@ def seen_in_training(trained: Config | None, config: Config) -> str:
 
     Also where the environment says that the run had goals or data of another identity: then nobody can tell.
     """
-    if trained is None or not method_of(trained.algorithm.name).trains:
+    if trained is None or names_other_code(trained, config):
+        return ""
+    method = known_method(trained.algorithm.name)
+    if not method.trains:
         return ""
     try:
         games, examined = tasks_of(trained, trained.train.split), panel_of(config)
@@ -219,8 +222,17 @@ def seen_in_training(trained: Config | None, config: Config) -> str:
         return ""
     said = _told(shared(games, examined), examined, "the model was trained on")
     with contextlib.suppress(ConfigError, EnvError):  # the file of a run may have gone
-        said = said or _told(shared(rehearsed_of(trained), examined), examined, "the model rehearsed")
+        rehearsed = rehearsed_of(trained) if method.writes_tips else []
+        said = said or _told(shared(rehearsed, examined), examined, "the model rehearsed")
     return said or _told_apart(identity_of(trained), identity_of(config))
+
+
+def names_other_code(trained: Config, config: Config) -> bool:
+    """Whether a run of settings `trained`, which may be somebody else's, names a module that `config` in use does not.
+
+    What it was trained on is not asked then: listing the tasks of an environment imports it.
+    """
+    return ":" in trained.env.name and trained.env.name != config.env.name
 
 
 def seen_by_authors(namespaces: Iterable[str], config: Config) -> str:

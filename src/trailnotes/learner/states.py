@@ -7,7 +7,6 @@ Either is read by any number of ranks. Beside it lies ``learner.json``.
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,7 +28,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from trailnotes.learner.ranks import Alone, Ranks
 from trailnotes.policies.hf.adapters import adapter_names, save_adapters
-from trailnotes.storage.checkpoint import atomic_directory, write_json
+from trailnotes.storage.checkpoint import atomic_directory, read_json, write_json
 
 Blank = Callable[[Collection[str]], dict[str, Tensor]]
 FILE, SHARDS, REST = "learner.safetensors", "learner.dcp", "learner.json"
@@ -97,8 +96,7 @@ def _state_of(model: Any, dtype: torch.dtype | None) -> dict[str, Tensor]:
 
 
 def _correct_dtype(path: Path, dtype: torch.dtype) -> None:
-    config = json.loads(path.read_text(encoding="utf-8"))
-    write_json(path, config | {"dtype": str(dtype).removeprefix("torch.")})
+    write_json(path, read_json(path) | {"dtype": str(dtype).removeprefix("torch.")})
 
 
 def save_state(path: Path, tensors: Mapping[str, Tensor], rest: Mapping[str, Any], ranks: Ranks) -> None:
@@ -138,7 +136,7 @@ def load_state(path: Path, blank: Blank, ranks: Ranks) -> tuple[dict[str, Tensor
     Raises:
         ValueError: they are another model's, or a rank cannot read them.
     """
-    rest: dict[str, Any] = json.loads((path / REST).read_text(encoding="utf-8"))
+    rest = read_json(path / REST)
     read = _read_shards if (path / SHARDS).is_dir() else _read_file
     return read(path, blank, ranks), rest
 

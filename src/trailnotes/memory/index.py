@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import numpy as np
 
 from trailnotes.storage.files import write_bytes_atomic
+from trailnotes.storage.parsing import parse_json
 
 if TYPE_CHECKING:
     from trailnotes.memory.retrieval import Floats
@@ -92,7 +93,7 @@ class TipIndex:
             with path.open("rb") as file:
                 if file.readline(len(MAGIC)) != MAGIC:
                     raise ValueError("not an index")  # noqa: TRY301 (all faults are one case)
-                header = json.loads(file.readline())
+                header = parse_json(file.readline())
                 stamp, planned = Stamp(*header["stamp"]), int(header["planned"])
                 if not stamp.leads_to(now):
                     return None
@@ -101,7 +102,7 @@ class TipIndex:
                 raise ValueError("cut short or changed")  # noqa: TRY301
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        except (OSError, ValueError, TypeError, KeyError) as error:
             logger.warning("%s is damaged (%s): it is built again", path, error)
             return None
         return cls(stamp, _faiss().deserialize_index(payload), planned)

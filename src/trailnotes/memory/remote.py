@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
@@ -20,6 +19,7 @@ from trailnotes.config.section import refuse_credentials
 from trailnotes.endpoint.faults import Trouble, is_about_model, is_overflow, passes, pause, retry_after, said
 from trailnotes.endpoint.keys import NO_KEY, key_of, without
 from trailnotes.errors import ConfigError, MemoryStoreError, MissingExtraError, how_to_install
+from trailnotes.storage.parsing import parse_json
 
 if TYPE_CHECKING:
     from openai import APIStatusError
@@ -193,10 +193,10 @@ def _batches(texts: Sequence[str]) -> Iterator[list[str]]:
 def _read(text: str, count: int) -> Floats:
     """Unit vectors (count, dim) of a server's answer. Raises `Trouble` if it is none."""
     try:
-        rows = json.loads(text)["data"]
+        rows = parse_json(text)["data"]
         by_index = {row["index"]: row["embedding"] for row in rows}
         vectors = np.array([by_index[number] for number in range(count)], np.float64)
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError):
         raise Trouble("an answer that is no list of vectors, one for each text") from None
     if vectors.ndim != 2 or not vectors.shape[1] or len(rows) != count:
         raise Trouble("an answer whose vectors do not fit the texts")

@@ -18,6 +18,7 @@ from trailnotes.memory.schema import opened_snapshot
 from trailnotes.memory.store import COLUMNS
 from trailnotes.memory.tips import clean_tip
 from trailnotes.storage.files import write_text_atomic
+from trailnotes.storage.parsing import parse_json
 from trailnotes.types import StrPath, Tip
 
 FORMAT: Final = "trailnotes-tips"
@@ -120,7 +121,7 @@ class _Reader:
                 return None
             self.count += 1
             return self._tip(number, record)
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             self.faults.append(f"line {number}: {error}")
             return None
 
@@ -166,7 +167,7 @@ def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes | None]]:
 def _record_of(line: bytes | None) -> Any:
     if line is None:
         raise ValueError(f"longer than {LONGEST_LINE:,} bytes, and no tip is")
-    return json.loads(line)
+    return parse_json(line)
 
 
 def _announced(header: dict[str, Any]) -> int | None:

@@ -374,9 +374,11 @@ def clean_tip(text: str, max_words: int = MAX_TIP_WORDS) -> str:
     tokens, bullets and enclosing quotes go; double quotes become single ones, so that a tip shown between double quotes
     cannot close them. Cleaning twice changes nothing.
     """
-    text = answer_of(text)[: 8 * MAX_CHARS]
+    text, passes = answer_of(text)[: 8 * MAX_CHARS], 0
     while (cleaned := _cleaned_once(text, max_words)) != text:  # removing markup may bring new markup together
-        text = cleaned
+        text, passes = cleaned, passes + 1
+        if passes >= 10:  # nested without end: what could become markup goes at once
+            text = text.replace("<", " ")
     return text if any(map(str.isalnum, text)) else ""
 
 

@@ -14,8 +14,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trailnotes.config.methods import method_of
-from trailnotes.runs.directory import run_config
+from trailnotes.config.methods import known_method
+from trailnotes.runs.directory import named_damage, run_config
 from trailnotes.storage.files import read_jsonl
 from trailnotes.types import MODES, StrPath
 
@@ -70,8 +70,10 @@ def diagnose(run_dir: StrPath) -> str:
     if not lines:
         return f"{run_dir} has no finished iteration yet\n"
     episodes = list(read_jsonl(run_dir / "trajectories.jsonl"))
-    title = f"{run_dir}: {config.algorithm.name}, {len(lines)} iterations, {lines[-1]['env_steps']:,} environment steps"
-    links = links_of(lines, episodes, config)
+    with named_damage(run_dir):
+        steps = f"{lines[-1]['env_steps']:,} environment steps"
+        links = links_of(lines, episodes, config)
+    title = f"{run_dir}: {config.algorithm.name}, {len(lines)} iterations, {steps}"
     weak = next((link for link in links if link.holds is False), None)
     verdict = f"first weak link: {weak.question}" if weak else "no weak link found"
     legend = [f"numbers are means over the first and the last {WINDOW:.0%} of the iterations; in brackets, of how many"]
@@ -178,7 +180,7 @@ def _differing(lines: Sequence[Line], config: Config) -> Link:
 def _advice_to_differ(config: Config) -> str:
     algorithm = config.algorithm
     ways = ["raise rollout.group_size or rollout.temperature"]
-    if method_of(algorithm.name).shows_tips and algorithm.mode_unit != "trajectory":
+    if known_method(algorithm.name).shows_tips and algorithm.mode_unit != "trajectory":
         ways.insert(0, 'mix the modes (algorithm.mode_unit = "trajectory")')
     if algorithm.intrinsic == "none":
         ways.append("use an intrinsic reward (algorithm.intrinsic)")
@@ -225,7 +227,7 @@ def _gain(episodes: Sequence[Line], config: Config) -> Link:
     if not gains:
         return Link(question, None, None, None, "")
     last, width, _ = gains[-1]
-    trains = method_of(config.algorithm.name).trains
+    trains = known_method(config.algorithm.name).trains
     helped = trains and any(gain > 0 and bound < math.inf for gain, bound, _ in gains[:-1])
     if helped and last < HARM:
         milder = "train a share of these episodes with their tips (algorithm.q_off_policy below 1), or "
@@ -247,7 +249,7 @@ def _without_tips(part: Sequence[Line], played: Sequence[Line], config: Config) 
 
     Of an adaptation that plays failures alone again (Reflexion), nothing: trying again wins some without any plan.
     """
-    if method_of(config.algorithm.name).trains:
+    if known_method(config.algorithm.name).trains:
         return [e for e in part if e["mode"] == "plain"]
     first = [e for e in played if e["mode"] == "plain"]
     return first if {e["task"]["id"] for e in part} == {e["task"]["id"] for e in first} else []

@@ -27,7 +27,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -35,10 +35,12 @@ from typing import Any, Self
 
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import SURROUNDINGS, diff, flatten, load_config, to_toml, within
+from trailnotes.envs.base import one_line
 from trailnotes.envs.tasks import identity_of
-from trailnotes.errors import ConfigError, RunError
+from trailnotes.errors import ConfigError, RunError, TrailnotesError
 from trailnotes.storage import checkpoint
 from trailnotes.storage.files import append_jsonl, read_jsonl, set_aside, write_text_atomic
+from trailnotes.storage.parsing import parse_json
 from trailnotes.storage.records import trajectory_to_json
 from trailnotes.tracking.process import Trackers
 from trailnotes.types import StrPath, Trajectory
@@ -173,7 +175,7 @@ class RunDir:
         starts, before = [], {}
         if file.exists():
             try:
-                about = json.loads(file.read_text(encoding="utf-8"))
+                about = parse_json(file.read_text(encoding="utf-8"))
                 starts, before = about["starts"], dict(about.get("environment", {}))
             except (OSError, ValueError, KeyError, TypeError):
                 raise RunError(f"{file} is damaged: move it away, and run the same command again") from None
@@ -233,6 +235,22 @@ def run_config(path: Path) -> Config:
         return load_config(file)
     except ConfigError as error:
         raise RunError(f"the run's own settings cannot be used: {error}") from error
+
+
+@contextlib.contextmanager
+def named_damage(path: Path) -> Iterator[None]:
+    """Say of the run in directory `path` that it is damaged where a value in its files is not of the kind expected.
+
+    Raises:
+        RunError: the block raised an error of a wrong value; another error of this package passes.
+    """
+    try:
+        yield
+    except TrailnotesError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise RunError(f"{path} holds a line that Trailnotes does not write ({one_line(error)}): restore its "
+                       "metrics.jsonl and trajectories.jsonl") from error  # fmt: skip
 
 
 def has_begun(path: Path) -> bool:

@@ -6,7 +6,6 @@ not played again. What fitting a critic takes grows with its data and is not ext
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_left
 from collections.abc import Mapping
 from contextlib import suppress
@@ -17,6 +16,7 @@ from trailnotes.config.methods import method_of
 from trailnotes.config.schema import Config
 from trailnotes.envs.tasks import panel, panel_of, recorded_of, tasks_of
 from trailnotes.runs.spent import SPENT
+from trailnotes.storage.checkpoint import read_json
 
 GAMES = 4  # of the panel, or to rehearse, that are played for it
 NOTHING: Mapping[str, float] = {}
@@ -97,7 +97,7 @@ def disk(config: Config, copy: Path, repeats: float) -> Disk:
     (saved,) = (copy / "checkpoints").glob("step-*")
     state = sum(bytes_in(saved / name) for name in STATE)
     model = bytes_in(saved) - state
-    if not json.loads((saved / REST).read_text(encoding="utf-8"))["steps"]:
+    if not read_json(saved / REST)["steps"]:
         state *= 3  # where no step was taken it holds the weights, and neither of their two moments
     num = config.train.keep_last + bool(config.train.eval_every)
     episodes = (copy / "trajectories.jsonl").stat().st_size * repeats

@@ -14,7 +14,7 @@ import numpy as np
 
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import to_toml
-from trailnotes.envs.tasks import identity_of, panel_of
+from trailnotes.envs.tasks import identity_of, names_other_code, panel_of
 from trailnotes.errors import ConfigError
 from trailnotes.reporting.crossed import MIN_FAMILIES, estimate
 from trailnotes.reporting.intervals import RATE, Interval, of_one_sample
@@ -168,7 +168,9 @@ def panel_record(config: Config, model: str, trained: Config | None = None) -> d
     chosen = {name: getattr(config.eval, name) for name in ("split", "num_samples", "temperature")}
     tasks = [task.id for task in panel_of(config)]
     record = {"model": model, "seed": config.run.seed, "env": config.env.name, **chosen, "tasks": tasks}
-    identities = {"environment": identity_of(config), "trained_environment": identity_of(trained) if trained else {}}
+    identities = {"environment": identity_of(config)}
+    if trained is not None and not names_other_code(trained, config):
+        identities["trained_environment"] = identity_of(trained)
     return record | {name: identity for name, identity in identities.items() if identity}
 
 

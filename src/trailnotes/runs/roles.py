@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from trailnotes.config.methods import TIPS_ONLY, method_of
+from trailnotes.config.methods import TIPS_ONLY, known_method, method_of
 from trailnotes.config.toml import SURROUNDINGS, diff, within
 from trailnotes.envs.tasks import panel_of, seen_in_training
 from trailnotes.envs.workers.pool import EnvPool
@@ -78,7 +78,7 @@ def exchange_roles(
     if trials < 1:
         raise ConfigError("the reader plays the trials after trial 0: ask for one or more of them")
     with examined(run_dir) as subject:
-        if subject.trained is None or not method_of(subject.trained.algorithm.name).trains:
+        if subject.trained is None or not known_method(subject.trained.algorithm.name).trains:
             raise ConfigError(f"{run_dir} is no run that changed weights: name the directory of a `trailnotes train`")
         models = {"start": Subject(start or subject.trained.model.path, "start"), "trained": subject}
         place = Path(out) if out is not None else Path(subject.model).parents[2] / "roles" / config.eval.split

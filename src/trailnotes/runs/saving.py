@@ -5,9 +5,8 @@ No random state is among it: every draw follows from seed and iteration.
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from safetensors import SafetensorError
 from safetensors.numpy import load_file as load_numpy
@@ -143,11 +142,11 @@ def load(run: Saved, path: Path) -> None:
     novelty = load_numpy(path / "novelty.safetensors")
     try:
         run.learner.load(path)
-        run.novelty.load_state_dict(novelty, _read_json(path / "novelty.json"))
+        run.novelty.load_state_dict(novelty, checkpoint.read_json(path / "novelty.json"))
         if run.archive is not None and (path / "archive.json").exists():  # it may have been off until now
-            run.archive.load_state_dict(_read_json(path / "archive.json"))
+            run.archive.load_state_dict(checkpoint.read_json(path / "archive.json"))
         if run.authors is not None and (path / "authors.json").exists():
-            run.authors.load_state_dict(_read_json(path / "authors.json")["written"])
+            run.authors.load_state_dict(checkpoint.read_json(path / "authors.json")["written"])
     except (ValueError, RuntimeError) as error:  # torch's word for tensors of other shapes is RuntimeError
         raise RunError(f"{path} does not fit the settings of this start: {error}") from error
     run.weights_changed(run.count.iteration)
@@ -173,8 +172,3 @@ def _mark_best(run: Saved, saved: Path) -> None:
     count = run.count
     if count.best_validation is not None and count.best_iteration == count.iteration:
         checkpoint.mark_best(run.directory.checkpoints, saved, count.best_validation)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return value

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from trailnotes.errors import ConfigError, RunError
 from trailnotes.storage.files import write_text_atomic
+from trailnotes.storage.parsing import parse_json
 
 META = "meta.json"
 
@@ -119,7 +120,7 @@ def read_meta(folder: Path, kind: str, version: int, facts: Mapping[str, type]) 
     """
     path = folder / META
     try:
-        meta = json.loads(path.read_bytes())
+        meta = parse_json(path.read_bytes())
     except OSError as error:
         raise ConfigError(f"{folder} is no {kind}: it has no {META} ({error.strerror})") from error
     except ValueError as error:

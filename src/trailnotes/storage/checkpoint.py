@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from trailnotes.errors import RunError
 from trailnotes.storage.files import write_text_atomic
+from trailnotes.storage.parsing import parse_json
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -77,9 +78,8 @@ def save(root: Path, step: int, writer: Callable[[Path], None], meta: Mapping[st
 
 
 def load_meta(path: Path) -> dict[str, Any]:
-    """The `meta` that `save` was given."""
-    meta: dict[str, Any] = json.loads((path / META).read_text(encoding="utf-8"))
-    return meta
+    """Read the `meta` that `save` was given. Raises as `read_json` does."""
+    return read_json(path / META)
 
 
 def scan(root: Path, contents: bool = True) -> list[Checkpoint]:
@@ -150,7 +150,7 @@ def verify(path: Path, contents: bool = True) -> list[str]:
     """
     try:
         text = (path / MANIFEST).read_text(encoding="utf-8")
-        manifest = json.loads(text)
+        manifest = parse_json(text, "drop")
         expected = {str(name): (int(f["size"]), str(f["sha256"])) for name, f in manifest["files"].items()}
         version = manifest["format"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -176,7 +176,7 @@ def best(root: Path) -> tuple[Path, float] | None:
     if not (root / BEST).is_file():
         return None
     try:
-        marker = json.loads((root / BEST).read_text(encoding="utf-8"))
+        marker = parse_json((root / BEST).read_text(encoding="utf-8"))
         path, score = root / str(marker["checkpoint"]), float(marker["score"])
     except (ValueError, KeyError, TypeError) as error:
         raise RunError(f"{root / BEST} cannot be read ({error}): delete it to choose the best again") from error
@@ -210,7 +210,7 @@ def strip(path: Path, names: Sequence[str]) -> bool:
     """
     with _locked(path / MANIFEST, fcntl.LOCK_EX) as free:
         if free:
-            manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+            manifest = read_json(path / MANIFEST)
             left = {name: about for name, about in manifest["files"].items() if Path(name).parts[0] not in names}
             write_json(path / MANIFEST, manifest | {"files": left})
             for place in (path / name for name in names):
@@ -250,6 +250,21 @@ def atomic_directory(path: Path) -> Iterator[Path]:
 def write_json(path: Path, value: Any) -> None:
     """Write `value` as JSON, atomically. Raises ValueError on a number that JSON cannot express."""
     write_text_atomic(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read the object that `write_json` wrote.
+
+    Raises:
+        RunError: the file cannot be read, or holds something else.
+    """
+    try:
+        value = parse_json(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path} is damaged ({error}): name another checkpoint, or start a new run") from error
+    if not isinstance(value, dict):
+        raise RunError(f"{path} is damaged (it holds no JSON object): name another checkpoint, or start a new run")
+    return value
 
 
 def _listed(root: Path) -> list[tuple[int, Path]]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trailnotes.errors import ConfigError
 from trailnotes.storage.files import encode_line, write_bytes_atomic
+from trailnotes.storage.parsing import parse_json
 from trailnotes.storage.records import task_to_json
 from trailnotes.types import Message, Task
 
@@ -63,7 +63,7 @@ def from_jsonl(path: Path, setting: str) -> list[Demonstration]:
         if not line.strip():
             continue
         try:
-            record = json.loads(line)
+            record = parse_json(line)
             messages, task = _conversation(record["messages"]), _task(record.get("task"))
             taught = _taught(record.get("taught"), spoken(messages))
             kind, helped = str(record.get("kind", "")), bool(record.get("helped", True))

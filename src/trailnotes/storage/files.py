@@ -10,13 +10,14 @@ import json
 import math
 import os
 import re
+import secrets
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from trailnotes.errors import ConfigError, RunError
+from trailnotes.storage.parsing import parse_json
 
 T = TypeVar("T")
 
@@ -55,16 +56,15 @@ def made_once(folder: Path, make: Callable[[], T], open_made: Callable[[], T]) -
 def write_bytes_atomic(path: Path, data: bytes) -> None:
     """Write aside, flush to disk, rename: `path` holds the old content or the new one, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with aside.open("xb") as file:  # with the mode that the umask leaves
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        Path(name).chmod(0o644)
-        Path(name).replace(path)
+        aside.replace(path)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        aside.unlink(missing_ok=True)
         raise
 
 
@@ -109,7 +109,7 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
     """
     for number, line in enumerate(read_on(path), 1):
         try:
-            record = json.loads(line)
+            record = parse_json(line, "drop")
         except ValueError:
             record = None
         if not isinstance(record, dict):

@@ -12,6 +12,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 from mlflow.utils.mlflow_tags import MLFLOW_LOGGED_ARTIFACTS
 
+from trailnotes.storage.parsing import parse_json
 from trailnotes.tracking.base import PROJECT, About, Table
 
 PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20"}
@@ -46,7 +47,7 @@ class MLflow:
         """A file that MLflow shows as a table; its own `log_table` would need pandas, and adds to the last one."""
         file = f"{name}.json"
         self._client.log_dict(self.id, {"columns": table.columns, "data": table.rows}, file)
-        tables = json.loads(self._client.get_run(self.id).data.tags.get(MLFLOW_LOGGED_ARTIFACTS, "[]"))
+        tables = parse_json(self._client.get_run(self.id).data.tags.get(MLFLOW_LOGGED_ARTIFACTS, "[]"))
         if (told := {"path": file, "type": "table"}) not in tables:
             self._client.set_tag(self.id, MLFLOW_LOGGED_ARTIFACTS, json.dumps([*tables, told]))
 

@@ -17,6 +17,7 @@ from trailnotes.errors import RunError
 from trailnotes.memory.store import TipStore
 from trailnotes.reporting.episodes import render_episode
 from trailnotes.storage.files import iteration_of, read_on, write_text_atomic
+from trailnotes.storage.parsing import parse_json
 from trailnotes.storage.records import trajectory_from_json
 from trailnotes.tracking.base import PLACE, About, Cell, Table, Tracker
 from trailnotes.tracking.presentable import presentable
@@ -100,7 +101,7 @@ class Showing:
     def catch_up(self) -> None:
         """Show the iterations that have ended since the last call."""
         for line in self._metrics.lines():
-            values = json.loads(line)
+            values = parse_json(line, "drop")
             iteration = int(values.pop("iteration"))
             if iteration < self._shown.iterations:
                 continue
@@ -125,7 +126,7 @@ class Showing:
         self._tracker.close(finished=finished)
 
     def _show_episodes(self, iteration: int, records: list[bytes]) -> None:
-        ended = [trajectory_from_json(record) for record in map(json.loads, records) if record["outcome"] != "error"]
+        ended = [trajectory_from_json(record) for record in map(parse_json, records) if record["outcome"] != "error"]
         for name, episode in _notable(ended).items():
             self._before()
             self._tracker.text(iteration, f"episode/{name}", presentable(render_episode(episode)))
@@ -140,7 +141,7 @@ def _kept(file: Path) -> Shown:
     if not file.is_file():
         return Shown()
     try:
-        record = json.loads(file.read_text(encoding="utf-8"))
+        record = parse_json(file.read_text(encoding="utf-8"))
         return Shown(str(record["id"]), int(record["iterations"]))
     except (OSError, ValueError, KeyError, TypeError):
         raise RunError(f"{file} is damaged: delete it, and the run is shown from its beginning") from None
@@ -165,7 +166,7 @@ def _notable(episodes: list[Trajectory]) -> dict[str, Trajectory]:
 def _table_of(directory: Path) -> Table | None:
     """The figures of an adaptation, where it has written them."""
     file = directory / "table.json"
-    rows: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))["rows"] if file.is_file() else []
+    rows: list[dict[str, Any]] = parse_json(file.read_text(encoding="utf-8"))["rows"] if file.is_file() else []
     if not rows:
         return None
     columns = [*rows[0]]

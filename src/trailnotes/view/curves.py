@@ -11,6 +11,7 @@ WIDE: Final = (1120.0, 300.0)  # width and height
 SMALL: Final = (540.0, 220.0)
 SPARK: Final = (120.0, 28.0)  # of the cell of a table
 LEFT, RIGHT, TOP, BOTTOM = 52.0, 14.0, 12.0, 30.0  # margins
+LARGEST: Final = 1e100  # of a number that is drawn: sums and differences of such are finite
 MOST_POINTS: Final = 300  # of a curve; of more, means of neighbours
 COLOURS: Final = 8  # classes s0 to s7 of the style
 
@@ -64,7 +65,7 @@ def picture(
         size: width and height.
     """
     right, bottom = size[0] - RIGHT, size[1] - BOTTOM
-    drawn = [(label, thinned(_finite(points)), link) for label, points, link in named]
+    drawn = [(label, thinned(_drawable(points)), link) for label, points, link in named]
     drawn = [each for each in drawn if each[1]]
     if not drawn:
         return None
@@ -99,7 +100,7 @@ def picture(
 
 def spark(points: Points) -> str:
     """The points of a polyline for a table's cell; "" where there is no curve."""
-    points = thinned(_finite(points), 60)
+    points = thinned(_drawable(points), 60)
     if len(points) < 2:
         return ""
     ys, (width, height) = [y for _, y in points], SPARK
@@ -117,8 +118,8 @@ def thinned(points: Points, most: int = MOST_POINTS) -> list[tuple[float, float]
 
 def ticks(low: float, high: float, about: int) -> list[float]:
     """Round numbers (1, 2 or 5 times a power of ten apart) that cover the range, some `about` of them."""
-    if high <= low:
-        high = low + 1
+    if high - low <= 1e-9 * max(abs(low), abs(high), 1 / LARGEST):  # too little for floats to tell steps apart
+        high = low + max(1.0, 1e-6 * abs(low))
     rough = (high - low) / about
     unit = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * unit for factor in (1, 2, 5, 10) if factor * unit >= rough * (1 - 1e-9))
@@ -158,5 +159,5 @@ def _scale(source: tuple[float, float], target: tuple[float, float]) -> Scale:
     return Scale(source[0], target[0], (target[1] - target[0]) / ((source[1] - source[0]) or 1.0))
 
 
-def _finite(points: Points) -> list[tuple[float, float]]:
-    return [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
+def _drawable(points: Points) -> list[tuple[float, float]]:
+    return [(x, y) for x, y in points if abs(x) <= LARGEST and abs(y) <= LARGEST]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import sqlite3
 import threading
 import time
@@ -20,10 +19,12 @@ from typing import Any, Final, NamedTuple
 
 from trailnotes.errors import RunError
 from trailnotes.memory.schema import encodable
+from trailnotes.storage.parsing import parse_json
 
 VERSION: Final = 1  # of the tables; an index of another one is made anew
 SUFFIX: Final = ".index.db"
 DAMAGED: Final = "damaged"  # outcome of a line that holds no episode
+_MOST: Final = 2**63  # that an integer of SQLite is below
 _TAIL: Final = 4096  # bytes of the fingerprint
 _BATCH: Final = 64  # lines between two looks at the clock
 _TABLES: Final = """
@@ -160,8 +161,8 @@ class EpisodeIndex:
             file.seek(episode.offset)
             line = file.read(episode.length)
         try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
+            record = parse_json(line, "drop")
+        except ValueError:
             record = None
         if not isinstance(record, dict):
             raise RunError(f"{self.file}: line {episode.number} is damaged, or has just been replaced")
@@ -227,8 +228,8 @@ class EpisodeIndex:
 
     def _take(self, number: int, offset: int, line: bytes) -> None:
         try:
-            row, tips = _outline(json.loads(line))
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            row, tips = _outline(parse_json(line, "drop"))
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
             row, tips = (0, "", "", 0, DAMAGED, 0, 0.0, 0.0, 0.0, 0, 0, 0, ""), set()
         self._connection.execute(_INSERT, (number, offset, len(line), *row))
         self._connection.executemany("INSERT OR IGNORE INTO shown VALUES (?, ?)", [(tip, number) for tip in tips])
@@ -293,7 +294,10 @@ def _outline(record: Any) -> tuple[tuple[Any, ...], set[int]]:
         float(record["return"]), len(steps), len(tips), int("return_to" in record["task"].get("options", {})),
         encodable(steps[-1]["action"]) if steps else "",
     )  # fmt: skip
-    return row, {tip for tip in tips if isinstance(tip, int)}
+    shown = {tip for tip in tips if isinstance(tip, int)}
+    if not all(isinstance(each, str) or abs(each) < _MOST for each in (*row, *shown)):
+        raise ValueError("a number is not finite, or too large for a column")
+    return row, shown
 
 
 def _fingerprint(file: Path, end: int) -> str:

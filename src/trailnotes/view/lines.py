@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final, TypeGuard
 
 from trailnotes.errors import RunError
+from trailnotes.storage.parsing import parse_json
 
 KEPT: Final = 256  # files
 
@@ -92,7 +92,7 @@ def is_number(value: object) -> TypeGuard[float]:
 
 def _record(line: bytes) -> Line | None:
     try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
+        record = parse_json(line, "drop")
+    except ValueError:
         return None
     return record if isinstance(record, dict) else None

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from trailnotes.config.methods import METHODS
+from trailnotes.config.methods import label
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import diff, flatten
 from trailnotes.errors import RunError
+from trailnotes.storage.parsing import parse_json
 from trailnotes.view.curves import SMALL, picture, spark
 from trailnotes.view.lines import Line, Lines, is_number, series
 from trailnotes.view.places import COMPARISON, Place, differences, holder, progress
@@ -96,7 +96,7 @@ def comparison(window: Window, place: Place) -> dict[str, Any]:
     """The table and the curves that `trailnotes compare` has written."""
     file = place.path / COMPARISON
     try:
-        record = json.loads(file.read_text(encoding="utf-8"))
+        record = parse_json(file.read_text(encoding="utf-8"), "drop")
         lines = [_compared(line) for line in record["lines"]]
         panels = [_panel(panel) for panel in record.get("panels", ())]
         curves = [(f"{label}, run {number}" if len(own) > 1 else label, [(float(x), float(y)) for x, y in points], "")
@@ -128,10 +128,7 @@ def _panel(panel: Mapping[str, Any]) -> dict[str, Any]:
 
 def label_of(config: Config | None) -> str:
     """What tables call the method of a run."""
-    if config is None:
-        return "?"
-    method = METHODS.get(config.algorithm.name)
-    return method.label if method else config.algorithm.name
+    return label(config.algorithm.name) if config else "?"
 
 
 def settings_table(config: Config) -> list[tuple[str, str]]:
@@ -155,7 +152,7 @@ def _last(lines: Sequence[Line], name: str) -> float | None:
 def _starts(place: Place) -> list[dict[str, Any]]:
     """When the run was begun and resumed, and by which command; none where nothing can be read of it."""
     try:
-        starts = json.loads((place.path / "run.json").read_text(encoding="utf-8"))["starts"]
+        starts = parse_json((place.path / "run.json").read_text(encoding="utf-8"))["starts"]
         return [
             {"time": str(start["time"]), "command": " ".join(map(str, start["command"])), "git": start.get("git")}
             for start in starts

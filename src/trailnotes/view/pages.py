@@ -9,6 +9,7 @@ from trailnotes.config.schema import Config
 from trailnotes.memory import clean_tip
 from trailnotes.memory.tips import MAX_ACTION_WORDS
 from trailnotes.runs.chain import Link, links_of
+from trailnotes.runs.directory import named_damage
 from trailnotes.types import MODES, Tip
 from trailnotes.view import overview
 from trailnotes.view.curves import picture
@@ -37,7 +38,9 @@ def page_of(window: Window, path: str, query: Query, href: Href) -> str:
             place = window.place("comparison", slug)
             return draw("compare", href, **_common(window, place), **overview.comparison(window, place))
         case ["run", slug, *rest]:
-            return _of_run(window, window.place("run", slug), rest, query, href)
+            place = window.place("run", slug)
+            with named_damage(place.path):
+                return _of_run(window, place, rest, query, href)
     raise Missing("there is no page of this address")
 
 

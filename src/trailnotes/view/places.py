@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from trailnotes.config.methods import METHODS
+from trailnotes.config.methods import known_method
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import flatten
 from trailnotes.errors import RunError, TrailnotesError
@@ -124,8 +124,7 @@ def progress(config: Config | None, lines: Sequence[Line]) -> float | None:
     """How far a training is by its own limits, 0 to 1; None where it does not train, or nobody can say."""
     if config is None or not lines:
         return None
-    method = METHODS.get(config.algorithm.name)
-    if method and not method.trains:
+    if not known_method(config.algorithm.name).trains:
         return None
     numbers = {name: value for name, value in lines[-1].items() if is_number(value)}
     return min(1.0, config.train.share({**numbers, "iteration": numbers.get("iteration", 0) + 1}))

@@ -97,7 +97,14 @@ def test_published_games_are_those_that_the_package_would_play(tmp_path: Path, m
 def test_a_game_is_read_for_its_problem_and_its_task_alone() -> None:
     grammar = '"task": [{"rhs": "Your task is to: put a mug in desk."}], "evil": "{__import__(\'os\').abort()}"'
     assert read_game(json.dumps({"pddl_problem": "(define)", "grammar": grammar})) == ("(define)", "put a mug in desk")
-    for text in ("", "[]", "{}", '{"pddl_problem": 3, "grammar": "Your task is to: x."}', '{"grammar": 1}'):
+    for text in (
+        "",
+        "[]",
+        "{}",
+        "[" * 100_000,
+        '{"pddl_problem": 3, "grammar": "Your task is to: x."}',
+        '{"grammar": 1}',
+    ):
         with pytest.raises(EnvError, match="no game of ALFWorld"):
             read_game(text)
 

@@ -248,7 +248,7 @@ def test_addresses() -> None:
 
 LIES = {
     "that is no JSON": "garbage",
-    "that is no JSON: Recursion": "[" * 200_000,
+    "that is no JSON: ValueError: it nests": "[" * 200_000,
     "with bytes": b"\x00\x01",
     "outside the protocol: '[1]'": "[1]",
     'outside the protocol: \'{"type"': '{"type": "observation"}',
@@ -257,7 +257,7 @@ LIES = {
     "done = 'yes'": observation(done="yes"),
     "reward 'lots'": observation(reward="lots"),
     "reward 'nan'": observation(reward=float("nan")),
-    "reward '1000": observation(reward=10**400),
+    "reward 'inf'": observation(reward=10**400),
     "error (EXECUTION_ERROR): it broke": json.dumps(
         {"type": "error", "data": {"code": "EXECUTION_ERROR", "message": "it\n broke"}}
     ),

@@ -354,7 +354,15 @@ def test_a_file_that_is_cut_off_is_named(files: Sources, tmp_path: Path, cut: in
 
 
 BROKEN = ('[{"a": 1} {"b": 2}]', "[1, ]", '{"a": {} "b"}', "[" * 5000, '["\x00"]')
+LINES = ("{" + "[" * 5000, "x")  # neither a list nor an object for all: each line is an entry
 LONGER = ("[1] x", "[1][2]", '{"a": {}}}', "[1]\x00", "[]" + " " * 9000 + "x")
+
+
+@pytest.mark.parametrize("text", LINES)
+def test_a_line_that_is_no_json_is_left_out_by_name(tmp_path: Path, text: str) -> None:
+    (tmp_path / "x.json").write_text(f"{text}\n")
+    (entry,) = read_entries(tmp_path / "x.json")
+    assert isinstance(entry.value, ValueError)
 
 
 @pytest.mark.parametrize("text", BROKEN + LONGER)

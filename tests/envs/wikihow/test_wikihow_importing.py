@@ -14,7 +14,7 @@ from trailnotes.commands import main
 from trailnotes.envs.wikihow.articles import Article, Author, Category
 from trailnotes.envs.wikihow.importing import import_library
 from trailnotes.envs.wikihow.library import Library
-from trailnotes.envs.wikihow.recorded import doc_id, parse_page, path_of
+from trailnotes.envs.wikihow.recorded import Link, doc_id, parse_page, path_of
 from trailnotes.errors import ConfigError
 
 EGG = """<!doctype html><html><head><title>x</title><script>document.write("<p>not this one, it is a script</p>")
@@ -70,6 +70,7 @@ def test_recorded_pages_become_a_library(dumps: Path, tmp_path: Path) -> None:
 
 def test_what_is_no_page_is_counted_and_named(dumps: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trailnotes.envs.wikihow.recorded.MAX_BYTES", 5_000)
+    monkeypatch.setattr("trailnotes.envs.wikihow.recorded.MAX_TAGS", 800)
     damaged = {
         "a": response(EGG, "404 Not Found"),
         "b": response(EGG)[:-9],
@@ -79,6 +80,7 @@ def test_what_is_no_page_is_counted_and_named(dumps: Path, tmp_path: Path, monke
         "f": gzip.compress(b"y" * 50_000),
         "g": b"",
         "h": "\u20ac \x00 <h1 id=section_0>".encode("utf-16"),
+        "i": (EGG + "<p>" * 900).encode(),
         "Boil-an-Egg": response(EGG),
     }
     for name, content in damaged.items():
@@ -87,9 +89,10 @@ def test_what_is_no_page_is_counted_and_named(dumps: Path, tmp_path: Path, monke
     assert library.meta["left_out"] == {
         "answered with an error": 1, "its gzip was cut off": 1, "its gzip is damaged": 1, "cut off in its head": 1,
         "too large": 2, "no title, so no article": 2, "its path comes twice": 1,
+        "too many tags": 1,
     }  # fmt: skip
     report = [json.loads(line) for line in (tmp_path / "pages/report.jsonl").read_text().splitlines()]
-    assert {line["file"] for line in report} - {"%2fBoil-an-Egg?wh_an=1&amp=1", "Boil-an-Egg"} == set("abcdefgh")
+    assert {line["file"] for line in report} - {"%2fBoil-an-Egg?wh_an=1&amp=1", "Boil-an-Egg"} == set("abcdefghi")
     library.close()
 
 
@@ -151,6 +154,23 @@ def test_any_html_is_read_to_its_end(html: str) -> None:
 def test_a_page_that_never_ends_anything_is_read(filling: str) -> None:
     read = parse_page(f'{filling}<h1 id="section_0">How to End')
     assert read.texts["title"] == ["How to End"] or filling.startswith("<<")
+
+
+@pytest.mark.parametrize("opening", ["<!--", "<!--x>", "<div a", '<a b=">"', "<![CDATA[x>", "<script></script", "<?"])
+def test_what_is_never_closed_is_read_once(opening: str) -> None:
+    """Each would be looked through to the end of the page: hours, for a page of a megabyte."""
+    html = f'<h1 id="section_0">How to Begin</h1>{opening * (1_000_000 // len(opening))}'
+    assert parse_page(html).texts["title"] == ["How to Begin"]
+
+
+def test_markup_is_read_as_browsers_read_it() -> None:
+    html = (
+        "<!doctype html><![foo[x]]><!-- <p>no</p> --><P TITLE='a > b' class=\"x\">1 &lt; 2 < 3<br/>4</P><p/>"
+        "<script>'<p>no</p>'</SCRIPT ><h2\n>&eacute;</h2><p>a<!-- -->b<a href=/Boil?x&amp;y>c</a/>"
+    )
+    read = parse_page(html)
+    assert read.texts == {"": ["1 < 2 < 3 4", "\u00e9", "abc"]}
+    assert read.links == {"": [Link("Boil", "c")]}
 
 
 def test_the_commands(dumps: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -198,14 +198,21 @@ PASSING: dict[str, Fault] = {
     "a cut body": cut_body,
     "a body cut unnoticed": cut_quietly,
     "no JSON": changed(lambda answer: "<html>Bad gateway</html>"),
+    "no end of brackets": changed(lambda answer: "[" * 100_000),
     "no object": changed(lambda answer: "[]"),
     "no choices": changed(empty),
     "no text": changed(lambda answer: with_choice(answer, 3, "stop")),  # type: ignore[arg-type]
     "an error with status 200": changed(lambda answer: {"error": {"message": "overloaded"}}),
 }
-BILLED = {"a cut body", "a body cut unnoticed", "no JSON", "no object", "no choices", "no text"} | {
-    "an error with status 200"
-}
+BILLED = {
+    "a cut body",
+    "a body cut unnoticed",
+    "no JSON",
+    "no end of brackets",
+    "no object",
+    "no choices",
+    "no text",
+} | {"an error with status 200"}
 
 
 @pytest.mark.parametrize("name", PASSING)

@@ -29,6 +29,7 @@ from trailnotes.memory import schema
 from trailnotes.memory.retrieval import Embedder, Floats, embed_soon, embedder_of
 from trailnotes.memory.schema import Identity, OpenFile, encodable, named_errors
 from trailnotes.memory.tips import MAX_KEY_CHARS
+from trailnotes.storage.parsing import parse_json
 
 if TYPE_CHECKING:
     from trailnotes.config.methods_schema import RemembererConfig
@@ -253,7 +254,7 @@ def _read(connection: Any, dim: int) -> Iterator[tuple[Record, Floats]]:
         values.setdefault(record, {})[action] = ActionValue(action, reward, estimates)
     rows = connection.execute(f"SELECT id, {', '.join(COLUMNS)}, vectors FROM experience ORDER BY id")  # noqa: S608
     for record_id, task, observation, history, admissible, *numbers, blob in rows.fetchall():
-        lists: dict[str, Any] = {"history": tuple(json.loads(history)), "admissible": tuple(json.loads(admissible))}
+        lists: dict[str, Any] = {"history": tuple(parse_json(history)), "admissible": tuple(parse_json(admissible))}
         means = dict(zip(COLUMNS[4:], numbers, strict=True))
         vectors = np.frombuffer(blob, "<f4").reshape(2, dim).astype(np.float32, copy=False)
         yield Record(record_id, task, observation, **lists, **means, values=values.get(record_id, {})), vectors

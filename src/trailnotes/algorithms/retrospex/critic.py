@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -41,6 +40,7 @@ from trailnotes.memory.retrieval import make_embedder
 from trailnotes.runs.console import Bar
 from trailnotes.seeds import derive_seed
 from trailnotes.storage import checkpoint
+from trailnotes.storage.parsing import parse_json
 from trailnotes.storage.records import task_to_json
 
 LEARNED = (
@@ -117,8 +117,8 @@ def load_critic(path: Path) -> Critic:
         ConfigError: there is none, or it is damaged.
     """
     try:
-        record = json.loads((path / "critic.json").read_text(encoding="utf-8"))
-        vocabulary = Vocabulary(json.loads((path / "vocabulary.json").read_text(encoding="utf-8")))
+        record = parse_json((path / "critic.json").read_text(encoding="utf-8"))
+        vocabulary = Vocabulary(parse_json((path / "vocabulary.json").read_text(encoding="utf-8")))
         networks = _build(record["about"], vocabulary)
         networks.load_state_dict(load_file(path / "critic.safetensors"))
     except FileNotFoundError as error:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Literal
 from trailnotes.errors import ConfigError
 from trailnotes.seeds import derive_seed
 from trailnotes.storage.files import read_jsonl
+from trailnotes.storage.parsing import parse_json
 from trailnotes.storage.records import trajectory_from_json
 from trailnotes.types import Task, Trajectory
 
@@ -77,7 +77,7 @@ def games_learned_from(config: Config) -> list[Task]:
         return read_games(settings.data)
     file = Path(settings.critic) / "critic.json"
     try:
-        games = json.loads(file.read_text(encoding="utf-8"))["games"]
+        games = parse_json(file.read_text(encoding="utf-8"))["games"]
     except OSError as error:
         raise ConfigError(f"{settings.critic} holds no critic ({error.strerror}): train one with "
                           "`trailnotes critic`") from error  # fmt: skip

@@ -10,7 +10,6 @@ that somebody was given is no place for those.
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections import Counter, defaultdict
@@ -24,6 +23,7 @@ from typing import Any, Final
 
 from trailnotes.envs.alfworld.rooms import mangled, package
 from trailnotes.errors import EnvError
+from trailnotes.storage.parsing import parse_json
 
 _KEPT: Final = 64  # games that stay translated
 _TASK: Final = re.compile(r"Your task is to: (.*?)\.?(?=\"|\\n|$)")
@@ -54,7 +54,7 @@ class Move:
 def read_game(text: str) -> tuple[str, str]:
     """Problem and task of a ``game.tw-pddl``. Raises `EnvError` if it is none."""
     try:
-        facts = json.loads(text)
+        facts = parse_json(text)
         problem, found = facts["pddl_problem"], _TASK.search(facts["grammar"])
     except (ValueError, KeyError, TypeError) as error:
         raise EnvError(f"that is no game of ALFWorld: {type(error).__name__} {error}") from error

@@ -5,7 +5,6 @@ Source: Shridhar et al. 2021 (arXiv 2010.03768), package 0.4.2. See ``docs/envs/
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -16,6 +15,7 @@ from trailnotes.envs.alfworld.rooms import TASK_TYPES, VERSION, made, package
 from trailnotes.envs.base import as_offered
 from trailnotes.envs.options import one_of, whole
 from trailnotes.errors import ConfigError, EnvError
+from trailnotes.storage.parsing import parse_json
 from trailnotes.types import Observation, Task
 
 MAX_STEPS = 50  # as everywhere in the literature
@@ -106,7 +106,7 @@ class AlfworldEnv:
         self.reset(task)
         self._steps_left = 0
         if "game" in task.options:
-            walk = json.loads(self._read(task)).get("walkthrough")
+            walk = parse_json(self._read(task)).get("walkthrough")
             if not isinstance(walk, list) or not walk:
                 raise EnvError(f"{task.id} has no walkthrough: make one with alfworld-generate --expert_type planner")
             return tuple(map(str, walk))

@@ -6,7 +6,6 @@ Source: Shridhar et al. 2021, "ALFWorld: Aligning Text and Embodied Environments
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Collection, Sequence
 from functools import lru_cache
@@ -15,6 +14,7 @@ from pathlib import Path
 from trailnotes.envs.alfworld.rooms import PLANS, TASK_TYPES, plan_numbers
 from trailnotes.envs.options import one_of, whole
 from trailnotes.errors import ConfigError
+from trailnotes.storage.parsing import parse_json
 from trailnotes.types import Task
 
 GAMES = ("generated", "published")
@@ -98,7 +98,7 @@ def _published(folder: Path) -> tuple[str, ...]:
         if any(word in name for word in _UNSUPPORTED):
             continue
         try:
-            solvable = json.loads(file.read_text(encoding="utf-8")).get("solvable")
+            solvable = parse_json(file.read_text(encoding="utf-8")).get("solvable")
         except (OSError, ValueError, AttributeError) as error:
             raise ConfigError(f"{name}/{GAME_FILE} cannot be read ({error}): download the data again") from error
         if solvable:

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 from trailnotes.envs.base import in_print, one_line
 from trailnotes.errors import ConfigError, EnvError
+from trailnotes.storage.parsing import parse_json
 from trailnotes.web.loopback import is_loopback
 
 if TYPE_CHECKING:
@@ -198,8 +199,8 @@ class Session:
         if not isinstance(text, str):
             raise EnvError(f"{name} answered with bytes: OpenEnv speaks JSON texts")
         try:
-            answer = json.loads(text)
-        except (ValueError, RecursionError) as error:
+            answer = parse_json(text)
+        except ValueError as error:
             raise EnvError(f"{name} answered with something that is no JSON: {one_line(error)}") from error
         data = answer.get("data") if isinstance(answer, dict) else None
         if not isinstance(data, dict):
@@ -293,7 +294,7 @@ def page_of(address: Address, path: str, headers: Mapping[str, str], timeout: fl
         with opener.open(request, timeout=timeout) as response:
             while (part := response.read1(1 << 16)) and len(body) <= _MOST_PAGE:
                 body += part
-        page = json.loads(body)
-    except (OSError, HTTPException, ValueError, RecursionError):
+        page = parse_json(body)
+    except (OSError, HTTPException, ValueError):
         return {}
     return page if isinstance(page, dict) else {}

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from trailnotes.errors import EnvError
+from trailnotes.storage.parsing import parse_json
 from trailnotes.types import speakable
 
 _LISTS: Final = ("actions", "legal_actions", "available_actions", "admissible_actions", "valid_actions")
@@ -91,16 +92,12 @@ def _only_field(schema: object, properties: Mapping[str, Any]) -> str:
 def _parsed(text: str, kind: str) -> Any:
     """The text as a value of that JSON type; `_MISSING` where it is none."""
     try:
-        value = json.loads(text, parse_constant=_refused)
-    except (ValueError, RecursionError):
+        value = parse_json(text, "refuse")
+    except ValueError:
         return _MISSING
     wanted = _TYPES[kind]
     fits = isinstance(value, wanted) and (bool in wanted or not isinstance(value, bool))
     return value if fits else _MISSING
-
-
-def _refused(word: str) -> None:
-    raise ValueError(f"{word} is not JSON")
 
 
 class Answer(NamedTuple):
@@ -166,10 +163,7 @@ def _shown(seen: Mapping[str, Any], name: str, text_field: str) -> str:
 
 
 def _as_text(value: Any) -> str:
-    try:
-        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    except RecursionError as error:
-        raise EnvError("a server answered with an observation that is nested too deeply") from error
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _number(value: object, name: str) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -13,6 +12,7 @@ from uuid import uuid4
 
 from trailnotes.envs.foreign import FIRST_SEED
 from trailnotes.errors import EnvError, TrailnotesError
+from trailnotes.storage.parsing import parse_json
 
 if TYPE_CHECKING:
     from trailnotes.envs.workers.pool import EnvPool, Lease
@@ -198,8 +198,8 @@ class Visitor:
 def _read(text: str | None) -> tuple[str, dict[str, Any]]:
     """Kind and data of a message."""
     try:
-        message = json.loads(text or "")
-    except (ValueError, RecursionError):
+        message = parse_json(text or "")
+    except ValueError:
         raise _RefusedError("INVALID_JSON", "a message is a JSON text") from None
     if not isinstance(message, dict) or message.get("type") not in _KINDS:
         raise _RefusedError("UNKNOWN_TYPE", f"the type of a message is one of {', '.join(_KINDS)}")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from trailnotes.envs.java.simulator import Program, Reference, Simulator, find_jars
 from trailnotes.errors import ConfigError, EnvError
+from trailnotes.storage.parsing import parse_json
 
 EXTRA: Final = "textworld-express"
 TITLE: Final = "TextWorldExpress"
@@ -99,7 +99,7 @@ class Client:
 def read(answer: object) -> State:
     """The state in an answer. Raises `EnvError` if it is none."""
     try:
-        facts = json.loads(str(answer))
+        facts = parse_json(str(answer))
         return State(
             facts["observation"].strip(),
             facts["look"].strip(),

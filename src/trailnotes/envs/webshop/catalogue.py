@@ -16,7 +16,6 @@ It is written once, whole or not at all, and never changed: its name says what i
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
@@ -29,6 +28,7 @@ from trailnotes.envs.webshop.products import Facet, GoalKind, Product, from_reco
 from trailnotes.errors import ConfigError
 from trailnotes.search.index import Index
 from trailnotes.search.mapped import MappedFolder
+from trailnotes.storage.parsing import parse_json
 
 KIND, VERSION = "webshop catalogue", 1
 PRODUCTS, REPORT = "products.jsonl", "report.jsonl"
@@ -166,7 +166,7 @@ class Catalogue:
 
 
 def _product(line: bytes) -> Product:
-    return from_record(json.loads(line))
+    return from_record(parse_json(line))
 
 
 def facet_term(facet: Facet, value: str) -> str:

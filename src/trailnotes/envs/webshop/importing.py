@@ -25,6 +25,7 @@ from trailnotes.envs.webshop.reading import Entry, read_entries
 from trailnotes.envs.webshop.writing import encode_product, require_free, seal
 from trailnotes.errors import ConfigError, RunError
 from trailnotes.storage.files import encode_line, write_text_atomic
+from trailnotes.storage.parsing import parse_json
 
 STATE = "state.json"
 EVERY = 5000  # products between two states
@@ -224,7 +225,7 @@ def _load_state(folder: Path, inputs: dict[str, Any]) -> State:
     """The state of an import of the same inputs; a new one, where there is none."""
     inputs = json.loads(json.dumps(inputs))
     try:
-        state = State(**json.loads((folder / STATE).read_bytes()))
+        state = State(**parse_json((folder / STATE).read_bytes()))
     except (OSError, ValueError, TypeError):
         return State(inputs)
     return state if state.inputs == inputs else State(inputs)

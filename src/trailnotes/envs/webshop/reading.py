@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import codecs
 import gzip
-import json
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
 from trailnotes.errors import ConfigError
+from trailnotes.storage.parsing import parse_json, parse_json_at
 
 MAX_ENTRY = 1 << 26  # characters: what does not end before is no entry
 
@@ -95,7 +95,7 @@ def _opening(file: BinaryIO) -> str:
     if not head.startswith("{"):
         return ""
     try:
-        _, end = json.JSONDecoder().raw_decode(head, _skip(head, 1))
+        _, end = parse_json_at(head, _skip(head, 1))
     except ValueError:
         return "{" if head[1:].strip() == "}" else ""
     return "{" if head[_skip(head, end, _SPACE + ":") :].startswith(("{", "[")) else ""
@@ -114,8 +114,8 @@ def _lines(file: BinaryIO, start: int) -> Iterator[_Found]:
         if not line.strip():
             continue
         try:
-            value = json.loads(line)
-        except (ValueError, RecursionError) as error:
+            value = parse_json(line)
+        except ValueError as error:
             value = ValueError(str(error))
         yield None, value, start
 
@@ -174,11 +174,11 @@ class _Text:
         while True:
             fault = "it does not end"
             try:
-                value, end = json.JSONDecoder().raw_decode(self._text, self._place)
+                value, end = parse_json_at(self._text, self._place)
                 if end < len(self._text) or self._ended:
                     self._place = end
                     return value
-            except (ValueError, RecursionError) as error:
+            except ValueError as error:
                 fault = str(error)
             if len(self._text) - self._place > MAX_ENTRY or not self._more():
                 raise ConfigError(

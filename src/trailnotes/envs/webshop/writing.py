@@ -27,6 +27,7 @@ from trailnotes.envs.webshop.products import Product, from_record, to_record
 from trailnotes.errors import ConfigError, RunError
 from trailnotes.search.building import IndexBuilder
 from trailnotes.search.mapped import write_meta
+from trailnotes.storage.parsing import parse_json
 
 Report = Callable[[int], None]
 
@@ -118,7 +119,7 @@ def _products(path: Path) -> Iterator[tuple[int, Product]]:
     """(bytes of its line, product) for each."""
     with path.open("rb") as file:
         for line in file:
-            yield len(line), from_record(json.loads(line))
+            yield len(line), from_record(parse_json(line))
 
 
 def _facets(product: Product) -> Iterator[str]:

@@ -30,6 +30,7 @@ from trailnotes.errors import ConfigError, RunError
 from trailnotes.search.building import IndexBuilder
 from trailnotes.search.index import Index
 from trailnotes.search.mapped import MappedFolder, write_meta
+from trailnotes.storage.parsing import parse_json
 
 KIND, VERSION = "wikihow library", 1
 PAGES, SEARCH, REPORT = "pages.db", "search", "report.jsonl"
@@ -90,7 +91,7 @@ class Library:
     def __iter__(self) -> Iterator[Page]:
         for path, record in self._ask("SELECT path, record FROM pages ORDER BY place"):
             if path not in self._hidden:
-                yield self._seen(from_record(json.loads(record)))
+                yield self._seen(from_record(parse_json(record)))
 
     def __contains__(self, path: object) -> bool:
         return path not in self._hidden and self._has(path)
@@ -129,7 +130,7 @@ class Library:
         if path in self._hidden:
             return None
         rows = self._ask("SELECT record FROM pages WHERE path = ?", path)
-        return self._seen(from_record(json.loads(rows[0][0]))) if rows else None
+        return self._seen(from_record(parse_json(rows[0][0]))) if rows else None
 
     def _seen(self, page: Page) -> Page:
         """A page as it is without what is hidden: lists of articles go by their paths, a category's text names some."""

@@ -11,7 +11,7 @@ import re
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from html.parser import HTMLParser
+from html import unescape
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 from urllib.parse import unquote, urlsplit
@@ -21,6 +21,7 @@ from trailnotes.errors import ConfigError
 Kept = TypeVar("Kept", str, "Link")
 
 MAX_BYTES: Final = 8_000_000  # of a page; a larger one is none that was meant to be read
+MAX_TAGS: Final = 50_000  # of a page, the same; wikiHow's have some thousands
 _MAX_KEPT: Final = 5_000  # texts of a kind that are kept of a page
 _MAX_TEXT: Final = 20_000  # characters of one of them
 _VOID: Final = frozenset(
@@ -31,6 +32,12 @@ _BY_ID: Final = {"section_0": "title", "coauthor_byline": "byline", "breadcrumb"
 _BY_CLASS: Final = {"responsive_thumb": "listed", "step": "step", "references": "references"}
 _SILENT: Final = frozenset(("script", "style", "template", "noscript"))
 _TEXTS: Final = frozenset(("p", "li", "h1", "h2", "h3"))
+# An attribute and a tag as browsers read them. No part is tried twice, and a tag fails only at the end of the page.
+_ATTRIBUTE: Final = r"""(=[^\s/>=]*+|[^\s/>=]++)(?:\s*+=\s*+("[^"]*+"|'[^']*+'|(?!["'])[^\s>]*+))?"""
+_ATTRIBUTES: Final = re.compile(_ATTRIBUTE)
+_TAG: Final = re.compile(rf"<(?P<close>/?)(?P<name>[A-Za-z][^\s/>]*+)(?P<attributes>(?:[\s/]++|{_ATTRIBUTE})*+)>")
+_OPENING: Final = re.compile("</?[A-Za-z]")
+_RAW_ENDS: Final = {name: re.compile(rf"</{name}(?=[\s/>])", re.IGNORECASE) for name in ("script", "style")}
 
 
 class Link(NamedTuple):
@@ -68,6 +75,8 @@ def read_page(path: Path) -> str:
             raise ConfigError("answered with an error")
     if content.startswith(b"\x1f\x8b"):
         content = _unzipped(content)
+    if content.count(b"<") > MAX_TAGS:
+        raise ConfigError("too many tags")
     return content.decode("utf-8", "replace")
 
 
@@ -86,11 +95,52 @@ def _unzipped(content: bytes) -> bytes:
 
 def parse_page(html: str) -> Recorded:
     """What of a page's HTML is looked at; whatever it is, it is read to its end."""
-    reader = _Reader()
-    reader.feed(html)
-    reader.close()
+    reader, place = _Reader(), 0
+    while (start := html.find("<", place)) >= 0:
+        reader.handle_data(unescape(html[place:start]))
+        place = _read_markup(html, start, reader)
+    reader.handle_data(unescape(html[place:]))
     reader.end_all()
     return Recorded(reader.texts, reader.links)
+
+
+def _read_markup(html: str, start: int, reader: _Reader) -> int:
+    """Read what begins with the ``<`` at `start`; returns where it ends.
+
+    `html.parser` takes quadratic time for what is not closed. Here that ends the page, so that nothing is read twice:
+    a comment or script is dropped to the end of the page, a tag is its last text.
+    """
+    if _OPENING.match(html, start):
+        return _read_tag(html, start, reader)
+    if not html.startswith(("<!", "<?", "</"), start):
+        reader.handle_data("<")
+        return start + 1
+    end = "-->" if html.startswith("<!--", start) else ">"
+    found = html.find(end, start + len(end) + 1)
+    return len(html) if found < 0 else found + len(end)
+
+
+def _read_tag(html: str, start: int, reader: _Reader) -> int:
+    found = _TAG.match(html, start)
+    if found is None:  # it goes to the end of the page
+        reader.handle_data(unescape(html[start:]))
+        return len(html)
+    name, attributes = found["name"].lower(), found["attributes"]
+    if found["close"]:
+        reader.handle_endtag(name)
+        return found.end()
+    values, last = {}, 0
+    for each in _ATTRIBUTES.finditer(attributes):
+        value = each[2] or ""
+        values[each[1].lower()] = unescape(value[1:-1] if value[:1] in ("'", '"') else value)
+        last = each.end()
+    reader.handle_starttag(name, values)
+    if attributes.endswith("/", last):
+        reader.handle_endtag(name)
+    elif name in _RAW_ENDS:
+        closing = _RAW_ENDS[name].search(html, found.end())
+        return closing.start() if closing else len(html)
+    return found.end()
 
 
 def path_of(href: str) -> str:
@@ -109,11 +159,10 @@ class _Open(NamedTuple):
     mark: str
 
 
-class _Reader(HTMLParser):
+class _Reader:
     """Keeps the texts of paragraphs and headings, and links, each under the marked part that it lies in."""
 
     def __init__(self) -> None:
-        super().__init__(convert_charrefs=True)
         self.texts: defaultdict[str, list[str]] = defaultdict(list)
         self.links: defaultdict[str, list[Link]] = defaultdict(list)
         self._open: list[_Open] = []
@@ -122,11 +171,10 @@ class _Reader(HTMLParser):
         self._link: list[str] | None = None
         self._href = ""
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag: str, values: Mapping[str, str]) -> None:
         if tag in _VOID:
             self.handle_data(" ")  # a break parts words
             return
-        values = {name: value or "" for name, value in attrs}
         classes = values.get("class", "").split()
         mark = _BY_ID.get(values.get("id", ""), "") or next(filter(None, map(_BY_CLASS.get, classes)), "")
         if tag in _TEXTS or mark in ("step", "title"):

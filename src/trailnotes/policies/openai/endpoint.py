@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +21,7 @@ from trailnotes.endpoint.faults import (
 from trailnotes.endpoint.keys import NO_KEY, key_of, without
 from trailnotes.errors import ConfigError, MissingExtraError, PolicyError, how_to_install
 from trailnotes.policies.openai.answers import Amount, Query
+from trailnotes.storage.parsing import parse_json
 from trailnotes.types import FinishReason, speakable
 
 try:
@@ -149,7 +149,7 @@ async def _open(config: EndpointConfig, key: str) -> AsyncIterator[AsyncOpenAI]:
 def _read(text: str) -> Said:
     """Read the body of an answer. Raises `Trouble` if it is none."""
     try:
-        body = json.loads(text)
+        body = parse_json(text)
     except ValueError:
         raise Trouble("an answer that is cut off or not JSON") from None
     match body:

@@ -7,7 +7,6 @@ there is not recorded.
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from trailnotes.errors import RunError
 from trailnotes.prompts import Conversation, parse_action
 from trailnotes.storage.demonstrations import Demonstration, record_of, spoken
 from trailnotes.storage.files import append_jsonl, set_aside
+from trailnotes.storage.parsing import parse_json
 
 if TYPE_CHECKING:
     from trailnotes.config.schema import Config
@@ -95,9 +95,9 @@ def refuse_other(path: Path) -> None:
     if not line:
         return
     try:
-        record = json.loads(line)
+        record = parse_json(line)
         is_ours = isinstance(record, dict) and "messages" in record
-    except (ValueError, RecursionError):
+    except ValueError:
         is_ours = BEGINNING.startswith(line[: len(BEGINNING)]) and not line.endswith(b"\n")
     if not is_ours:
         raise RunError(f"the first line of {path} is no demonstration: choose another file to record to")
