@@ -220,6 +220,8 @@ def test_a_policy_samples_the_same_as_on_the_cpu(start_model: Path, cached: bool
 class Letters:
     """A stand-in for the module sentence_transformers, whose vectors are means over letters, computed on the device."""
 
+    table = torch.empty(0, device=NAME)
+
     def SentenceTransformer(self, source: str, device: str) -> Letters:  # noqa: N802 (their name)
         self.table = torch.randn(256, 8, generator=torch.Generator().manual_seed(0)).to(device)
         return self
@@ -270,15 +272,16 @@ RUNS: dict[str, dict[str, Any]] = {
 def test_a_run_is_the_same_as_on_the_cpu(
     name: str, start_model: Path, tmp_path: Path, rehearsed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "sentence_transformers", Letters())
+    library = Letters()
+    monkeypatch.setitem(sys.modules, "sentence_transformers", library)
     sections = copy.deepcopy(RUNS[name])
     if "rehearsal" in sections:
         sections["rehearsal"]["path"] = rehearsed
     run = train_in_process(config_on(NAME, start_model, sections), tmp_path / NAME)
+    assert {library.table.device, *(model.device for model in [run.policy.model, *run.learner.models])} == {DEVICE}
     train_in_process(config_on("cpu", start_model, sections), tmp_path / "cpu")
     assert differences(tmp_path / NAME, tmp_path / "cpu") == SAME
     assert not equal_weights(tmp_path / NAME, start_model)
-    assert {model.device for model in [run.policy.model, *run.learner.models]} == {DEVICE}
     assert isinstance(run.policy.engine.decoder, SlotDecoder)
 
 
@@ -332,12 +335,14 @@ def test_a_critic_decides_as_on_the_cpu(start_model: Path, tmp_path: Path) -> No
 def test_a_warm_start_resumes_and_gives_the_same_model_as_on_the_cpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    texts = training._texts
+    texts, collate, devices = training._texts, training.collate, list[torch.device]()
     monkeypatch.setattr(training, "_texts", lambda config: texts(config, 100))
+    monkeypatch.setattr(training, "collate", lambda rows, device: devices.append(device) or collate(rows, device))
     settings = {"steps": 3, "num_layers": 2, "copying": True}
     config = small_config(model={"device": NAME}, warmstart=settings)
     with pytest.raises(Interrupted, match="stopped after step 1"):
         warmstart(config, tmp_path / NAME, progress=lambda _state: signal.raise_signal(signal.SIGINT))
     warmstart(config, tmp_path / NAME)
+    assert devices == [DEVICE] * 3
     warmstart(small_config(model={"device": "cpu"}, warmstart=settings), tmp_path / "cpu")
     assert equal_weights(tmp_path / NAME, tmp_path / "cpu")
