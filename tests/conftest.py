@@ -53,6 +53,14 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture
+def heeds_hangup() -> Iterator[None]:
+    """This process, and those that it starts, take SIGHUP as under a terminal: nohup has it ignored, and so do we."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.fixture(scope="session")
 def start_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Hugging Face directory, never written to."""

@@ -177,6 +177,7 @@ def test_what_came_after_the_checkpoint_is_set_aside(
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 
 
+@pytest.mark.usefixtures("heeds_hangup")
 @pytest.mark.parametrize("number", SIGNALS)
 def test_one_signal_finishes_the_iteration(
     alone: Path,
@@ -201,6 +202,7 @@ def test_one_signal_finishes_the_iteration(
     assert not list(tmp_path.glob("*.after-*"))
 
 
+@pytest.mark.usefixtures("heeds_hangup")
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_second_signal_stops_at_once(
     alone: Path,
@@ -234,6 +236,7 @@ def test_a_signal_in_the_last_iteration_leaves_nothing_to_do(
     assert model.parent.name == "step-000001"
 
 
+@pytest.mark.usefixtures("heeds_hangup")
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_command_that_was_asked_to_stop_exits_as_the_shell_expects(
     alone: Path, tmp_path: Path, words: list[str], number: signal.Signals
@@ -247,6 +250,7 @@ def test_a_command_that_was_asked_to_stop_exits_as_the_shell_expects(
     assert differences(alone, run) == SAME
 
 
+@pytest.mark.usefixtures("heeds_hangup")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_other_commands_exit_as_the_shell_expects_too(tmp_path: Path, words: list[str], number: signal.Signals) -> None:
     config, out = words[1], tmp_path / "out"

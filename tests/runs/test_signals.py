@@ -9,6 +9,7 @@ from trailnotes.errors import Interrupted
 from trailnotes.runs.signals import asked_by_signals, ended_by_signals
 
 
+@pytest.mark.usefixtures("heeds_hangup")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_termination_ends_a_process_as_ctrl_c_does(number: signal.Signals) -> None:
     before = signal.getsignal(number)
@@ -19,6 +20,7 @@ def test_termination_ends_a_process_as_ctrl_c_does(number: signal.Signals) -> No
     assert signal.getsignal(number) is before
 
 
+@pytest.mark.usefixtures("heeds_hangup")
 def test_the_first_signal_asks_and_any_second_one_interrupts() -> None:
     asked: list[int] = []
     with asked_by_signals(lambda: asked.append(1)) as received:

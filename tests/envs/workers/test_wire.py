@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from odd_envs import Puppet
 from trailnotes.envs.workers.main import serve
 from trailnotes.envs.workers.wire import (
     HEARTBEAT,
@@ -78,7 +79,7 @@ class Connection:
         self.lost = threading.Event()
         self.thread = threading.Thread(target=self._serve, args=(theirs, beat))
         self.thread.start()
-        self.reader = self.ours.makefile("rb")
+        self.frames = Frames()
 
     def _serve(self, connection: socket.socket, beat: float) -> None:
         with connection:
@@ -86,15 +87,17 @@ class Connection:
 
     def ask(self, *request: Any) -> Any:
         self.ours.sendall(encode(request))
-        return read_frame(self.reader.read)
+        while data := self.ours.recv(1 << 16):
+            for answer in self.frames.feed(data):  # a heartbeat may come before it
+                return answer
+        return None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.reader.close()
         self.ours.close()
-        self.thread.join(5)
+        self.thread.join(30)
         assert not self.thread.is_alive()
 
 
@@ -120,17 +123,25 @@ def test_a_worker_says_what_is_wrong_with_its_environment() -> None:
     assert "did you mean waymarks" in text
 
 
-def test_a_worker_beats_and_notices_the_end_of_its_pool() -> None:
+def test_a_worker_beats_and_notices_the_end_of_its_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = threading.Event()
+    noticed = []
+
+    def wait(_: Puppet, rest: str) -> Observation:
+        begun.set()
+        noticed.append(worker.lost.wait(30))
+        return Observation(rest)
+
+    monkeypatch.setattr(Puppet, "do_wait", wait, raising=False)
     with Connection(beat=0.01) as worker:
         assert worker.ours.recv(4) == HEARTBEAT
         assert not worker.lost.is_set()
         worker.ask("start", "odd_envs:Puppet", {})
         worker.ask("open", 0, None)
         worker.ask("reset", 0, pack(Task("t", "odd_envs:Puppet")))
-        worker.ours.sendall(encode(["step", 0, "sleep 0.5"]))
-        worker.reader.close()
-        worker.ours.close()
-        assert worker.lost.wait(0.4)  # while the call still runs
+        worker.ours.sendall(encode(["step", 0, "wait"]))
+        assert begun.wait(30)
+    assert noticed == [True]  # while the call still ran
 
 
 def test_a_torn_frame_ends_the_stream() -> None:
