@@ -169,8 +169,8 @@ def _mean(cells: Mapping[str, Cell], numbers: Mapping[str, _Numbers]) -> Cell:
 def _estimate_of_mean(rows: Sequence[Estimate], numbers: Mapping[str, _Numbers]) -> Estimate:
     """Variances of the tasks' variations and of the blocks' seeds, each by its weight in the mean."""
     mean = np.asarray(np.mean([row.mean for row in rows]))
-    if lacking := [row.not_beyond for row in rows if row.not_beyond == crossed.APART]:
-        return Estimate(float(mean), None, None, *lacking[:1] * 2)
+    if any(row.not_beyond == crossed.APART for row in rows):
+        return Estimate(float(mean), None, None, crossed.APART, crossed.APART)
     values = {task: _values(own) for task, own in numbers.items()}
     blocks: dict[frozenset[object], list[str]] = {}
     for task, runs in values.items():
