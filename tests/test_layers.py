@@ -99,7 +99,7 @@ HOUSE = {
     """,
     "credit": """
         __init__ novelty
-        authors distillation leads steps tokens
+        authors distillation steps tokens
         episodes
     """,
     "endpoint": """

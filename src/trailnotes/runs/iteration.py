@@ -13,11 +13,11 @@ import time
 from typing import TYPE_CHECKING
 
 from trailnotes.credit.episodes import scores_of, valid_share
-from trailnotes.credit.leads import leads_of, reliance_of
 from trailnotes.envs.tasks import batch_of
 from trailnotes.errors import RunError
 from trailnotes.learner.samples import anchor_rows, build_samples
 from trailnotes.memory.base import MeasuringMemory, VersionedMemory
+from trailnotes.memory.worth import leads_of, reliance_of
 from trailnotes.rollout import rollout_metrics, run_groups, tip_metrics, write_tips
 from trailnotes.rollout.archive import from_start
 from trailnotes.rollout.dynamic import further_tasks, replace_equal
