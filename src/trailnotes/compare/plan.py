@@ -191,6 +191,9 @@ def load_plan(path: Path) -> Plan:
         raise ConfigError(f"{path}: {error.strerror}: give the path of a comparison's TOML file") from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path}: is not valid TOML: {error}") from None
+    if not values.get("methods"):
+        raise ConfigError(f"{path}: names no methods to compare: add a table [methods.NAME] for each, or give the "
+                          "settings of one run to trailnotes train")  # fmt: skip
     try:
         return Plan.model_validate_json(json.dumps(values, allow_nan=False), strict=True)
     except ValidationError as error:
