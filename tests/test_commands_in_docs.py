@@ -150,7 +150,7 @@ def given(args: Namespace) -> Path | None:
 
 
 def refuse_without_tasks(config: Config, split: str) -> None:
-    if not config.env.name.startswith("scienceworld"):  # its tasks are asked of the simulator
+    if not config.env.name.startswith(("scienceworld", "my_env:")):  # asked of the simulator; the reader's own
         assert tasks_of(config, split)
 
 

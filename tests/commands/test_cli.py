@@ -103,9 +103,16 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["memory"], "the tips, newest first"),
         (["nonsense"], "invalid choice"),
         (["eval"], "MODEL_OR_RUN"),
-        (["train", "a.toml"], "--run-dir"),
+        (["adapt", "a"], "--out"),
         (["memory", "list", "DIR", "--run.seed", "3"], "memory list takes no settings"),
-        (["train", "a.toml", "--run-dir", "x", "--seed", "3"], "train: error: unrecognized arguments: --seed"),
+        (
+            ["train", "a.toml", "--run-dir", "x", "--seed", "3"],
+            "unrecognized arguments: --seed 3; did you mean --run.seed?",
+        ),
+        (["train", "a.toml", "--run_dir", "x"], "unrecognized arguments: --run_dir x; did you mean --run-dir?"),
+        (["train", "a.toml", "iterations=3"], "unrecognized arguments: iterations=3; did you mean --train.iterations?"),
+        (["eval", "a", "--memry"], "unrecognized arguments: --memry; did you mean --memory?"),
+        (["memory", "list", "a", "--xyzzy"], "unrecognized arguments: --xyzzy\n"),
     ],
 )
 def test_a_wrong_command_line_exits_with_2(words: list[str], part: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -246,6 +253,9 @@ def test_eval_takes_the_settings_of_the_run_unless_told_otherwise(
     assert main(["eval", str(run), "--config", config_file, "--memory"]) == 0
     ((config, _), options) = calls[1]
     assert (config.run.seed, options["memory"], options["out"]) == (5, True, None)
+    (run / "checkpoints/step-000001").mkdir(parents=True)
+    assert main(["eval", str(run / "checkpoints/step-000001")]) == 0
+    assert calls[2][0][0].run.seed == 9
     assert main(["eval", "a-hub/name"]) == 2
     assert "add --config CONFIG" in capsys.readouterr().err
 

@@ -209,6 +209,7 @@ def test_other_methods_without_training_play_the_last_model_of_the_run_they_foll
         (PLAN + "[methods.ppo]", r"plan\.toml: no method is called .ppo.: choose one of naive"),
         ("[compare", "is not valid TOML"),
         ("[compare]", "methods"),
+        ("[rollout]\nnum_tasks = 2", r"add a table \[methods.NAME\] for each, or .* to trailnotes train"),
     ],
 )  # fmt: skip
 def test_what_cannot_work_is_refused_before_anything_starts(text: str, message: str, tmp_path: Path) -> None:

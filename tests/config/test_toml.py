@@ -209,6 +209,9 @@ def test_missing_file_and_directory_are_named(tmp_path: Path) -> None:
         load_config(tmp_path / "absent.toml")
     with pytest.raises(ConfigError, match="cannot be read"):
         load_config(tmp_path)
+    (tmp_path / "config.toml").touch()
+    with pytest.raises(ConfigError, match=r"is a directory: name its .*config\.toml"):
+        load_config(tmp_path)
 
 
 def test_numbers_in_quotes_are_no_numbers(tmp_path: Path) -> None:

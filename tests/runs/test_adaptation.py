@@ -319,6 +319,8 @@ def test_adapt_on_the_command_line_with_a_model(start_model: Path, tmp_path: Pat
     assert "tokens read" in shown.err
     assert main([*words, "--method", "naive"]) == 2
     assert "algorithm.name" in capsys.readouterr().err
+    assert main([*words[:-1], "-1", "--method", "naive"]) == 2
+    assert "--trials -1 is none: name 0 or more" in capsys.readouterr().err
     assert main([*words[:-1], "1", "--method", "magic"]) == 2
     assert "no method is called 'magic': choose one of naive, " in capsys.readouterr().err
 

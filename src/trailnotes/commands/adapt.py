@@ -101,6 +101,8 @@ def settled(config: Config, subject: Subject, method: str | None, trials: int | 
     name = method or (TIPS_ONLY if method_of(own).trains else own)
     if method_of(name).trains:
         raise ConfigError(f"{name} changes weights, so it cannot adapt: choose one of {', '.join(names(trains=False))}")
+    if trials is not None and trials < 0:
+        raise ConfigError(f"--trials {trials} is none: name 0 or more")
     return adapting(config, name, subject, config.eval.trials if trials is None else trials)
 
 

@@ -43,9 +43,10 @@ def config_of(subject: str | None, path: Path | None, settings: Sequence[str]) -
     """
     from trailnotes.config.toml import load_config, resolve
 
-    own = Path(subject) / "config.toml" if subject else None
-    if path is None and own is not None and own.is_file():
-        path = own
+    if path is None and subject:
+        named = Path(subject)
+        run = named.parent.parent if named.parent.name == "checkpoints" else named
+        path = run / "config.toml" if (run / "config.toml").is_file() else None
     if path is not None:
         return load_config(path, settings)
     if subject and subject.startswith((".", "/", "runs/")) and not Path(subject).exists():

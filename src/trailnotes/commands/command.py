@@ -7,6 +7,7 @@ module, as every start does, loads argparse and little else.
 from __future__ import annotations
 
 import argparse
+import difflib
 import re
 import sys
 import textwrap
@@ -124,7 +125,7 @@ def parse(table: Table, words: Sequence[str]) -> argparse.Namespace:
     parser = build_parser(table)
     args, unknown = parser.parse_known_args(rest)
     if unknown:  # said by the command's own parser, whose usage is what to look at
-        args.unfinished.error(f"unrecognized arguments: {' '.join(unknown)}")
+        args.unfinished.error(f"unrecognized arguments: {' '.join(unknown)}{_meant(unknown[0], args.command)}")
     if args.command is None:
         args.unfinished.print_help(sys.stderr)
         parser.exit(2)
@@ -132,6 +133,20 @@ def parse(table: Table, words: Sequence[str]) -> argparse.Namespace:
         parser.error(f"trailnotes {args.command.name} takes no settings: leave out {settings[0]}")
     args.settings = settings
     return args
+
+
+def _meant(word: str, command: Command | None) -> str:
+    """The options and settings of the command that an unknown word is near, as a question; '' where none is."""
+    if command is None:
+        return ""
+    name = word.lstrip("-").partition("=")[0]
+    options = [option for item in command.arguments for option in item.names if option.startswith("--")]
+    near = difflib.get_close_matches(f"--{name.replace('_', '-')}", options, 1)
+    if not near and command.settings:
+        from trailnotes.config.toml import config_fields
+
+        near = [f"--{key}" for key in config_fields() if key.rpartition(".")[2] == name.replace("-", "_")]
+    return f"; did you mean {' or '.join(near)}?" if near else ""
 
 
 def page(table: Table) -> str:

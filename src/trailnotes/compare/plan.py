@@ -238,6 +238,9 @@ def parse_plan(text: str, path: Path, *, imports: bool = True) -> Plan:
         values = parse_toml(text)
     except ValueError as error:
         raise ConfigError(f"{path}: is not valid TOML: {error}") from None
+    if not values.get("methods"):
+        raise ConfigError(f"{path}: names no methods to compare: add a table [methods.NAME] for each, or give the "
+                          "settings of one run to trailnotes train")  # fmt: skip
     try:
         return Plan.model_validate_json(json.dumps(values, allow_nan=False), strict=True, context={"imports": imports})
     except ValidationError as error:

@@ -177,6 +177,10 @@ def _read(path: Path) -> dict[str, Any]:
         return parse_toml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file: give the path of a TOML config") from None
+    except IsADirectoryError:
+        own = path / "config.toml"
+        fix = f"name its {own}" if own.is_file() else "give the path of a TOML config"
+        raise ConfigError(f"{path}: cannot be read, since it is a directory: {fix}") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}): give the path of a TOML config") from None
     except UnicodeDecodeError:
