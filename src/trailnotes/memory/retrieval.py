@@ -290,8 +290,8 @@ def embedder_for(held: str, named: str = "") -> Embedder:
         return make_embedder(named)
     if held not in BUILT_IN and not held.startswith(OPENAI):
         raise ConfigError(
-            f"the memory holds vectors of {held!r}, a model that the file alone names, so it is not loaded: where you "
-            f"trust that model, name it yourself (--embedder {shlex.quote(held)})"
+            f"the vectors are of {held!r}, a model that the file alone names, so it is not loaded: where you trust it, "
+            f"name it yourself (--embedder {shlex.quote(held)}, or memory.embedder)"
         )
     return make_embedder(held)
 
