@@ -189,8 +189,10 @@ def measure_vllm(
 def loaded(load: Workload, path: str, dtype: str) -> tuple[Any, Any]:
     """The model, and its tokenizer."""
     if path:
-        model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype))
-        return model.eval(), transformers.AutoTokenizer.from_pretrained(path)
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            path, dtype=getattr(torch, dtype), trust_remote_code=False
+        )
+        return model.eval(), transformers.AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     model = make_model(
         load.vocab_size + SPARE, load.hidden_size, load.num_layers, heads=load.hidden_size // 64, pad_token_id=0,
         max_position_embeddings=CONTEXT, bos_token_id=None, eos_token_id=None,

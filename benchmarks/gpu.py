@@ -96,9 +96,11 @@ def save_shape(shape: tuple[int, ...], folder: Path, *, tied: bool) -> Path:
 def build(config: Config, *, learns: bool = True) -> Any:
     """The model of a config, of random weights, on the device."""
     torch.manual_seed(0)
-    shape = transformers.AutoConfig.from_pretrained(config.model.path)
+    shape = transformers.AutoConfig.from_pretrained(config.model.path, trust_remote_code=False)
     with torch.device(DEVICE):
-        model = transformers.AutoModelForCausalLM.from_config(shape, dtype=getattr(torch, config.model.dtype))
+        model = transformers.AutoModelForCausalLM.from_config(
+            shape, dtype=getattr(torch, config.model.dtype), trust_remote_code=False
+        )
         if learns and config.model.gradient_checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         if learns and config.model.lora.enabled:

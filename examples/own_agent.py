@@ -6,11 +6,14 @@ writes a tip::
     python examples/own_agent.py http://127.0.0.1:8000/v1 MODEL own_agent.db
     trailnotes memory list own_agent.db
 
+A server that wants a key gets the one in the environment variable OPENAI_API_KEY.
+
 The words of the prompts are those that our small start model knows; for another model, write your own.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 
 from openai import OpenAI
@@ -27,7 +30,8 @@ class Agent:
     """Plays one game at a time, and remembers only the one it is in."""
 
     def __init__(self, url: str, model: str) -> None:
-        self.client, self.model = OpenAI(base_url=url, api_key="none"), model
+        key = os.environ.get("OPENAI_API_KEY") or "none"  # the client insists on one; a local server wants none
+        self.client, self.model = OpenAI(base_url=url, api_key=key), model
         self.talk: list[dict[str, str]] = []
 
     def say(self, text: str, max_tokens: int, seed: int) -> str:

@@ -104,7 +104,9 @@ def convert(gguf: Path, out: Path, dtype: str) -> None:
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
-    model = transformers.AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        gguf.parent, gguf_file=gguf.name, dtype=torch.float32, trust_remote_code=False
+    )
     tokenizer = read_tokenizer(gguf)
     del model.config.quantization_config
     # A model that was read from a quantised file refuses to be saved, dequantised or not.
@@ -127,7 +129,7 @@ def read_tokenizer(gguf: Path) -> Any:
     import transformers
     from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
 
-    tokenizer = transformers.AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name, trust_remote_code=False)
     cuts = [Digits(individual_digits=True), ByteLevel(add_prefix_space=False)]
     tokenizer.backend_tokenizer.pre_tokenizer = Sequence(cuts)
     tokenizer.model_max_length = CONTEXT

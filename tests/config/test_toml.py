@@ -155,9 +155,14 @@ def test_bad_settings_get_one_line_that_names_key_and_fix(words: list[str], part
         (["--memory.embedder", "openai:me:hush-hush@host"], "variable TRAILNOTES_EMBEDDER_KEY"),
         (["--memory.embedder", "openai:small@http://host/v1?key=hush-hush"], "variable TRAILNOTES_EMBEDDER_KEY"),
         (["--endpoint.base_url", "https://host/v1?a=b&X-Api-Key=hush-hush"], "endpoint.base_url must hold no key"),
+        (["--endpoint.extra.api_key", "hush-hush"], "endpoint.extra.api_key looks like a key"),
+        (["--endpoint.extra", '{ headers = { X-Api-Key = "hush-hush" } }'], "variable OPENAI_API_KEY"),
+        (["--endpoint.extra.extra_headers.Authorization", "hush-hush"], "sent as Authorization: Bearer"),
+        (["--endpoint.extra.user", "Bearer hush-hush"], "endpoint.extra.user looks like a key"),
+        (["--endpoint.extra", '{ tools = [{ server = "mcp", code = "sk-hush-hush-hush-hush" }] }'], "tools.code looks"),
     ],
 )
-def test_a_password_in_an_address_is_refused_and_not_repeated(words: list[str], said: str) -> None:
+def test_a_secret_is_refused_and_not_repeated(words: list[str], said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(None, words)
     assert said in str(caught.value)
@@ -173,6 +178,15 @@ def test_a_password_in_an_address_is_refused_and_not_repeated(words: list[str], 
 )  # fmt: skip
 def test_an_address_without_a_password_is_taken(url: str) -> None:
     assert load_config(None, ["--endpoint.base_url", url]).endpoint.base_url == url
+
+
+@pytest.mark.parametrize(
+    "field",
+    ['top_k = 20', 'prompt_cache_key = "run-1"', 'stop_token_ids = [2]', 'key = 3', 'guided_regex = "basic [a-z]+"',
+     'generation_config = \'{"do_sample": false, "eos_token_id": 1}\'', 'user = "task-0123456789-abcdefgh"'],
+)  # fmt: skip
+def test_a_field_that_is_no_secret_is_sent(field: str) -> None:
+    assert len(load_config(None, ["--endpoint.extra", f"{{ {field} }}"]).endpoint.extra) == 1
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from trailnotes.config.memory_schema import MemoryConfig
-from trailnotes.config.schema import Config
 from trailnotes.errors import MemoryStoreError
 from trailnotes.memory import clean_tip, open_memory, reembed
 from trailnotes.memory import exchange as p
@@ -254,7 +253,7 @@ def test_imported_tips_are_marked_and_wait(memory: TipMemory, tmp_path: Path) ->
 
 def test_import_enabled_at_capacity(memory: TipMemory, tmp_path: Path) -> None:
     path = lines(tmp_path / "in.jsonl", record(text="one"), record(text="two"))
-    assert p.import_tips(memory.store, path, enable=True, config=Config(memory={"capacity": 3})) == (2, 0)
+    assert p.import_tips(memory.store, path, enable=True, config=MemoryConfig(capacity=3)) == (2, 0)
     assert [tip.text for tip in p.list_tips(memory.store, "cellar")] == ["two", "one", "tip 2"]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import sqlite3
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -29,7 +30,8 @@ from trailnotes.memory.remote import BATCH_CHARS, BATCH_TEXTS, EndpointEmbedder
 from trailnotes.memory.retrieval import HashingEmbedder
 from trailnotes.runs.needs import _wanted
 from trailnotes.types import Tip
-from trailnotes.view.tips import Searcher
+from trailnotes.view.pages import page_of
+from trailnotes.view.window import Window
 
 KEY = "sk-secret-0123456789"
 
@@ -139,34 +141,70 @@ def test_a_run_asks_the_server_of_its_config(server: EmbeddingServer, monkeypatc
     assert "embed" not in _wanted(config, None)
 
 
-@pytest.mark.parametrize("in_the_name", [False, True])
-def test_a_person_reaches_the_server_of_the_run(
-    server: EmbeddingServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, in_the_name: bool
-) -> None:
-    """Nobody exports an address: the run's settings say where, and by which key."""
-    monkeypatch.setenv("TRAILNOTES_EMBEDDER_KEY" if in_the_name else "SERVER_KEY", KEY)
-    endpoint = {"base_url": "http://127.0.0.1:9/v1" if in_the_name else server.url, "api_key_env": "SERVER_KEY"}
-    name = f"openai:small@{server.url}" if in_the_name else "openai:small"
+@pytest.fixture
+def strangers(server: EmbeddingServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run directory of somebody whose every file names this server, and whose config wants keys of ours for it."""
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", KEY)
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    name = f"openai:small@{server.url}"
+    endpoint = {"base_url": server.url, "api_key_env": "AWS_SECRET_ACCESS_KEY"}
     config = Config(endpoint=endpoint, memory={"embedder": name, "threshold": -1.0})
-    (tmp_path / "config.toml").write_text(to_toml(config))
-    with open_memory(tmp_path / "memory.db", config.memory, embedder=embedder_of(config)) as memory:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.toml").write_text(to_toml(config))
+    with open_memory(run / "memory.db", config.memory) as memory:
         memory.add([Tip("maze/1", "mind the step", "a stair", 1.0)])
+    with closing(sqlite3.connect(run / "memory.db")) as connection, connection:
+        connection.execute("UPDATE meta SET value = ? WHERE name = 'embedder'", (name,))
     (tmp_path / "more.jsonl").write_text(json.dumps(asdict(Tip("maze/1", "mind the well", "a yard", 1.0))) + "\n")
-    before = len(server.asked)
-    for words, said in [
-        (["add", str(tmp_path), "mind the dog", "--task", "maze/1", "--key", "a gate"], "mind the dog"),
-        (["import", str(tmp_path), str(tmp_path / "more.jsonl"), "--enable"], "1 tips imported"),
-        (["search", str(tmp_path), "maze/1", "a gate", "--top-k", "1"], "similarity 1.000"),
-    ]:
-        assert main(["memory", *words]) == 0
+    server.asked.clear()
+    server.keys.clear()
+    return run
+
+
+def memory_commands(run: Path) -> dict[str, list[str]]:
+    """Those that need vectors, with what they say."""
+    place, more = str(run), str(run.parent / "more.jsonl")
+    return {
+        "mind the dog": ["add", place, "mind the dog", "--task", "maze/1", "--key", "a gate"],
+        "1 tips imported": ["import", place, more, "--enable"],
+        "similarity 1.000": ["search", place, "maze/1", "a gate", "--top-k", "1"],
+        "4 tips written": ["merge", str(run.parent / "both.db"), place, more],
+    }
+
+
+def test_neither_a_file_nor_a_run_of_somebody_else_is_asked_where_to_send_to(
+    server: EmbeddingServer, strangers: Path, capsys: Any
+) -> None:
+    for words in (*memory_commands(strangers).values(), ["serve", str(strangers), "--write"]):
+        assert main(["memory", *words]) == 2
+        assert "nobody said which: export OPENAI_BASE_URL=URL" in capsys.readouterr().err
+    with closing(Window(strangers)) as window:
+        answer = window.page(page_of, "/run/here/tips", {"task": ["maze/1"], "q": ["a stair"]})
+    assert (answer.status, "nobody said which" in answer.text) == (409, True)
+    assert not server.asked
+    assert main(["memory", "list", str(strangers)]) == 0, "who looks needs no server"
+    with open_store(strangers) as store:
+        assert store.identity == ("openai:small", 64), "the address in the file does not count"
+
+
+@pytest.mark.parametrize("flag", [False, True])
+def test_a_person_names_the_server_of_a_memory(
+    server: EmbeddingServer, strangers: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, flag: bool
+) -> None:
+    """By an option, or by the environment; and the key comes from there."""
+    named = f"openai:small@{server.url}"
+    monkeypatch.setenv("TRAILNOTES_EMBEDDER_KEY", "sk-other")
+    if not flag:
+        monkeypatch.setenv("OPENAI_BASE_URL", server.url)
+    for said, words in memory_commands(strangers).items():
+        more = ["--embedder", named] if flag else []
+        assert main(["memory", *words, *more]) == 0
         assert said in capsys.readouterr().out
-    assert [texts for texts in server.texts[before:] if texts != ["dim"]] == [["a gate"], ["a yard"], ["a gate"]]
-    assert set(server.keys) == {f"Bearer {KEY}"}
-    with closing(Searcher()) as searcher:
-        found = searcher.search(tmp_path / "memory.db", config, "maze/1", "a yard")
-        assert [row.tip.text for row in found if row.similarity == pytest.approx(1)] == ["mind the well"]
-        with pytest.raises(ConfigError, match="nobody said which"):
-            searcher.search(tmp_path / "memory.db", None, "maze/1", "a yard")
+    assert set(server.keys) == {"Bearer sk-other" if flag else f"Bearer {KEY}"}
+    with closing(Window(strangers, embedder=named if flag else "")) as window:
+        answer = window.page(page_of, "/run/here/tips", {"task": ["maze/1"], "q": ["a yard"]})
+    assert "mind the well" in answer.text
 
 
 def test_an_address_in_the_name_has_a_key_of_its_own(server: EmbeddingServer, monkeypatch: pytest.MonkeyPatch) -> None:

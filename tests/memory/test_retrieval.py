@@ -14,9 +14,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trailnotes.commands import main
 from trailnotes.config.schema import Config
+from trailnotes.config.toml import to_toml
 from trailnotes.errors import ConfigError, MissingExtraError
+from trailnotes.memory import open_memory
+from trailnotes.memory.remote import identity_of
 from trailnotes.memory.retrieval import CachedEmbedder, HashingEmbedder, QueuedEmbedder, embedder_of, make_embedder
+from trailnotes.memory.tipfile import write_tips
+from trailnotes.types import Tip
 
 ROOM = "You are in a damp cellar. There is a rusty key here."
 
@@ -115,7 +121,10 @@ class FakeLibrary:
         self.devices: list[str | None] = []
         self.batch_sizes: list[int] = []
 
-    def SentenceTransformer(self, source: str, device: str | None) -> FakeLibrary:  # noqa: N802 (their name)
+    def SentenceTransformer(  # noqa: N802 (their name)
+        self, source: str, device: str | None, trust_remote_code: bool | None = None
+    ) -> FakeLibrary:
+        assert trust_remote_code is False
         if source == "nowhere":
             raise OSError("not found")
         self.sources.append(source)
@@ -140,6 +149,35 @@ def test_any_model_of_the_library(monkeypatch) -> None:
     assert embedder.embed(["x"]).dtype == np.float32
     with pytest.raises(ConfigError, match="'nowhere' cannot be loaded"):
         make_embedder("nowhere")
+
+
+def test_a_model_that_only_a_file_names_is_not_loaded(monkeypatch, tmp_path, capsys) -> None:
+    """A directory of that name may lie beside the file, and loading a model may run code."""
+    library = FakeLibrary()
+    monkeypatch.setitem(sys.modules, "sentence_transformers", library)
+    monkeypatch.chdir(tmp_path)
+    config = Config(memory={"embedder": "./model"})
+    (tmp_path / "config.toml").write_text(to_toml(config))
+    with open_memory(tmp_path / "memory.db", config.memory) as memory:
+        memory.add([Tip("maze/1", "mind the step", "a stair", 1.0)])
+    write_tips(tmp_path / "more.jsonl", [Tip("maze/1", "mind the well", "a yard", 1.0)])
+    library.sources.clear()
+    commands = [
+        ["search", ".", "maze/1", "a stair"], ["import", ".", "more.jsonl"], ["merge", "both.db", "memory.db"],
+        ["add", ".", "mind the dog", "--task", "maze/1"], ["serve", "."],
+    ]  # fmt: skip
+    for words in commands:
+        assert main(["memory", *words]) == 2
+        assert "the file alone names, so it is not loaded" in capsys.readouterr().err
+    assert not library.sources
+    for words in commands[:-1]:
+        assert main(["memory", *words, "--embedder", "./model"]) == 0
+    assert library.sources == ["./model"] * 4
+
+
+@given(st.from_regex(r"openai:(@|https?://|[a-z:]|\n){0,12}", fullmatch=True))
+def test_a_name_without_its_address_has_none(name: str) -> None:
+    assert identity_of(identity_of(name)) == identity_of(name)
 
 
 def test_minilm_comes_from_a_package_or_from_the_hub(monkeypatch, tmp_path) -> None:

@@ -117,7 +117,7 @@ def test_a_tip_survives_its_file_in_any_script(tmp_path: Path, text: str) -> Non
     memory, other = (open_memory(tmp_path / f"{name}.db", MemoryConfig()) for name in "ab")
     memory.add([Tip("t", text, text, 1.0)])
     export_tips(memory.store, tmp_path / "tips.jsonl")
-    import_tips(other.store, tmp_path / "tips.jsonl", enable=True, config=Config(memory={"capacity": 10}))
+    import_tips(other.store, tmp_path / "tips.jsonl", enable=True, config=MemoryConfig(capacity=10))
     (tip,) = other.search("t", text, 5)
     assert (tip.text, tip.key) == (text, text)
 

@@ -90,7 +90,7 @@ class FakeSentences:
         self.devices: list[str | None] = []
         self.threads: set[int] = set()
 
-    def SentenceTransformer(self, source: str, device: str | None) -> FakeSentences:  # noqa: N802 (their name)
+    def SentenceTransformer(self, source: str, device: str | None, **_: Any) -> FakeSentences:  # noqa: N802 (their name)
         self.devices.append(device)
         return self
 

@@ -44,7 +44,10 @@ def _serve(args: Namespace) -> None:
     from trailnotes.web.serving import address_of, listening, serve
 
     token = secrets.token_urlsafe(18)
-    with listening("127.0.0.1", args.port) as door, closing(Window(args.directory, write=args.write)) as window:
+    with (
+        listening("127.0.0.1", args.port) as door,
+        closing(Window(args.directory, write=args.write, embedder=args.embedder)) as window,
+    ):
         address = f"{address_of(door)}/?token={token}"
         serve(make_app(window, token), door, lambda: print(f"ready: {address}", flush=True))
 
@@ -63,6 +66,10 @@ VIEW = Command(
         argument("directory", type=Path, metavar="DIR", help="a run directory, or one with runs below it"),
         argument("--port", type=int, metavar="N", default=8765, help="where to serve (8765); 0 takes a free one"),
         argument("--write", action="store_true", help="let tips be edited, switched and deleted"),
+        argument(
+            "--embedder", metavar="NAME", default="",
+            help="what searches tips, where runs use neither hashing nor minilm, as `memory search` takes it",
+        ),
         argument("--export", type=Path, metavar="FOLDER", help="write files there, a new folder, instead of serving"),
         argument(
             "--limit", type=int, metavar="N", default=MOST,

@@ -95,6 +95,14 @@ class MemoryConfig(Section):
         refuse_secret(self.embedder)
         return self
 
+    def seen_by(self, embedder: str = "") -> Self:
+        """Return these settings of a run for a person who looks at it, with the embedder that this person names.
+
+        A run directory may be a stranger's: its settings say what makes room and in which order tips stand, and never
+        which model is loaded, which server is asked, or with which key.
+        """
+        return self.model_copy(update={"embedder": embedder or MemoryConfig().embedder})
+
     @property
     def ranking(self) -> tuple[str, ...]:
         """The order of the candidates: beyond the task similarity comes first, unless it has chosen or has a place."""

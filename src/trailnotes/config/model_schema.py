@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 
 from pydantic import model_validator
 
-from trailnotes.config.section import Section, key, refuse_credentials
+from trailnotes.config.section import Section, key, refuse_credentials, refuse_secrets
 from trailnotes.errors import ConfigError
 
 OPENAI = "openai:"  # before a model's name, as `model.path`: the model of that name at the endpoint
@@ -115,8 +115,9 @@ class EndpointConfig(Section):
 
     @model_validator(mode="after")
     def refuse_taken(self) -> Self:
-        """Refuse further fields that are not free, and an address that tells a secret."""
+        """Refuse further fields that are not free, and an address or a field that tells a secret."""
         refuse_credentials("endpoint.base_url", self.base_url, self.api_key_env)
+        refuse_secrets("endpoint.extra", self.extra, self.api_key_env)
         if taken := sorted(self.extra.keys() & set(SENT)):
             raise ValueError(f"endpoint.extra.{taken[0]} is sent, or left out, by other settings: leave it out")
         return self

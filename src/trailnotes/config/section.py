@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import types
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -15,6 +16,13 @@ PAPER = "EMPO2, arXiv 2602.23008"
 RELEASE = "EMPO2 release 0b40cb72"
 
 SECRETS = "api_?key|key|token|secret|password|passwd|credentials"  # how a name ends whose value is nobody's business
+
+# The same as a dotted name; `prompt_cache_key` of OpenAI's API is no secret.
+_SECRET_NAME = re.compile(rf"(?:.*[._-])?(?<!cache_)(?:{SECRETS}|auth|authorization)", re.IGNORECASE)
+_SECRET_VALUE = re.compile(  # a header, or a key of the well-known kinds
+    r"^\s*(?:[Bb]earer|Basic)\s+\S+\s*$"
+    r"|\b(?:(?:sk|pk|rk)-[\w-]{16}|(?:hf|gh[opsu]|gsk|xai)_\w{16}|AKIA\w{16}|eyJ[\w-]+\.eyJ)"
+)
 
 # Before the @ of the host, or after a colon that no port follows: a password may hold "/", "?" and "#" unescaped.
 _CREDENTIALS = re.compile(r"://(?:[^/?#]*|[^/?#@:\[]*:(?!\d+(?:[/?#]|$))[^@]*)@")
@@ -57,6 +65,36 @@ def refuse_credentials(setting: str, value: str, variable: str) -> None:
             f"{setting} must hold no key, since addresses are logged and kept with a run: leave it out of what stands "
             f"behind the ?, and put it into the environment variable {variable}"
         )
+
+
+def refuse_secrets(setting: str, value: Mapping[str, Any], variable: str) -> None:
+    """Refuse a table with a key or a header of authorization anywhere in it: run directories keep all settings.
+
+    Args:
+        setting: its name.
+        value: what it holds.
+        variable: environment variable for a key in its place.
+
+    Raises:
+        ConfigError: a field has the name, or a text the form, of a secret; the error does not repeat it.
+    """
+    if name := next(_secrets_in(setting, value), ""):
+        raise ConfigError(
+            f"{name} looks like a key, and the run directory keeps all settings: leave it out, and put the key into "
+            f"the environment variable {variable}, which is sent as Authorization: Bearer"
+        )
+
+
+def _secrets_in(name: str, value: Any) -> Iterator[str]:
+    """Dotted names of the texts in `value`, itself called `name`, that may be secrets."""
+    if isinstance(value, Mapping):
+        for field, inner in value.items():
+            yield from _secrets_in(f"{name}.{field}", inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _secrets_in(name, inner)
+    elif isinstance(value, str) and value and (_SECRET_NAME.fullmatch(name) or _SECRET_VALUE.search(value)):
+        yield name
 
 
 def allowed(field: FieldInfo) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.errors import MemoryStoreError
@@ -24,9 +24,6 @@ from trailnotes.memory.tipfile import each_tip, file_of, is_tip_file, write_tips
 from trailnotes.memory.tips import TipMemory, clean_tip, utc_now
 from trailnotes.storage.checkpoint import META
 from trailnotes.types import StrPath, Tip
-
-if TYPE_CHECKING:
-    from trailnotes.config.schema import Config
 
 NAMED = 10  # namespaces that an error spells out
 REEMBED_BATCH = 256
@@ -146,20 +143,21 @@ def search_tips(
     threshold: float = -1.0,
     scope: Scope = "task",
     *,
-    config: Config | None = None,
+    embedder: str = "",
 ) -> list[Found]:
     """The enabled tips most similar to `query`, by the embedder that the file was made with, in the scope of a task.
 
-    `config` is that of the run that the file belongs to, which says where an endpoint is.
+    `embedder` is as `named` of `embedder_for`.
 
     Raises:
+        ConfigError: as `embedder_for`.
         MemoryStoreError: there is no such namespace, or `top_k` is below 1.
     """
     if top_k < 1:
         raise MemoryStoreError(f"a search for {top_k} tips finds nothing: ask for 1 or more")
     check_reader(store, namespace, scope)
-    embedder = embedder_for(store.identity.name, config)
-    memory = TipMemory(store, embedder, MemoryConfig(threshold=threshold, scope=scope))
+    settings = MemoryConfig(threshold=threshold, scope=scope)
+    memory = TipMemory(store, embedder_for(store.identity.name, embedder), settings)
     return [Found(tip, similarity) for tip, similarity in memory.nearest(namespace, query, top_k)]
 
 
@@ -171,7 +169,7 @@ def add_tip(
     key: str | None = None,
     score: float | None = None,
     enabled: bool = True,
-    config: Config | None = None,
+    config: MemoryConfig | None = None,
 ) -> Tip:
     """Store a tip that its owner wrote, and return it as it is stored.
 
@@ -182,9 +180,11 @@ def add_tip(
         key: what it is found by; by default its own text.
         score: its worth; by default that of the best tip of the namespace, or 1 where it is the first.
         enabled: whether it is shown.
-        config: the run that the file belongs to, if any: what makes room for it, and where an endpoint is.
+        config: what makes room for it, and in `embedder` what the user names, as for `embedder_for`; default settings
+            if None.
 
     Raises:
+        ConfigError: as `embedder_for`.
         MemoryStoreError: a text without any letter or digit, a score that is no number, or a text that is known under
             this key.
     """
@@ -279,7 +279,7 @@ def import_tips(
     path: StrPath,
     *,
     enable: bool = False,
-    config: Config | None = None,
+    config: MemoryConfig | None = None,
     progress: Callable[[int, int], object] = lambda _done, _total: None,
 ) -> Imported:
     """Add the tips that `read_tips` finds, marked as imported.
@@ -291,10 +291,11 @@ def import_tips(
         store: where to.
         path: as for `read_tips`; `id`, `imported` and `enabled` of its tips are ours to set.
         enable: let them be retrieved at once; otherwise they wait for `enable_tips`.
-        config: the run that the file belongs to, if any: what makes room for them, and where an endpoint is.
+        config: as for `add_tip`.
         progress: is given how many tips of how many are through.
 
     Raises:
+        ConfigError: as `embedder_for`.
         MemoryStoreError: the file cannot be read, or has malformed lines, which are named; nothing is added then.
     """
     total, memory = sum(1 for _ in each_tip(path)), _memory_of(store, config)
@@ -335,7 +336,6 @@ def _finite(score: float) -> float:
     return score
 
 
-def _memory_of(store: TipStore, config: Config | None) -> TipMemory:
-    """The tips of a store, by the settings of the run that it belongs to, or the default."""
-    settings = config.memory if config else MemoryConfig()
-    return TipMemory(store, embedder_for(store.identity.name, config), settings)
+def _memory_of(store: TipStore, config: MemoryConfig | None) -> TipMemory:
+    config = config or MemoryConfig()
+    return TipMemory(store, embedder_for(store.identity.name, config.embedder), config)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.errors import MemoryStoreError
-from trailnotes.memory.retrieval import make_embedder
+from trailnotes.memory.retrieval import embedder_for, make_embedder
 from trailnotes.memory.schema import Identity, opened_snapshot, read_identity
 from trailnotes.memory.scope import Row, read_tasks
 from trailnotes.memory.tipfile import file_of, is_database, read_tips
@@ -51,9 +51,11 @@ def merge(out: StrPath, sources: Sequence[StrPath], *, embedder: str = "") -> Me
     Args:
         out: the file to make.
         sources: as for `read_tips`.
-        embedder: of the new memory; by default that of the memory files among `sources`.
+        embedder: of the new memory; by default that of the memory files among `sources`, as far as `embedder_for` loads
+            it for them.
 
     Raises:
+        ConfigError: as `embedder_for`.
         MemoryStoreError: `out` is there already, a source cannot be read, or they have several embedders and none is
             named. Nothing is written then.
     """
@@ -66,9 +68,10 @@ def merge(out: StrPath, sources: Sequence[StrPath], *, embedder: str = "") -> Me
         raise MemoryStoreError(f"the memories have vectors of {names}: say by --embedder which the new one is to have")
     collections = [read_tips(path) for path in paths]
     tips = joined(*collections)
-    name = embedder or next((each.name for each in identities), EMBEDDER)
-    config = MemoryConfig(embedder=name, duplicates="reject", entries="step", capacity=sys.maxsize)
-    with open_memory(None, config, clock=lambda: "", embedder=make_embedder(name)) as memory:
+    held = next((each.name for each in identities), EMBEDDER)
+    vectors = make_embedder(embedder) if embedder else embedder_for(held)
+    config = MemoryConfig(duplicates="reject", entries="step", capacity=sys.maxsize)
+    with open_memory(None, config, clock=lambda: "", embedder=vectors) as memory:
         memory.add(tips)
         memory.store.take_tasks(tasks)
         memory.snapshot(Path(out))

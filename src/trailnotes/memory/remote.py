@@ -161,7 +161,7 @@ def _place_of(name: str, endpoint: EndpointConfig | None) -> tuple[str, Endpoint
         if not url.startswith(("http://", "https://")):
             raise ConfigError(
                 f"memory.embedder = {name!r} is a model of a server, and nobody said which: export {BASE_URL}=URL, "
-                f"such as https://api.openai.com/v1, or name it {name}@URL"
+                f"such as https://api.openai.com/v1, or name it {name}@URL (--embedder, memory.embedder)"
             )
         refuse_credentials(BASE_URL, url, EndpointConfig().api_key_env)
         endpoint = EndpointConfig(base_url=url)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shlex
 import threading
 import unicodedata
 import zlib
@@ -31,6 +32,7 @@ Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.intp]
 
 CACHED_TEXTS = 2048
+BUILT_IN = ("hashing", "minilm")  # names of this package's: whoever writes them, they mean the same
 BATCH_SIZE = 64  # texts in one forward pass of a model
 WORD = re.compile(r"\w+")
 # Scripts without blanks between words (Chinese, Japanese, Thai, Lao, Burmese, Khmer), of which each letter is taken for
@@ -268,20 +270,30 @@ def embedder_of(config: Config) -> Embedder:
     )
 
 
-def embedder_for(held: str, config: Config | None) -> Embedder:
-    """The embedder of a memory file that there is already, on the CPU, for a person who looks at it.
+def embedder_for(held: str, named: str = "") -> Embedder:
+    """Load the embedder of a memory file for somebody who looks at it or adds to it, on the CPU.
+
+    The file, and the run directory that it lies in, may be a stranger's: neither says which model is loaded, which
+    server is asked, or with which key. `named` says so; or the environment does, of a model of a server.
 
     Args:
         held: the one whose vectors the file holds (`Identity.name`).
-        config: the run that the file belongs to, which says where an endpoint is, and with which key; None where it
-            belongs to none.
+        named: as `memory.embedder` of the user's own settings; another one than `held` is not loaded.
 
-    Raises: as `make_embedder`.
+    Raises:
+        ConfigError: as `make_embedder`; or the file alone names it.
+        MissingExtraError: as `make_embedder`.
+        MemoryStoreError: as `make_embedder`.
     """
-    if config is None:
-        return make_embedder(held)
-    wanted = config.memory.embedder
-    return make_embedder(wanted if identity_of(wanted) == held else held, endpoint=config.endpoint)
+    held = identity_of(held)
+    if identity_of(named) == held:
+        return make_embedder(named)
+    if held not in BUILT_IN and not held.startswith(OPENAI):
+        raise ConfigError(
+            f"the vectors are of {held!r}, a model that the file alone names, so it is not loaded: where you trust it, "
+            f"name it yourself (--embedder {shlex.quote(held)}, or memory.embedder)"
+        )
+    return make_embedder(held)
 
 
 def _minilm_source() -> str:
@@ -302,7 +314,7 @@ def _load_sentence_transformer(name: str, source: str, device: str) -> Any:
             'or set memory.embedder = "hashing"'
         ) from error
     try:
-        return SentenceTransformer(source, device=None if device == "auto" else device)
+        return SentenceTransformer(source, device=None if device == "auto" else device, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"memory.embedder = {name!r} cannot be loaded from {source} ({type(error).__name__}): name a directory "

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Self
 
 from trailnotes.errors import MemoryStoreError
 from trailnotes.memory.migrations import COUNT_SIZES, MIGRATIONS, NEW_ERA
+from trailnotes.memory.remote import identity_of
 from trailnotes.types import StrPath
 
 APPLICATION_ID = 0x54726C6E  # "Trln", in the header of every memory file
@@ -86,9 +87,9 @@ def encodable(text: str) -> str:
 
 
 def read_identity(connection: sqlite3.Connection) -> Identity:
-    """The embedder whose vectors the file holds."""
+    """Read whose vectors the file holds: the model alone, since a file says nothing of where it is asked."""
     meta = dict(connection.execute("SELECT name, value FROM meta WHERE name IN ('embedder', 'dim')"))
-    return Identity(str(meta["embedder"]), int(meta["dim"]))
+    return Identity(identity_of(str(meta["embedder"])), int(meta["dim"]))
 
 
 def read_sequence(connection: sqlite3.Connection) -> int:

@@ -113,7 +113,7 @@ _COUNTED: dict[tuple[str, LoraConfig], _Counts] = {}
 
 def _count(architecture: Any, lora: LoraConfig) -> _Counts:
     with torch.device("meta"):  # tensors that have a shape and no memory
-        model = transformers.AutoModelForCausalLM.from_config(architecture)
+        model = transformers.AutoModelForCausalLM.from_config(architecture, trust_remote_code=False)
         whole, blocks = _size(model), [_size(block) for block in blocks_of(model)]
         output = model.get_output_embeddings()
         head = 0 if output is None else output.weight.numel()

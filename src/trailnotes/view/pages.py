@@ -129,10 +129,10 @@ def tips(window: Window, place: Place, query: Query) -> dict[str, Any]:
         "said": SAID.get(_one(query, "said"), ""), "asked": _asked(query, "task", "order"), "order": order,
     }  # fmt: skip
     if task and words:
-        config = window.settings(place)[0]
-        values |= {"memory": (config or Config()).memory, "tasks": file.tasks()}
+        memory = (window.settings(place)[0] or Config()).memory.seen_by(window.embedder)
+        values |= {"memory": memory, "tasks": file.tasks()}
         try:
-            return values | {"found": window.searcher.search(file.path, config, task, words)}
+            return values | {"found": window.searcher.search(file.path, memory, task, words)}
         except Opening:
             return values | {"found": [], "opening": True}
     before = _whole(_one(query, "before"))

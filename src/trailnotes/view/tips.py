@@ -18,7 +18,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Final
 
-from trailnotes.config.schema import Config
+from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.errors import MemoryStoreError
 from trailnotes.memory.exchange import check_reader, delete_tips, edit_tip, enable_tips, open_store, show_tip
 from trailnotes.memory.migrations import MIGRATIONS
@@ -208,17 +208,18 @@ class Searcher:
             memory.close()
         self._open.clear()
 
-    def search(self, path: Path, config: Config | None, namespace: str, query: str) -> list[Row]:
+    def search(self, path: Path, config: MemoryConfig, namespace: str, query: str) -> list[Row]:
         """What an agent of these settings would be shown for `query`, the best first, each with its similarity.
 
-        Without settings, as where those of a run cannot be read, by the default ones, and no endpoint is known.
+        `config.embedder` is what the user names, as for `embedder_for`.
 
         Raises:
+            ConfigError: as `embedder_for`.
             MemoryStoreError: the file cannot be used, or has no tip of that task, which may read no others.
             MissingExtraError: its embedder is not installed.
             Opening: it takes longer than `PATIENCE_S`; it goes on meanwhile, and who asks again hears what came of it.
         """
-        ask, now = (path, _told(config), namespace, query), time.monotonic()
+        ask, now = (path, config.model_dump_json(), namespace, query), time.monotonic()
         with self._lock:
             self._late = {each: late for each, late in self._late.items() if now - late[1] < LATE_S}
             if ask not in self._late:
@@ -231,7 +232,7 @@ class Searcher:
             self._late.pop(ask, None)
         return found.result()
 
-    def _search(self, path: Path, config: Config | None, namespace: str, query: str) -> list[Row]:
+    def _search(self, path: Path, config: MemoryConfig, namespace: str, query: str) -> list[Row]:
         memory = self._memory(path, config)
         if not (found := memory.search(namespace, query, NEAREST)):
             check_reader(memory.store, namespace, memory.config.scope)  # goes through all names
@@ -244,14 +245,14 @@ class Searcher:
             for readers in memory.store.readers(tip.id or 0).values()  # none of one that was just deleted
         ]
 
-    def _memory(self, path: Path, config: Config | None) -> TipMemory:
+    def _memory(self, path: Path, config: MemoryConfig) -> TipMemory:
         with named_errors(path):
-            slot = (path, path.stat().st_ino, _told(config))
+            slot = (path, path.stat().st_ino, config.model_dump_json())
         if slot not in self._open:
             store = open_store(path)
             try:
-                embedder = embedder_for(store.identity.name, config)
-                self._open[slot] = TipMemory(store, embedder, (config or Config()).memory)
+                embedder = embedder_for(store.identity.name, config.embedder)
+                self._open[slot] = TipMemory(store, embedder, config)
             except BaseException:
                 store.close()
                 raise
@@ -259,11 +260,6 @@ class Searcher:
         while len(self._open) > KEPT_OPEN:
             self._open.popitem(last=False)[1].close()
         return self._open[slot]
-
-
-def _told(config: Config | None) -> str:
-    """What tells settings apart."""
-    return config.model_dump_json() if config else ""
 
 
 def change(path: Path, tip_id: int, seen: str, act: Callable[[TipStore], object]) -> None:

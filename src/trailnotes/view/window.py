@@ -50,10 +50,11 @@ class Window:
         root: a directory with runs below it, or one run.
         write: whether pages offer to change tips.
         exported: whether pages are written down, and so have no forms.
+        embedder: the one that the user names, as for `embedder_for`.
     """
 
-    def __init__(self, root: Path, *, write: bool = False, exported: bool = False) -> None:
-        self.root, self.write, self.exported = root, write, exported
+    def __init__(self, root: Path, *, write: bool = False, exported: bool = False, embedder: str = "") -> None:
+        self.root, self.write, self.exported, self.embedder = root, write, exported, embedder
         self.lines, self.searcher = LinesCache(), Searcher()
         self._lock = threading.Lock()
         self._indices: dict[Path, EpisodeIndex] = {}

@@ -315,6 +315,15 @@ def test_a_critic_comes_back_from_disk_as_it_was(run: Path, tmp_path: Path, enco
     ]  # fmt: skip
 
 
+def test_a_critic_loads_no_embedder_that_only_its_file_names(run: Path, tmp_path: Path) -> None:
+    train_critic(tiny_config(encoder="embedding"), [run], tmp_path / "critic")
+    about = (tmp_path / "critic/critic.json").read_text()
+    assert about.count('"embedder": "hashing"') == 1
+    (tmp_path / "critic/critic.json").write_text(about.replace('"hashing"', '"./model"'))
+    with pytest.raises(ConfigError, match="a model that the file alone names"):
+        load_critic(tmp_path / "critic")
+
+
 def test_training_goes_on_after_the_last_epoch_bit_for_bit(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,7 +36,8 @@ from trailnotes.algorithms.retrospex.transitions import (
 from trailnotes.algorithms.retrospex.vocabulary import Vocabulary
 from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError, RunError
-from trailnotes.memory.retrieval import make_embedder
+from trailnotes.memory.remote import identity_of
+from trailnotes.memory.retrieval import embedder_for
 from trailnotes.runs.console import Bar
 from trailnotes.seeds import derive_seed
 from trailnotes.storage import checkpoint
@@ -90,14 +91,14 @@ def train_critic(config: Config, places: Sequence[str | Path], out: Path) -> Cri
     kept = held_out_tasks((step.task_id for step in data), settings.held_out, config.run.seed)
     about = _about(config, data, kept)
     if (out / "critic.json").is_file():
-        critic = load_critic(out)
+        critic = load_critic(out, config.memory.embedder)
         _refuse_another(critic.about, about, out)
         return critic
     seen = [step for step in data if step.task_id not in kept]
     vocabulary = _vocabulary(seen) if settings.encoder == "gru" else Vocabulary(())
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
-    networks = _build(about, vocabulary)
+    networks = _build(about, vocabulary, config.memory.embedder)
     figures = _train(IQL(networks, settings, config.run.seed), seen, about, out / "checkpoints")
     held_out = [step for step in data if step.task_id in kept]
     figures |= held_out_figures(networks, held_out, confidence=config.eval.confidence, seed=config.run.seed)
@@ -110,16 +111,16 @@ def train_critic(config: Config, places: Sequence[str | Path], out: Path) -> Cri
     return Critic(networks, about, figures)
 
 
-def load_critic(path: Path) -> Critic:
-    """The critic in a directory.
+def load_critic(path: Path, embedder: str = "") -> Critic:
+    """Load the critic in a directory, which may be a stranger's: `embedder` is as `named` of `embedder_for`.
 
     Raises:
-        ConfigError: there is none, or it is damaged.
+        ConfigError: there is none, or it is damaged, or as `embedder_for`.
     """
     try:
         record = parse_json((path / "critic.json").read_text(encoding="utf-8"))
         vocabulary = Vocabulary(parse_json((path / "vocabulary.json").read_text(encoding="utf-8")))
-        networks = _build(record["about"], vocabulary)
+        networks = _build(record["about"], vocabulary, embedder)
         networks.load_state_dict(load_file(path / "critic.safetensors"))
     except FileNotFoundError as error:
         raise ConfigError(f"{path} holds no critic ({error.filename} is missing): train one with "
@@ -159,7 +160,7 @@ def _about(config: Config, data: Sequence[Transition], kept: frozenset[str]) -> 
     return {
         "settings": {name: getattr(config.retrospex, name) for name in LEARNED},
         "seed": config.run.seed,
-        "embedder": config.memory.embedder if config.retrospex.encoder == "embedding" else "",
+        "embedder": identity_of(config.memory.embedder) if config.retrospex.encoder == "embedding" else "",
         "transitions": len(data),
         "episodes": len(episodes),
         "episodes_won": sum(episodes.values()),
@@ -178,13 +179,13 @@ def _vocabulary(steps: Sequence[Transition]) -> Vocabulary:
     return Vocabulary.of(text for step in steps for text in (step.task, step.observation, step.action))
 
 
-def _build(about: Mapping[str, Any], vocabulary: Vocabulary) -> CriticNetworks:
+def _build(about: Mapping[str, Any], vocabulary: Vocabulary, named: str) -> CriticNetworks:
     """Networks at their start, the same for the same seed."""
     settings = about["settings"]
     hidden, embed = settings["hidden_size"], settings["embed_size"]
     make_reader: Callable[[int], torch.nn.Module]
     if settings["encoder"] == "embedding":
-        embedder = make_embedder(about["embedder"])
+        embedder = embedder_for(about["embedder"], named)
         make_reader = lambda num: VectorReader(embedder, num, hidden)  # noqa: E731
     else:
         make_reader = lambda num: GruReader(vocabulary, num, embed, hidden)  # noqa: E731

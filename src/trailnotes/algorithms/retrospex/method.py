@@ -69,7 +69,7 @@ def obtain_critic(run: AdaptationRun) -> Critic:
 
     settings, own = run.config.retrospex, run.directory.path / "critic"
     if settings.critic or (own / "critic.json").is_file():  # the latter of an earlier start
-        return load_critic(Path(settings.critic) if settings.critic else own)
+        return load_critic(Path(settings.critic) if settings.critic else own, run.config.memory.embedder)
     if not settings.data:
         raise ConfigError(
             "retrospex has no critic: name runs whose episodes train one (retrospex.data), or a trained one "

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from trailnotes.commands.command import Command, argument
 from trailnotes.commands.memory import sharing
-from trailnotes.commands.memory.sharing import config_of, memory_config_of, printable
+from trailnotes.commands.memory.sharing import EMBEDDER, printable, settings_of
 from trailnotes.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
@@ -100,12 +100,10 @@ def _episodes(place: Path, tip: Tip) -> Iterator[str]:
 
 
 def _search(args: Namespace) -> None:
-    from trailnotes.config.model_schema import OPENAI
     from trailnotes.memory.exchange import search_tips
 
     with _store(args) as store:
-        config = config_of(args.place) if store.identity.name.startswith(OPENAI) else None  # else nothing of it matters
-        found = search_tips(store, args.namespace, args.query, args.top_k, scope=args.scope, config=config)
+        found = search_tips(store, args.namespace, args.query, args.top_k, scope=args.scope, embedder=args.embedder)
     for tip, similarity in found:
         print(_line(tip, f"similarity {similarity:.3f}  "))
     if not found:
@@ -145,17 +143,17 @@ def _progress(stack: ExitStack, title: str) -> Callable[[int, int], None]:
 def _import(args: Namespace) -> None:
     from trailnotes.memory.exchange import import_tips
 
-    config = config_of(args.place)
+    settings = settings_of(args.place, args.embedder)
     with _store(args) as store, ExitStack() as stack:
         before = store.retirements()
         progress = _progress(stack, "importing tips")
-        result = import_tips(store, args.file, enable=args.enable, config=config, progress=progress)
+        result = import_tips(store, args.file, enable=args.enable, config=settings, progress=progress)
         gone = len(store.retirements().keys() - before.keys())
     state = "enabled" if args.enable else "off until `trailnotes memory enable`"
     print(f"{result.added} tips imported ({state}), {result.known} were known")
     if gone:
-        capacity = memory_config_of(config).capacity
-        print(f"{gone} tips were retired to make room (memory.capacity = {capacity}): `memory list --retired`")
+        why = f"memory.capacity = {settings.capacity}"
+        print(f"{gone} tips were retired to make room ({why}): `memory list --retired`")
 
 
 def _add(args: Namespace) -> None:
@@ -165,7 +163,7 @@ def _add(args: Namespace) -> None:
         first = args.namespace not in store.namespaces()
         tip = add_tip(
             store, args.namespace, args.text,
-            key=args.key, score=args.score, enabled=not args.off, config=config_of(args.place),
+            key=args.key, score=args.score, enabled=not args.off, config=settings_of(args.place, args.embedder),
         )  # fmt: skip
     print(_line(tip))
     if first:
@@ -205,7 +203,7 @@ def _say_what_is_too_much(store: TipStore, namespaces: Iterable[str], place: Pat
     """Those who switch tips on hear that these stay only until the next ones are written."""
     from trailnotes.memory.room import crowded
 
-    settings = memory_config_of(config_of(place))
+    settings = settings_of(place)
     if excess := sum(excess for _, excess in crowded(store, namespaces, settings)):
         print(
             f"that is {excess} more than memory.capacity = {settings.capacity} lets be on: when the run writes more, "
@@ -276,6 +274,7 @@ COMMANDS = (
                 default="task",
                 help="whose tips: the task's own, or as a run with this memory.scope finds them",
             ),
+            EMBEDDER,
         ),
     ),
     Command(
@@ -315,6 +314,7 @@ COMMANDS = (
                 help="one tip a line, as `memory export` writes them; or a memory file, or a run directory",
             ),
             argument("--enable", action="store_true", help="let them be retrieved at once"),
+            EMBEDDER,
         ),
     ),
     Command(
@@ -340,6 +340,7 @@ COMMANDS = (
                 "--key", metavar="TEXT", help="what it is found by, such as an observation; by default its own text"
             ),
             argument("--off", action="store_true", help="do not show it yet"),
+            EMBEDDER,
         ),
     ),
     Command(

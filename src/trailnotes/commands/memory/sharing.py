@@ -20,10 +20,14 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from trailnotes.config.memory_schema import MemoryConfig
-    from trailnotes.config.schema import Config
     from trailnotes.types import Tip
 
 TOKEN = "TRAILNOTES_MCP_TOKEN"  # noqa: S105 (the variable that holds one)
+EMBEDDER = argument(
+    "--embedder", metavar="NAME", default="",
+    help="the embedder of the memory, where it is neither hashing nor minilm: a model that you trust, or "
+    "openai:NAME@URL with the key in TRAILNOTES_EMBEDDER_KEY; where openai:NAME is, OPENAI_BASE_URL says as well",
+)  # fmt: skip
 SOURCE = "a run directory, a memory file, or a file that `memory export` wrote"
 
 
@@ -32,19 +36,17 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
-def config_of(place: Path) -> Config | None:
-    """The settings of the run that the memory belongs to; None where it belongs to none."""
+def settings_of(place: Path, embedder: str = "") -> MemoryConfig:
+    """Read the memory settings of the run that a memory belongs to, by `seen_by`; the default ones where it is none's.
+
+    `embedder` is the one that the user has named.
+    """
+    from trailnotes.config.memory_schema import MemoryConfig
     from trailnotes.runs.directory import run_config
 
     run = place if place.is_dir() else place.parent
-    return run_config(run) if (run / "config.toml").is_file() else None
-
-
-def memory_config_of(config: Config | None) -> MemoryConfig:
-    """The memory settings of what `config_of` found; the default where the memory belongs to no run."""
-    from trailnotes.config.memory_schema import MemoryConfig
-
-    return config.memory if config else MemoryConfig()
+    settings = run_config(run).memory if (run / "config.toml").is_file() else MemoryConfig()
+    return settings.seen_by(embedder)
 
 
 def _new(args: Namespace) -> None:
@@ -107,14 +109,13 @@ def _serve(args: Namespace) -> None:
     from trailnotes.memory.exchange import open_store
     from trailnotes.memory.mcp.server import make_app, serve_stdio
     from trailnotes.memory.mcp.tools import Rules, Toolbox
-    from trailnotes.memory.retrieval import embedder_for
+    from trailnotes.memory.retrieval import embedder_for, make_embedder
     from trailnotes.memory.schema import Identity
     from trailnotes.memory.tipfile import file_of
     from trailnotes.memory.tips import TipMemory
 
-    config = config_of(args.place)
-    settings = memory_config_of(config)
-    new = embedder_for(settings.embedder, config) if args.write and not file_of(args.place).exists() else None
+    settings = settings_of(args.place, args.embedder)
+    new = make_embedder(settings.embedder) if args.write and not file_of(args.place).exists() else None
     with open_store(args.place, Identity(new.name, new.dim) if new else None) as store:
         rules = Rules(
             write=args.write, namespace=args.namespace, enabled=not args.off,
@@ -122,7 +123,7 @@ def _serve(args: Namespace) -> None:
         )  # fmt: skip
         # A task that is full takes no more by the rules; the memory itself would let the oldest go.
         unbound = MemoryConfig(threshold=-1, capacity=sys.maxsize)
-        toolbox = Toolbox(TipMemory(store, new or embedder_for(store.identity.name, config), unbound), rules)
+        toolbox = Toolbox(TipMemory(store, new or embedder_for(store.identity.name, args.embedder), unbound), rules)
         if args.port is None:
             serve_stdio(toolbox)
         else:
@@ -207,6 +208,7 @@ COMMANDS = (
             argument("--off", action="store_true", help="what they add waits for `memory enable`"),
             argument("--namespace", metavar="TASK", help="only the tips of this task"),
             argument("--port", type=int, metavar="N", help="serve over HTTP there; 0 takes a free port"),
+            EMBEDDER,
             argument("--rate", type=int, metavar="N", default=120, help="calls a minute, of all clients (120)"),
         ),
     ),

@@ -177,7 +177,7 @@ def load_model(config: ModelConfig) -> tuple[Any, Any]:
     """Model and tokenizer of a directory or hub name, on its device, with adapters if these are to be trained.
 
     Where `model.path` holds adapters, the model is their base with the adapters on it; with `model.lora.enabled` they
-    are trained further. A directory never causes network traffic.
+    are trained further. A directory never causes network traffic, and no code that a model brings along is run.
 
     Raises:
         ConfigError: `model.path`, `model.base` or `model.device` cannot be used.
@@ -189,9 +189,10 @@ def load_model(config: ModelConfig) -> tuple[Any, Any]:
     try:
         adapters = saved_at(path, is_local)
         base, base_is_local = _base(config, adapters) if adapters else (path, is_local)
-        common = {"local_files_only": base_is_local}
         tokenizer = load_tokenizer(config)
-        model = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=getattr(torch, config.dtype), **common)
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            base, dtype=getattr(torch, config.dtype), local_files_only=base_is_local, trust_remote_code=False
+        )
         base = str(Path(base).resolve()) if base_is_local else base
         if config.gradient_checkpointing:
             with quiet():
@@ -219,7 +220,7 @@ def load_tokenizer(config: ModelConfig) -> Any:
     try:
         if (adapters := saved_at(path, is_local)) and not (Path(path) / "tokenizer_config.json").is_file():
             path, is_local = _base(config, adapters)
-        return transformers.AutoTokenizer.from_pretrained(path, local_files_only=is_local)
+        return transformers.AutoTokenizer.from_pretrained(path, local_files_only=is_local, trust_remote_code=False)
     except ConfigError:
         raise
     except Exception as error:  # the boundary, as in `load_model`
@@ -251,7 +252,7 @@ def architecture_of(config: ModelConfig, *, download: bool = True) -> Any:
     """
     try:
         path, is_local, _ = whole_model_of(config, download=download)
-        return transformers.AutoConfig.from_pretrained(path, local_files_only=is_local)
+        return transformers.AutoConfig.from_pretrained(path, local_files_only=is_local, trust_remote_code=False)
     except (ConfigError, PolicyError):
         raise
     except Exception as error:  # the boundary, as in `load_model`

@@ -168,7 +168,7 @@ def settings_of(config: Config, folder: Path, *, alone: bool = False) -> dict[st
         alone: the engine serves at an address, and whoever learns has another device.
     """
     path, is_local, _ = whole_model_of(config.model)
-    architecture = transformers.AutoConfig.from_pretrained(path, local_files_only=is_local)
+    architecture = transformers.AutoConfig.from_pretrained(path, local_files_only=is_local, trust_remote_code=False)
     text = architecture.get_text_config(decoder=True)
     context = min(context_length_of(config.model), config.rollout.max_context_tokens)
     shared = config.engines_share and not alone and device_of(config.model.device).type == "cuda"
@@ -211,7 +211,9 @@ def size_of(config: Config) -> int | None:
 
 def fingerprint_of(path: str) -> str:
     """Tells models of different shapes apart, whatever machine and version of transformers they are read by."""
-    architecture = transformers.AutoConfig.from_pretrained(path, local_files_only=Path(path).is_dir())
+    architecture = transformers.AutoConfig.from_pretrained(
+        path, local_files_only=Path(path).is_dir(), trust_remote_code=False
+    )
     text = architecture.get_text_config(decoder=True)
     names = ("model_type", "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
     return hashlib.sha256(repr([getattr(text, name, None) for name in names]).encode()).hexdigest()[:16]
@@ -253,5 +255,6 @@ def _generation_end_ids(path: str, is_local: bool) -> frozenset[int]:
     try:
         named = transformers.GenerationConfig.from_pretrained(path, local_files_only=is_local).eos_token_id
     except OSError:  # it brings none; transformers makes them of the model's config
-        named = getattr(transformers.AutoConfig.from_pretrained(path, local_files_only=is_local), "eos_token_id", None)
+        architecture = transformers.AutoConfig.from_pretrained(path, local_files_only=is_local, trust_remote_code=False)
+        named = getattr(architecture, "eos_token_id", None)
     return frozenset(named) if isinstance(named, list) else frozenset() if named is None else frozenset({int(named)})

@@ -224,6 +224,7 @@ def _arguments(settings: dict[str, Any], on_cpu: bool) -> Any:
         options |= {"enable_lora": True, "max_loras": NUM_ADAPTERS, "max_lora_rank": ranks[0]}
     return EngineArgs(
         model=settings["model"],
+        trust_remote_code=False,
         dtype=settings["dtype"],
         max_model_len=settings["context"],
         max_num_seqs=settings["max_concurrent"],
