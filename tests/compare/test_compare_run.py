@@ -756,7 +756,7 @@ def test_success_has_bounds_and_a_return_has_none() -> None:
 
 def a_difference(on_panel: tuple[float, float] | None, beyond: tuple[float, float] | None) -> Difference:
     intervals = [Interval(0.0, *limits) if limits else None for limits in (on_panel, beyond)]
-    return Difference(Estimate(0.0, *intervals, num_runs=3 if on_panel else 1), 3, 9)
+    return Difference(Estimate(0.0, *intervals), 3, 9, 3 if on_panel else 1)
 
 
 @pytest.mark.parametrize(
@@ -793,7 +793,7 @@ def test_two_runs_make_no_bold_call(seeds: int) -> None:
     empo2 = {seed: {game: float(game != f"{seed}0") for game in families} for seed in range(seeds)}
     difference = paired(empo2, grpo, families, "success")
     assert difference is not None
-    assert difference.estimate.num_runs == seeds
+    assert difference.num_unlike == seeds
     assert difference.call == {2: "higher in these runs", 3: "higher"}[seeds]
     summary = replace(a_summary(a_line("A", difference=difference)), baseline="B")
     (row,) = [line for line in summary_markdown(summary).splitlines() if line.startswith("| A | +")]
@@ -801,8 +801,7 @@ def test_two_runs_make_no_bold_call(seeds: int) -> None:
 
 
 def test_two_runs_make_no_call_on_this_panel() -> None:
-    two = a_difference((0.1, 0.3), None)
-    assert replace(two, estimate=replace(two.estimate, num_runs=2)).call == ""
+    assert replace(a_difference((0.1, 0.3), None), num_unlike=2).call == ""
 
 
 @pytest.mark.parametrize("seeds", [1, 3, 100])
@@ -852,7 +851,7 @@ def test_both_intervals_stand_under_their_names_or_the_reason_that_there_is_none
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     alone = Estimate(0.5, None, None, "one seed", "4 of 10 families")
-    gap = Difference(Estimate(0.25, Interval(0.25, 0.125, 0.375), Interval(0.25, -0.125, 0.5), num_runs=3), 3, 24)
+    gap = Difference(Estimate(0.25, Interval(0.25, 0.125, 0.375), Interval(0.25, -0.125, 0.5)), 3, 24, 3)
     summary = replace(a_summary(a_line("A", difference=gap), a_line("B", one=alone, iqm=None)), baseline="B")
     rows = summary_markdown(summary).splitlines()
     assert "| A | 0.250 | [0.200, 0.400] | [0.100, 0.500] | 0.250 | 2 · 8 |" in rows

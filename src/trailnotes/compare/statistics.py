@@ -20,7 +20,9 @@ from trailnotes.reporting.crossed import (
     common_games,
     estimate,
     estimate_difference,
+    matrix_of,
     pairs_of,
+    unlike,
 )
 from trailnotes.reporting.intervals import RATE, Bounds, Estimate, Interval
 
@@ -95,11 +97,12 @@ class Difference:
     estimate: Estimate
     num_seeds: int
     num_pairs: int
+    num_unlike: int  # of the seeds, whose differences are unlike each other
 
     @property
     def is_of_enough_runs(self) -> bool:
         """Say whether a call holds for other training runs, too: fewer than three cannot tell how much these differ."""
-        return self.estimate.num_runs >= MIN_SEEDS
+        return self.num_unlike >= MIN_SEEDS
 
     @property
     def call(self) -> Call:
@@ -124,7 +127,8 @@ def paired(values: Values, baseline: Values, families: Mapping[str, str], metric
     if found is None:
         return None
     seeds, games = pairs_of(values, baseline)
-    return Difference(found, len(seeds), len(seeds) * len(games))
+    own, others = (matrix_of({seed: each[seed] for seed in seeds}, games) for each in (values, baseline))
+    return Difference(found, len(seeds), len(seeds) * len(games), int(unlike(own - others).sum()))
 
 
 def steps_to(curve: Sequence[tuple[float, float]], threshold: float) -> float | None:

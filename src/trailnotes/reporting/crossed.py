@@ -216,7 +216,7 @@ def estimate(
     on_panel = panel_limits(found.mean, found.seeds, bounds, confidence)
     beyond = beyond_limits(found, bounds, confidence)
     not_beyond = too_few(found.num_families, unit) or why_constant(found, bounds)
-    return estimate_of(found, on_panel, beyond, why_not_on_panel(found, len(values)), not_beyond)
+    return estimate_of(found.mean, on_panel, beyond, why_not_on_panel(found, len(values)), not_beyond)
 
 
 def estimate_difference(
@@ -247,19 +247,18 @@ def estimate_difference(
     else:
         beyond = beyond_limits(found, None, confidence)
     not_beyond = too_few(found.num_families) or why_constant(found, RATE if rates else None)
-    return estimate_of(found, on_panel, beyond, why_not_on_panel(found, len(seeds)), not_beyond)
+    return estimate_of(found.mean, on_panel, beyond, why_not_on_panel(found, len(seeds)), not_beyond)
 
 
-def estimate_of(found: Crossed, on_panel: Limits, beyond: Limits, not_on_panel: str, not_beyond: str) -> Estimate:
+def estimate_of(mean: Floats, on_panel: Limits, beyond: Limits, not_on_panel: str, not_beyond: str) -> Estimate:
     """Of one panel: the limits stand but where there is a reason against them."""
-    value = float(found.mean)
+    value = float(mean)
     return Estimate(
         mean=value,
         on_panel=None if not_on_panel else Interval(value, float(on_panel[0]), float(on_panel[1])),
         beyond=None if not_beyond else Interval(value, float(beyond[0]), float(beyond[1])),
         not_on_panel=not_on_panel,
         not_beyond=not_beyond,
-        num_runs=int(found.num_seeds),
     )
 
 

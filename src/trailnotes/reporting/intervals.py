@@ -38,7 +38,6 @@ class Estimate:
     beyond: Interval | None  # other games too: families and seeds are samples
     not_on_panel: str = ""  # in two or three words, why there is no interval on the panel
     not_beyond: str = ""  # likewise beyond it
-    num_runs: int = 0  # behind it that are unlike each other; 0 where no game is common to all
 
 
 def t_quantile(df: Floats | float, confidence: float) -> Floats:

@@ -169,8 +169,8 @@ def _mean(cells: Mapping[str, Cell], numbers: Mapping[str, _Numbers]) -> Cell:
 def _estimate_of_mean(rows: Sequence[Estimate], numbers: Mapping[str, _Numbers]) -> Estimate:
     """Variances of the tasks' variations and of the blocks' seeds, each by its weight in the mean."""
     mean = np.asarray(np.mean([row.mean for row in rows]))
-    if any(row.not_beyond == crossed.APART for row in rows):
-        return Estimate(float(mean), None, None, crossed.APART, crossed.APART)
+    if lacking := [row.not_beyond for row in rows if row.not_beyond == crossed.APART]:
+        return Estimate(float(mean), None, None, *lacking[:1] * 2)
     values = {task: _values(own) for task, own in numbers.items()}
     blocks: dict[frozenset[object], list[str]] = {}
     for task, runs in values.items():
@@ -186,7 +186,7 @@ def _estimate_of_mean(rows: Sequence[Estimate], numbers: Mapping[str, _Numbers])
     lonely = [crossed.why_not_on_panel(part, len(runs)) for part, runs in zip(of_blocks, blocks, strict=True)]
     found = Crossed(mean, np.min([part.num_seeds for part in of_blocks]), seeds, variations, number)
     return crossed.estimate_of(
-        found,
+        mean,
         crossed.panel_limits(mean, seeds, BOUNDS),
         crossed.beyond_limits(found, BOUNDS),
         next(filter(None, lonely), ""),
