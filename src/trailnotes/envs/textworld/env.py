@@ -23,6 +23,7 @@ from trailnotes.envs.textworld.interpreter import (
     open_story,
     play,
     require_textworld,
+    require_whole_game,
     textworld_version,
 )
 from trailnotes.errors import ConfigError, EnvError
@@ -199,6 +200,7 @@ class _TrackedGame(_Game):
         require_textworld()
         import textworld
 
+        require_whole_game(path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # jericho's, about every game that it has no walkthrough for
             self._env: Any = textworld.start(str(path), textworld.EnvInfos(admissible_commands=True))

@@ -27,6 +27,7 @@ from trailnotes.errors import EnvError, MissingExtraError, how_to_install
 from trailnotes.storage.files import user_cache
 
 MAX_ACTION_CHARS = 160  # the interpreter's line holds 198 bytes
+_HEADER = 64  # bytes of a game that its checksum leaves out
 _WON = "*** The End ***"
 _LOST = "*** You lost! ***"
 _STATUS = re.compile(r"(?:=-|\s)(-?\d+)/\d+\s*$")  # the status line's end: "-= Room =-score/turns"
@@ -80,14 +81,30 @@ def one_line(action: str) -> tuple[str, bool]:
 # ---------------------------------------------------------------------------------------------- playing
 
 
+def require_whole_game(path: Path) -> None:
+    """Refuse a file that is not a whole ``.z8`` game by its own length and checksum (Z-Machine Standard 1.1, 11.1.6).
+
+    The interpreter is a C library: of a damaged game it ends the process that it is in, or never answers.
+
+    Raises:
+        EnvError: there is no such file, or it is damaged.
+    """
+    if not path.is_file():
+        raise EnvError(f"no game at {path}")
+    game = path.read_bytes()
+    version, length, checksum = game[:1], 8 * int.from_bytes(game[26:28]), int.from_bytes(game[28:30])
+    is_whole = version == b"\x08" and _HEADER < length <= len(game) and sum(game[_HEADER:length]) % 65_536 == checksum
+    if not is_whole:
+        raise EnvError(f"{path} is no whole .z8 game: delete it, or compile it again")
+
+
 class Story:
     """One compiled game, open in its own interpreter; about 1.7 MB, threads take turns."""
 
     def __init__(self, path: Path) -> None:
         require_textworld()
         jericho = importlib.import_module("jericho")
-        if not path.is_file():
-            raise EnvError(f"no game at {path}")
+        require_whole_game(path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # jericho warns about every game that it has no walkthrough for
             self._machine: Any = jericho.FrotzEnv(str(path), seed=1)
