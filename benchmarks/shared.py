@@ -16,6 +16,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from trailnotes.reporting.tables import print_whole
+
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
@@ -108,7 +110,7 @@ def print_table(
         table.add_column(column, justify="left" if column in (columns[:1] if left is None else left) else "right")
     for row in rows:
         table.add_row(*row)
-    console.print(table)
+    print_whole(table)
 
 
 def finish(result: dict[str, Any], report: Callable[[dict[str, Any]], None], file: Path | None) -> None:

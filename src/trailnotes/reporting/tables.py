@@ -5,14 +5,18 @@ from __future__ import annotations
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from rich.table import Column
     from rich.table import Table as RichTable
 
 DASH = "-"  # in a cell of which nothing is known
 TEXT_WIDTH = 118  # of the text below a table on the console, where that is as wide
+LINES = 24  # whatever a terminal has: rich takes no width without a height from one that can do little
 Table = tuple[list[str], list[list[str]]]  # head and rows
 
 
@@ -23,15 +27,47 @@ def table_lines(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]
 
 
 def print_table(title: str, table: Table) -> None:
-    """A table on the console, as wide as it is; its heads are stacked where that is too wide. Text is never markup."""
+    """Print a table on the console; its heads are stacked where it is too wide. Text is never markup."""
+    shown = _drawn(title, table)
+    if width_of(shown) > _columns():
+        head, rows = table
+        shown = _drawn(title, ([name.replace(" ", "\n") for name in head], rows))
+    print_whole(shown)
+
+
+def print_whole(table: RichTable) -> None:
+    """Print a table without cutting a cell: as wide as it is, but on a terminal that is narrower in parts.
+
+    Each part is a table of its own, with the first column and as many of the others as fit beside it.
+    """
     from rich.console import Console
 
     width = _columns()
-    shown = _drawn(title, table)
-    if width_of(shown) > width:
-        head, rows = table
-        shown = _drawn(title, ([name.replace(" ", "\n") for name in head], rows))
-    Console(file=sys.stdout, width=max(width_of(shown), width)).print(shown)
+    if not sys.stdout.isatty():
+        width = max(width, width_of(table))
+    console = Console(file=sys.stdout, width=width, height=LINES)
+    for part in _parts(table, width):
+        console.print(part)
+
+
+def _parts(table: RichTable, width: int) -> Iterator[RichTable]:
+    left = table.columns[1:]
+    while True:
+        part, left = _part(table, left[:1]), left[1:]
+        while left and width_of(wider := _part(table, [*part.columns[1:], left[0]])) <= width:
+            part, left = wider, left[1:]
+        if width_of(part) > width:  # nothing else is left to give way
+            part.columns[0].no_wrap, part.columns[0].overflow = False, "fold"
+        yield part
+        if not left:
+            return
+
+
+def _part(table: RichTable, columns: Sequence[Column]) -> RichTable:
+    """A table of the first column and these."""
+    part = copy(table)
+    part.columns = [replace(column, _index=index) for index, column in enumerate([table.columns[0], *columns])]
+    return part
 
 
 def _drawn(title: str, table: Table) -> RichTable:
@@ -49,7 +85,7 @@ def _drawn(title: str, table: Table) -> RichTable:
 
 def _columns() -> int:
     """Of the terminal; of a pipe as many as text takes."""
-    return shutil.get_terminal_size((TEXT_WIDTH, 24)).columns
+    return shutil.get_terminal_size((TEXT_WIDTH, LINES)).columns
 
 
 def print_text(lines: Iterable[str]) -> None:
@@ -62,4 +98,4 @@ def width_of(table: RichTable) -> int:
     """Columns that a table takes if nothing of it is cut."""
     from rich.console import Console
 
-    return Console(width=10_000).measure(table).maximum
+    return Console(width=10_000, height=LINES).measure(table).maximum

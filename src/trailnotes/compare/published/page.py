@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from trailnotes.compare.published.table import METHOD, Cell, Column, Comparison
 from trailnotes.reporting.intervals import Interval
 from trailnotes.reporting.plots import panel_dots
-from trailnotes.reporting.tables import DASH, print_text, table_lines, width_of
+from trailnotes.reporting.tables import DASH, print_text, print_whole, table_lines, width_of
 from trailnotes.runs.spent import BY_ROW
 
 if TYPE_CHECKING:
@@ -148,9 +148,8 @@ def print_comparison(comparison: Comparison) -> None:
     tables = [_rich_table(comparison, footnotes, ours=True, theirs=True)]
     if console.is_terminal and width_of(tables[0]) > console.width:
         tables = [_rich_table(comparison, footnotes, ours=mine, theirs=not mine) for mine in (True, False)]
-    console = Console(file=sys.stdout, width=max(console.width, *map(width_of, tables)))
     for table in tables:
-        console.print(table)
+        print_whole(table)
     print_text([*(f"{c.label}: {c.protocol}." for c in comparison.columns), *legend(comparison, footnotes)])
 
 
