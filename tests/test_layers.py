@@ -206,7 +206,8 @@ HOUSE = {
         indexed retired
         index
         scope words
-        retrieval schema worth
+        openfile retrieval worth
+        schema
         migrations remote
     """,
     "memory/mcp": """
@@ -283,7 +284,7 @@ HOUSE = {
     "storage": """
         __init__ checkpoint demonstrations
         records
-        files
+        databases files
     """,
     "tracking": """
         __init__ process

@@ -64,7 +64,7 @@ def test_looking(memory: TipMemory) -> None:
 
 
 def test_a_list_reads_no_more_tips_than_it_shows(memory: TipMemory, monkeypatch: pytest.MonkeyPatch) -> None:
-    store, read = memory.store, store_module._tip_of
+    store, read = memory.store, store_module.tip_of
     with store.transaction():
         store.read([Reading(1, 1.0, 0.5), Reading(1, 1.0, 0.5), Reading(2, 1.0, 0.9), Reading(3, 0.0, None)])
         store.retire([4], "oldest", "room")
@@ -74,7 +74,7 @@ def test_a_list_reads_no_more_tips_than_it_shows(memory: TipMemory, monkeypatch:
     for by, order in orders.items():
         assert [tip.id for tip in p.list_tips(store, by=by)] == order
         made: list[object] = []
-        monkeypatch.setattr(store_module, "_tip_of", lambda row, made=made: made.append(row) or read(row))
+        monkeypatch.setattr(store_module, "tip_of", lambda row, made=made: made.append(row) or read(row))
         assert [tip.id for tip in p.list_tips(store, by=by, limit=2)] == order[:2]
         assert len(made) == 2
     assert [tip.id for tip in p.list_tips(store, retired=True)] == [4]
