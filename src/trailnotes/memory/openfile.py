@@ -55,6 +55,24 @@ class OpenFile(Closes):
         """Close the file. Twice is fine."""
         self._connection.close()
 
+    @property
+    def identity(self) -> Identity:
+        """The embedder whose vectors the file holds."""
+        with self._lock, named_errors(self.path):
+            return schema.read_identity(self._connection)
+
+    @property
+    def sequence(self) -> int:
+        """Number of writes so far: the age of the tip that was written last."""
+        with self._lock, named_errors(self.path):
+            return schema.read_sequence(self._connection)
+
+    @property
+    def lineage(self) -> str:
+        """What this file and all copies of it have in common."""
+        with self._lock, named_errors(self.path):
+            return schema.read_lineage(self._connection)
+
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """All writes within are one, or none. Other processes wait; readers see the state before."""

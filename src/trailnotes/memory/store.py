@@ -72,24 +72,6 @@ class TipStore(IndexedFile, TaskTable, RetiredTips):
         self._pages: OrderedDict[tuple[str | Place, tuple[str, ...]], Page] = OrderedDict()
         self._data_version = -1
 
-    @property
-    def identity(self) -> Identity:
-        """The embedder whose vectors the file holds."""
-        with self._lock, named_errors(self.path):
-            return schema.read_identity(self._connection)
-
-    @property
-    def sequence(self) -> int:
-        """Number of writes so far: the age of the tip that was written last."""
-        with self._lock, named_errors(self.path):
-            return schema.read_sequence(self._connection)
-
-    @property
-    def lineage(self) -> str:
-        """What this file and all copies of it have in common."""
-        with self._lock, named_errors(self.path):
-            return schema.read_lineage(self._connection)
-
     # reading
 
     def tips(self, namespace: str | None = None, *, after: int = 0) -> list[Tip]:
@@ -135,9 +117,13 @@ class TipStore(IndexedFile, TaskTable, RetiredTips):
         with named_errors(self.path):
             return [Change(tip, fields if fields is None else schema.parse_fields(fields)) for tip, fields in rows]
 
-    def find(self, tip: Tip, *, same_key: bool) -> int | None:
-        """Id of the row that says the same in the same namespace; imported and own tips do not count as the same."""
-        sql = "SELECT id FROM tips WHERE namespace = ? AND text = ? AND imported = ?"
+    def find(self, tip: Tip, *, same_key: bool, among_own: bool = False) -> int | None:
+        """Id of the row that says the same in the same namespace, imported or own as `tip` is.
+
+        With `among_own` an own one that is not retired is the same as an imported one, too.
+        """
+        whose = "(imported = ? OR retired = '')" if among_own else "imported = ?"
+        sql = f"SELECT id FROM tips WHERE namespace = ? AND text = ? AND {whose}"  # noqa: S608 (constants)
         values: tuple[Any, ...] = (tip.namespace, tip.text, tip.imported)
         if same_key:
             sql, values = f"{sql} AND key = ?", (*values, tip.key)
