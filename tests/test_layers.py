@@ -254,7 +254,7 @@ HOUSE = {
     "reporting": """
         roles
         __init__ crossed plots story tables
-        episodes intervals
+        episodes intervals terminal
     """,
     "rollout": """
         archive dynamic

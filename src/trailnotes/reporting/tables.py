@@ -8,6 +8,8 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from trailnotes.reporting.terminal import open_console
+
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
@@ -24,14 +26,12 @@ def table_lines(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]
 
 def print_table(title: str, table: Table) -> None:
     """A table on the console, as wide as it is; its heads are stacked where that is too wide. Text is never markup."""
-    from rich.console import Console
-
     width = _columns()
     shown = _drawn(title, table)
     if width_of(shown) > width:
         head, rows = table
         shown = _drawn(title, ([name.replace(" ", "\n") for name in head], rows))
-    Console(file=sys.stdout, width=max(width_of(shown), width)).print(shown)
+    open_console(sys.stdout, max(width_of(shown), width)).print(shown)
 
 
 def _drawn(title: str, table: Table) -> RichTable:

@@ -15,6 +15,7 @@ from trailnotes.compare.published.table import METHOD, Cell, Column, Comparison
 from trailnotes.reporting.intervals import Interval
 from trailnotes.reporting.plots import panel_dots
 from trailnotes.reporting.tables import DASH, print_text, table_lines, width_of
+from trailnotes.reporting.terminal import open_console
 from trailnotes.runs.spent import BY_ROW
 
 if TYPE_CHECKING:
@@ -141,14 +142,12 @@ def _cost_rows(comparison: Comparison) -> list[list[str]]:
 
 def print_comparison(comparison: Comparison) -> None:
     """The table on the console; on a terminal that is too narrow, first ours, then the published."""
-    from rich.console import Console
-
     footnotes = Footnotes(comparison)
-    console = Console(file=sys.stdout)
+    console = open_console(sys.stdout)
     tables = [_rich_table(comparison, footnotes, ours=True, theirs=True)]
     if console.is_terminal and width_of(tables[0]) > console.width:
         tables = [_rich_table(comparison, footnotes, ours=mine, theirs=not mine) for mine in (True, False)]
-    console = Console(file=sys.stdout, width=max(console.width, *map(width_of, tables)))
+    console = open_console(sys.stdout, max(console.width, *map(width_of, tables)))
     for table in tables:
         console.print(table)
     print_text([*(f"{c.label}: {c.protocol}." for c in comparison.columns), *legend(comparison, footnotes)])
