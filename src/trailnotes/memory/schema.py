@@ -352,9 +352,9 @@ def _statements(version: int) -> tuple[str, ...]:
 def _check_facts(connection: sqlite3.Connection) -> None:
     """Raise `sqlite3.DataError` where what a file says of itself cannot be."""
     sql = f"SELECT name, value FROM meta WHERE name IN ({', '.join('?' * len(FACTS))})"  # noqa: S608 (constants)
-    facts = dict(connection.execute(sql, [*FACTS]))
+    facts: dict[str, Any] = dict(connection.execute(sql, [*FACTS]))
     for name, (kind, least, most) in FACTS.items():
-        value = facts.get(name, None if least else kind())
+        value: Any = facts.get(name, None if least else kind())
         if type(value) is not kind or not least <= (len(value) if kind is str else value) <= most:
             raise sqlite3.DataError(f"malformed {name}")
 

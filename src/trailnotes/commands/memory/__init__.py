@@ -355,7 +355,7 @@ COMMANDS = (
             _PLACE,
             argument("id", type=int, metavar="ID", help="id of a tip"),
             argument("text", metavar="TEXT", nargs="?", help="the new text"),
-            argument("--score", type=float, metavar="X", help="the new score"),
+            argument("--score", type=float, metavar="X", help="the new score; above the highest it becomes that"),
         ),
     ),
     Command(
