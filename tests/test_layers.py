@@ -208,7 +208,8 @@ HOUSE = {
         indexed retired
         index
         scope words
-        retrieval schema worth
+        openfile retrieval worth
+        schema
         migrations remote
     """,
     "memory/mcp": """
@@ -255,7 +256,7 @@ HOUSE = {
     "reporting": """
         roles
         __init__ crossed plots story tables
-        episodes intervals
+        episodes intervals terminal
     """,
     "rollout": """
         archive dynamic
@@ -286,7 +287,7 @@ HOUSE = {
     "storage": """
         __init__ checkpoint demonstrations
         records
-        files
+        databases files
         parsing
     """,
     "tracking": """

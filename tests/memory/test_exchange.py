@@ -63,7 +63,7 @@ def test_looking(memory: TipMemory) -> None:
 
 
 def test_a_list_reads_no_more_tips_than_it_shows(memory: TipMemory, monkeypatch: pytest.MonkeyPatch) -> None:
-    store, read = memory.store, store_module._tip_of
+    store, read = memory.store, store_module.tip_of
     with store.transaction():
         store.read([Reading(1, 1.0, 0.5), Reading(1, 1.0, 0.5), Reading(2, 1.0, 0.9), Reading(3, 0.0, None)])
         store.retire([4], "oldest", "room")
@@ -73,7 +73,7 @@ def test_a_list_reads_no_more_tips_than_it_shows(memory: TipMemory, monkeypatch:
     for by, order in orders.items():
         assert [tip.id for tip in p.list_tips(store, by=by)] == order
         made: list[object] = []
-        monkeypatch.setattr(store_module, "_tip_of", lambda row, made=made: made.append(row) or read(row))
+        monkeypatch.setattr(store_module, "tip_of", lambda row, made=made: made.append(row) or read(row))
         assert [tip.id for tip in p.list_tips(store, by=by, limit=2)] == order[:2]
         assert len(made) == 2
     assert [tip.id for tip in p.list_tips(store, retired=True)] == [4]
@@ -400,3 +400,37 @@ def test_reembed(memory: TipMemory, tmp_path: Path) -> None:
         open_memory(tmp_path / "memory.db", ANY)
     assert reembed(tmp_path, "hashing") == 4
     open_memory(tmp_path / "memory.db", ANY).close()
+
+
+def test_a_file_is_read_once_and_what_is_told_is_what_was_read(memory: TipMemory, tmp_path: Path, monkeypatch) -> None:
+    """Whoever replaces it meanwhile changes nothing of the import."""
+    path, read = lines(tmp_path / "in.jsonl", record(text="one"), record(text="two")), p.each_tip
+
+    def replaced(file: Path) -> Iterator[Tip]:
+        yield from read(file)
+        lines(tmp_path / "in.jsonl", record(text="three"), "nonsense")
+
+    monkeypatch.setattr(p, "each_tip", replaced)
+    assert p.import_tips(memory.store, path) == (2, 0)
+    assert [tip.text for tip in p.list_tips(memory.store, limit=2)] == ["two", "one"]
+
+
+def test_what_a_memory_has_of_its_own_is_not_imported_again(memory: TipMemory, tmp_path: Path) -> None:
+    (tmp_path / "link.db").symlink_to(tmp_path / "memory.db")
+    for path in (tmp_path, tmp_path / "memory.db", tmp_path / "." / "memory.db", tmp_path / "link.db"):
+        with pytest.raises(MemoryStoreError, match="is the memory itself: name another file"):
+            p.import_tips(memory.store, path)
+    p.export_tips(memory.store, tmp_path / "tips.jsonl")
+    p.delete_tips(memory.store, [2])
+    assert p.import_tips(memory.store, tmp_path / "tips.jsonl") == (1, 3), "what was deleted comes back"
+    assert p.import_tips(memory.store, tmp_path / "tips.jsonl") == (0, 4)
+    assert sorted(tip.text for tip in p.list_tips(memory.store)) == ["mind the lamp", "tip 0", "tip 1", "tip 2"]
+
+
+def test_a_score_above_the_highest_becomes_the_highest(memory: TipMemory) -> None:
+    edited = p.edit_tip(memory.store, 1, score=5)
+    assert (edited.score, edited.max_score) == (5.0, 5.0) == (p.show_tip(memory.store, 1).score, 5.0)
+    lower = p.edit_tip(memory.store, 1, score=0.5)
+    assert (lower.score, lower.max_score) == (0.5, 5.0)
+    added = p.add_tip(memory.store, "attic", "mind the step", score=7)
+    assert (added.score, added.max_score) == (7.0, 7.0)

@@ -213,6 +213,40 @@ def test_going_back_is_exact(path: Path, tmp_path: Path) -> None:
                 assert not [text for text in found(reader, "late key 3", 200) if text.startswith("late")]
 
 
+@pytest.mark.parametrize("wrote", [0, 50, 150])
+def test_the_index_of_a_file_that_a_backup_took_the_place_of_is_not_used(
+    path: Path, tmp_path: Path, wrote: int
+) -> None:
+    """However many writes and changes each of the two has seen since."""
+    filled(path)
+    shutil.copy(path, tmp_path / "backup.db")
+    with opened(path) as memory:
+        memory.add([Tip("task", f"late {number}", f"late key {number}", 0.0) for number in range(100)])
+        exchange.delete_tips(memory.store, [1, 2, 3])
+        assert found(memory, "late key 3", 1) == ["late 3"]
+    shutil.copy(tmp_path / "backup.db", path)
+    with opened(path) as memory:
+        memory.add([Tip("task", f"anew {number}", f"new key {number}", 0.0) for number in range(wrote)])
+        exchange.delete_tips(memory.store, [5, 6, 7, 8])
+    with opened(path) as memory:
+        for number in range(wrote):
+            assert found(memory, f"new key {number}", 1) == [f"anew {number}"]
+        assert found(memory, "key 2", 1) == ["tip 2"]
+
+
+def test_the_index_is_used_on_by_the_next_session(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled(path)
+    with opened(path) as memory, opened(path) as other:
+        for number in range(300, 310):
+            (memory if number % 2 else other).add(tips(number, number + 1))
+        assert found(memory, "key 305", 1) == ["tip 305"]
+    monkeypatch.setattr(TipIndex, "empty", lambda *_: pytest.fail("it was built again"))
+    for number in range(310, 314):
+        with opened(path) as memory:
+            memory.add(tips(number, number + 1))
+            assert found(memory, f"key {number}", 1) == [f"tip {number}"]
+
+
 def test_a_full_disk_costs_the_index_and_nothing_else(
     path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -185,7 +185,11 @@ def test_what_is_only_here_only_there_and_changed(tmp_path: Path) -> None:
     assert [tip.text for tip in found.only_here] == ["beware"]
     assert [tip.text for tip in found.only_there] == ["a new one"]
     assert {ours.text: changes(ours, theirs) for ours, theirs in found.changed} == {
-        "mind the step": {"text": ("mind the step", "mind both steps"), "score": (1.0, 2.0)},
+        "mind the step": {
+            "text": ("mind the step", "mind both steps"),
+            "score": (1.0, 2.0),
+            "max_score": (1.0, 2.0),
+        },
         "go north": {"enabled": (True, False)},
     }
     assert found.same == 1

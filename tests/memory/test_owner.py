@@ -16,8 +16,9 @@ from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.config.schema import Config
 from trailnotes.errors import MemoryStoreError
 from trailnotes.memory import exchange as p
-from trailnotes.memory import open_memory
+from trailnotes.memory import open_memory, schema
 from trailnotes.memory.owner import go_back, settle
+from trailnotes.memory.store import TipStore
 from trailnotes.memory.tipfile import read_tips
 from trailnotes.memory.tips import TipMemory
 from trailnotes.types import Tip
@@ -198,12 +199,14 @@ def test_a_snapshot_of_another_embedder_changes_nothing(memory: TipMemory, tmp_p
     assert texts(memory) == ["one", "two", "three", "late"]
 
 
-def test_a_snapshot_of_an_earlier_version(memory: TipMemory, tmp_path: Path) -> None:
+def test_a_snapshot_of_an_earlier_version(memory: TipMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has no changes of the owner; those of today are made again all the same."""
-    with closing(sqlite3.connect(tmp_path / "snapshot.db")) as connection, connection:
-        connection.execute("DROP TABLE owner_changes")
-        connection.execute("DELETE FROM meta WHERE name = 'lineage'")
-        connection.execute("PRAGMA user_version = 2")
+    (tmp_path / "snapshot.db").unlink()
+    monkeypatch.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:2])
+    with TipStore(tmp_path / "snapshot.db", memory.store.identity) as old, old.transaction():
+        for tip, vector in zip(tips := memory.store.tips(), memory.vectors(tips), strict=True):
+            old.insert(tip, vector, tip.id)
+    monkeypatch.undo()
     lineage = memory.store.lineage
     p.add_tip(memory.store, "cellar", "mine")
     memory.add(own("late"))

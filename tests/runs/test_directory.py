@@ -238,3 +238,11 @@ def test_a_run_is_trained_once_its_last_checkpoint_has_the_budget(start_model: P
     assert is_trained(tmp_path / "run", wants(iterations=9, max_env_steps=spent))
     assert not is_trained(tmp_path / "run", wants(iterations=9, max_env_steps=spent + 1))
     assert not is_trained(tmp_path / "run", wants(iterations=9, max_env_steps=0))
+
+
+def test_a_lock_that_leads_to_another_file_is_refused_and_that_file_kept(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("kept")
+    (tmp_path / "lock").symlink_to(tmp_path / "precious")
+    with pytest.raises(RunError, match=r"lock \(.*symbolic link.*\): delete that link"):
+        RunLock(tmp_path / "lock")
+    assert (tmp_path / "precious").read_text() == "kept"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -154,3 +156,29 @@ def test_the_index_says_what_the_file_says(
     assert [index.record(episode) for episode in index.page(Wanted(), 0, 99, newest=False)] == records
     for tip in range(1, 5):
         assert numbers(index, tip=tip) == [n for n, (_, _, tips) in enumerate(made, 1) if tip in tips]
+
+
+@pytest.mark.parametrize("beside", ["a link", "a view", "a trigger"])
+def test_an_index_of_somebody_else_is_thrown_away(tmp_path: Path, beside: str) -> None:
+    """A link to a database that is none of ours would be written to, and a view that never ends read."""
+    file, index, precious = tmp_path / "episodes.jsonl", tmp_path / f"episodes.jsonl{SUFFIX}", tmp_path / "precious.db"
+    file.write_text(json.dumps(record(0)) + "\n")
+    if beside == "a link":
+        with closing(sqlite3.connect(precious)) as connection, connection:
+            connection.execute("CREATE TABLE recipes (name TEXT)")
+        before = precious.read_bytes()
+        index.symlink_to(precious)
+    else:
+        EpisodeIndex(file).close()
+        endless = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i FROM n) SELECT i AS name, i AS value FROM n"
+        with closing(sqlite3.connect(index)) as connection, connection:
+            if beside == "a view":
+                connection.execute("DROP TABLE state")
+                connection.execute(f"CREATE VIEW state AS {endless}")
+            else:
+                connection.execute("CREATE TRIGGER t AFTER INSERT ON episodes BEGIN DELETE FROM episodes; END")
+    with closing(EpisodeIndex(file)) as episodes:
+        episodes.catch_up()
+        assert numbers(episodes) == [1]
+    assert not index.is_symlink()
+    assert beside != "a link" or precious.read_bytes() == before

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from trailnotes.cluster.waiting import Patience, result_of, result_soon
 from trailnotes.errors import MemoryStoreError, TrailnotesError
 from trailnotes.memory.controls import shown
+from trailnotes.memory.openfile import Closes
 from trailnotes.memory.owner import settle
 from trailnotes.memory.retrieval import embedder_of
-from trailnotes.memory.schema import Closes
 from trailnotes.memory.store import REQUEST, TipStore
 from trailnotes.memory.tips import TipMemory, open_memory
 

@@ -27,6 +27,7 @@ from trailnotes.commands.train import TRAIN
 from trailnotes.commands.view import VIEW
 from trailnotes.commands.warmstart import WARMSTART
 from trailnotes.errors import PACKAGES, Interrupted, TrailnotesError, how_to_install
+from trailnotes.reporting.terminal import PrintableStream, printable, printable_lines
 from trailnotes.runs.signals import ended_by_signals
 
 __all__ = ["TABLE", "main"]
@@ -72,9 +73,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         spare_the_collector()
     if argv is None and not args.debug:
         _silence_libraries()
-    logging.basicConfig(level=logging.DEBUG if args.debug else logging.WARNING, format="%(levelname)s: %(message)s")
+    handler = logging.StreamHandler()
+    handler.setFormatter(_PrintableFormatter("%(levelname)s: %(message)s"))
+    logging.basicConfig(level=logging.DEBUG if args.debug else logging.WARNING, handlers=[handler])
     try:
-        with ended_by_signals():
+        with ended_by_signals(), contextlib.redirect_stdout(PrintableStream(sys.stdout)):
             args.command.run(args)
             sys.stdout.flush()
     except TrailnotesError as error:
@@ -92,6 +95,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         return _fail(f"{error.filename or 'system error'}: {error.strerror or error}", debug=args.debug)
     return 0
+
+
+class _PrintableFormatter(logging.Formatter):
+    """For warnings that quote others."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable_lines(super().format(record))
 
 
 def _write_anything() -> None:
@@ -119,6 +129,6 @@ def _silence_libraries() -> None:
 def _fail(text: str, *, debug: bool, code: int = 2) -> int:
     with contextlib.suppress(OSError):  # the terminal may be what has gone
         if debug:
-            traceback.print_exc()
-        print(f"trailnotes: {' '.join(text.split())}", file=sys.stderr)
+            print(printable_lines(traceback.format_exc()), file=sys.stderr)
+        print(f"trailnotes: {printable(' '.join(text.split()))}", file=sys.stderr)
     return code

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from trailnotes.commands.command import Command, argument
 from trailnotes.errors import ConfigError, Interrupted
+from trailnotes.reporting.terminal import printable
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -91,17 +92,17 @@ def _print(products: list[Product], *, in_full: bool) -> None:
         if in_full:
             print(json.dumps(asdict(product), ensure_ascii=True, indent=1))
         else:
-            print(f"{product.asin}  {product.tag:<20}  {clean(product.title, LONGEST_TITLE)}")
+            print(printable(f"{product.asin}  {product.tag:<20}  {clean(product.title, LONGEST_TITLE)}"))
 
 
 def _describe(catalogue: Catalogue) -> None:
     print(f"{len(catalogue):,} products, {catalogue.meta['bytes'] / 1e6:,.1f} MB; catalogue {catalogue.name}")
     for role, (name, size) in catalogue.meta.get("sources", {}).items():
-        print(f"  {role:<12} {name} ({size / 1e6:,.1f} MB)")
+        print(printable(f"  {role:<12} {name} ({size / 1e6:,.1f} MB)"))
     for reason, count in sorted(catalogue.meta.get("left_out", {}).items()):
-        print(f"  left out     {count:,} x {reason}")
+        print(printable(f"  left out     {count:,} x {reason}"))
     for name, count in sorted(catalogue.meta.get("counts", {}).items()):
-        print(f"  {name:<24} {count:>9,}")
+        print(printable(f"  {name:<24} {count:>9,}"))
 
 
 def _serve(args: Namespace) -> None:

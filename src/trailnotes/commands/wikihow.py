@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from trailnotes.commands.command import Command, argument
 from trailnotes.errors import ConfigError
+from trailnotes.reporting.terminal import printable
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -54,7 +55,7 @@ def _show(args: Namespace) -> None:
         elif args.search is not None:
             found = [*library.articles(library.search(args.search, args.limit))]
             for article in found:
-                print(f"{article.path}  {article.headed}")
+                print(printable(f"{article.path}  {article.headed}"))
             if not found:
                 print("no title has any of these words")
         else:
@@ -65,7 +66,7 @@ def _describe(library: Library) -> None:
     counts = ", ".join(f"{count:,} x {kind}" for kind, count in sorted(library.meta["counts"].items()))
     print(f"{counts}; library {library.name}")
     for reason, count in sorted(library.meta.get("left_out", {}).items()):
-        print(f"  left out     {count:,} x {reason}")
+        print(printable(f"  left out     {count:,} x {reason}"))
 
 
 COMMANDS = (

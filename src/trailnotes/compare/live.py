@@ -11,6 +11,7 @@ from trailnotes.compare.cost import EXAMINING, last_line
 from trailnotes.compare.planned import PlannedRun
 from trailnotes.compare.processes import LOG, last_words
 from trailnotes.compare.running import Stage
+from trailnotes.reporting.terminal import open_console, printable
 from trailnotes.runs.console import clock, forgiving
 from trailnotes.runs.rehearsal import is_recording
 
@@ -50,10 +51,9 @@ class Board:
 
     def __enter__(self) -> Self:
         if self.stream.isatty():
-            from rich.console import Console
             from rich.live import Live
 
-            self._live = Live(console=Console(file=self.stream), refresh_per_second=2, transient=False)
+            self._live = Live(console=open_console(self.stream), refresh_per_second=2, transient=False)
             self._live.start()
         return self
 
@@ -92,7 +92,7 @@ class Board:
 
     def _tell(self, line: str) -> None:
         if self._live is None and line:
-            print(line, file=self.stream, flush=True)
+            print(printable(line), file=self.stream, flush=True)
 
     def _seconds(self, name: str) -> float:
         return time.monotonic() - self._began[name] if self._began[name] else 0.0

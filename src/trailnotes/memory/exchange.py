@@ -7,11 +7,13 @@ Tips are their owner's property, readable without this program (`tipfile`). Ever
 from __future__ import annotations
 
 import difflib
+import json
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
+from tempfile import SpooledTemporaryFile
 from typing import Any, Literal, NamedTuple
 
 from trailnotes.config.memory_schema import MemoryConfig
@@ -28,6 +30,7 @@ from trailnotes.types import StrPath, Tip
 NAMED = 10  # namespaces that an error spells out
 REEMBED_BATCH = 256
 IMPORT_BATCH = 10_000
+SPOOLED = 16 * 2**20  # bytes of an import that are kept in memory; more go to a temporary file
 
 
 By = Literal["recency", "score", "shown", "worth"]
@@ -37,7 +40,7 @@ class Imported(NamedTuple):
     """What an import did."""
 
     added: int
-    known: int  # an earlier import had brought the same text under the same key
+    known: int  # the memory had the same text under the same key
 
 
 class Found(NamedTuple):
@@ -178,7 +181,8 @@ def add_tip(
         namespace: id of the task that it belongs to.
         text: what the agent should know.
         key: what it is found by; by default its own text.
-        score: its worth; by default that of the best tip of the namespace, or 1 where it is the first.
+        score: its worth, which becomes the highest where it is above that; by default that of the best tip of the
+            namespace, or 1 where it is the first.
         enabled: whether it is shown.
         config: what makes room for it, and in `embedder` what the user names, as for `embedder_for`; default settings
             if None.
@@ -191,8 +195,9 @@ def add_tip(
     if not clean_tip(text):
         raise MemoryStoreError("a tip needs a letter or digit: write what the agent should know")
     likely, most = best_score(store, namespace)
+    score = likely if score is None else _finite(score)
     tip = Tip(
-        namespace, text, text if key is None else key, likely if score is None else _finite(score), most,
+        namespace, text, text if key is None else key, score, max(score, most),
         model="by hand", created=utc_now(), enabled=enabled,
     )  # fmt: skip
     before = store.sequence
@@ -214,6 +219,8 @@ def delete_tips(store: TipStore, ids: Iterable[int]) -> int:
 def edit_tip(store: TipStore, tip_id: int, text: str | None = None, *, score: float | None = None) -> Tip:
     """Replace a tip's text, its score, or both; it is found by the same key as before.
 
+    A score above the highest that was known becomes the highest.
+
     Raises:
         MemoryStoreError: no such tip, a text without any letter or digit, a score that is no number, or nothing to do.
     """
@@ -227,7 +234,10 @@ def edit_tip(store: TipStore, tip_id: int, text: str | None = None, *, score: fl
     if not fields:
         raise MemoryStoreError("nothing to change: give a text, a score, or both")
     with store.transaction():
-        edited = replace(show_tip(store, tip_id), **fields)
+        tip = show_tip(store, tip_id)
+        if score is not None and score > tip.max_score:
+            fields["max_score"] = fields["score"]
+        edited = replace(tip, **fields)
         store.update(edited)
         store.record(Change(tip_id, fields))
     return edited
@@ -284,7 +294,7 @@ def import_tips(
 ) -> Imported:
     """Add the tips that `read_tips` finds, marked as imported.
 
-    The file is read to its end before anything of it is added, and then in transactions of `IMPORT_BATCH` tips: whoever
+    The file is read once, to its end, before anything of it is added in transactions of `IMPORT_BATCH` tips: whoever
     else writes need not wait for all, and where it was stopped halfway, the same call goes on.
 
     Args:
@@ -296,19 +306,31 @@ def import_tips(
 
     Raises:
         ConfigError: as `embedder_for`.
-        MemoryStoreError: the file cannot be read, or has malformed lines, which are named; nothing is added then.
+        MemoryStoreError: the file cannot be read, is the memory itself, or has malformed lines, which are named;
+            nothing is added then.
     """
-    total, memory = sum(1 for _ in each_tip(path)), _memory_of(store, config)
-    tips = (replace(tip, enabled=enable) for tip in each_tip(path))
-    done = added = 0
-    while batch := list(islice(tips, IMPORT_BATCH)):
-        done, added = done + len(batch), added + take_in(memory, batch).added
-        progress(done, total)
+    file = file_of(path)
+    if store.path is not None and file.exists() and file.samefile(store.path):
+        raise MemoryStoreError(f"{path} is the memory itself: name another file, or another run")
+    memory = _memory_of(store, config)
+    total = done = added = 0
+    with SpooledTemporaryFile(SPOOLED) as spool:
+        for tip in each_tip(file):
+            spool.write(json.dumps(asdict(tip)).encode() + b"\n")
+            total += 1
+        spool.seek(0)
+        tips = (replace(Tip(**json.loads(line)), enabled=enable) for line in spool)
+        while batch := list(islice(tips, IMPORT_BATCH)):
+            done, added = done + len(batch), added + take_in(memory, batch).added
+            progress(done, total)
     return Imported(added, done - added)
 
 
 def take_in(memory: TipMemory, tips: Sequence[Tip]) -> Imported:
-    """Add tips that no policy of this memory wrote, marked as imported; the same text under the same key once only."""
+    """Add tips that no policy of this memory wrote, marked as imported.
+
+    The same text under the same key is added once only, and not at all where the memory has it of its own.
+    """
     config = memory.config.model_copy(update={"duplicates": "reject", "entries": "step"})
     own = TipMemory(memory.store, memory.embedder, config, clock=lambda: "")
     added = own.add([replace(tip, id=None, imported=True) for tip in tips], by_owner=True)

@@ -49,6 +49,7 @@ class Stamp(NamedTuple):
     era: str  # changes when rows are exchanged for others
     written: int = 0  # number of the last write that it has seen
     changed: int = 0  # number of the owner's last change that it has seen
+    session: str = ""  # random name of the one that wrote these: see `schema.read_session`
 
     def leads_to(self, later: Stamp) -> bool:
         """Whether what was written since is all that an index of this stamp lacks."""

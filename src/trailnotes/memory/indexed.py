@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from trailnotes.errors import MemoryStoreError
 from trailnotes.memory import schema
 from trailnotes.memory.index import Stamp, TipIndex, sample_size
-from trailnotes.memory.schema import Identity, OpenFile, named_errors
+from trailnotes.memory.openfile import OpenFile
+from trailnotes.memory.schema import Identity, named_errors
 from trailnotes.memory.scope import Place, place_named
 
 if TYPE_CHECKING:
@@ -97,7 +99,7 @@ class IndexedFile(OpenFile):
     def _ended(self) -> None:
         """Who writes puts it into the index, too, so that the next search need not; one to build anew waits for it."""
         index = self._index
-        if index is not None and index.stamp.leads_to(now := self._stamp()) and index.fits(self._total()):
+        if index is not None and self._is_before(index.stamp, now := self._stamp()) and index.fits(self._total()):
             self._follow(index, now)
 
     def _caught_up(self) -> TipIndex:
@@ -108,7 +110,7 @@ class IndexedFile(OpenFile):
         if index is None and self.path is not None:
             index = TipIndex.read(_beside(self.path), now)
         size = self._total()
-        if index is None or not index.stamp.leads_to(now) or not index.fits(size):
+        if index is None or not self._is_before(index.stamp, now) or not index.fits(size):
             index = TipIndex.empty(now._replace(written=0, changed=0), self._sample(sample_size(size)), size)
         is_new = not len(index)
         self._follow(index, now)
@@ -132,11 +134,17 @@ class IndexedFile(OpenFile):
 
     def _stamp(self) -> Stamp:
         with named_errors(self.path):
+            at = schema.read_sequence(self._connection), schema.read_last_change(self._connection)
             return Stamp(
                 *schema.read_identity(self._connection), schema.read_lineage(self._connection),
-                schema.read_era(self._connection), schema.read_sequence(self._connection),
-                schema.read_last_change(self._connection),
+                schema.read_era(self._connection), *at, schema.read_session(self._connection, *at),
             )  # fmt: skip
+
+    def _is_before(self, stamp: Stamp, now: Stamp) -> bool:
+        """Whether the file was once as `stamp` says, so that what was written since is all that an index lacks."""
+        with named_errors(self.path):
+            session = schema.read_session(self._connection, stamp.written, stamp.changed)
+        return stamp.leads_to(now) and stamp.session == session
 
     def _written_since(self, seen: Stamp) -> Iterator[tuple[list[int], Floats]]:
         """Enabled tips that an index of the stamp `seen` lacks, in pieces. One may come twice."""
@@ -156,6 +164,7 @@ class IndexedFile(OpenFile):
             dim = schema.read_identity(self._connection).dim
             cursor = self._connection.execute(sql, values)
             while rows := cursor.fetchmany(CHUNK):
+                schema.check_rows(cursor, rows)
                 yield [row[0] for row in rows], matrix([row[1] for row in rows], dim)
 
 
@@ -165,8 +174,16 @@ def named(place: Place) -> str:
 
 
 def matrix(blobs: Sequence[bytes], dim: int) -> Floats:
-    """Vectors as the file holds them, as float32 (len(blobs), dim)."""
-    return np.frombuffer(b"".join(blobs), "<f4").reshape(len(blobs), dim).astype(np.float32, copy=False)
+    """Vectors as the file holds them, as float32 (len(blobs), dim).
+
+    Raises:
+        MemoryStoreError: one has another length, or a number that is not finite.
+    """
+    if {len(blob) for blob in blobs} <= {4 * dim}:
+        vectors = np.frombuffer(b"".join(blobs), "<f4").reshape(len(blobs), dim).astype(np.float32, copy=False)
+        if np.isfinite(vectors).all():
+            return vectors
+    raise MemoryStoreError(f"the memory is damaged (malformed vector): {schema.REPAIR}")
 
 
 def _beside(path: Path) -> Path:

@@ -11,9 +11,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from trailnotes.errors import MemoryStoreError
 from trailnotes.memory.exchange import switch_tip, take_in
-from trailnotes.memory.schema import opened_snapshot, read_identity, read_last_change, read_lineage, read_sequence
+from trailnotes.memory.schema import (
+    opened_snapshot,
+    read_identity,
+    read_last_change,
+    read_lineage,
+    read_sequence,
+    require_identity,
+)
 from trailnotes.memory.store import Change, TipStore, added
 from trailnotes.memory.tipfile import write_tips
 from trailnotes.memory.tips import TipMemory
@@ -77,11 +83,7 @@ def go_back(memory: TipMemory, snapshot: Path, aside: Path) -> int:
         by_hand = {change.tip_id for change in changes if change.adds}
         if store.sequence == after + len(by_hand):
             return 0  # the run wrote nothing since
-        if (identity := read_identity(source)) != store.identity:
-            raise MemoryStoreError(
-                f"{snapshot} holds vectors of {identity.name} ({identity.dim} dimensions), the memory those of "
-                f"{store.identity.name} ({store.identity.dim}): set memory.embedder to the former"
-            )
+        require_identity(read_identity(source), store.identity, snapshot)
         touched = {change.tip_id for change in changes}
         written, retired = store.tips(after=after), store.retirements()
         late = [tip for tip in written if tip.id not in touched]

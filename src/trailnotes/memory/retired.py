@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from trailnotes.memory.migrations import WORTH
-from trailnotes.memory.schema import OpenFile
+from trailnotes.memory.openfile import OpenFile
 from trailnotes.memory.scope import Place
 
 DISTILLED: Final = "distilled"  # beside the rules of `memory.retire`

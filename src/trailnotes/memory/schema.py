@@ -1,31 +1,35 @@
-"""The memory file: its tables, made, checked, migrated and copied; and one that is open.
+"""The memory file: its tables, made, checked, migrated and copied. SQLite's errors leave here with the file's name.
 
-An open file is one connection behind one lock, with whole transactions and whole copies. SQLite's errors leave here
-with the file's name.
+A file may be somebody else's: it is read once its tables are known to be ours (`storage.databases`).
 """
 
 from __future__ import annotations
 
+import json
 import os
-import secrets
 import sqlite3
-import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from functools import cache
 from pathlib import Path
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from trailnotes.errors import MemoryStoreError
 from trailnotes.memory.migrations import COUNT_SIZES, MIGRATIONS, NEW_ERA
 from trailnotes.memory.remote import identity_of
-from trailnotes.types import StrPath
+from trailnotes.storage.databases import Types, check_types, distrust, find_foreign, types_of
+from trailnotes.storage.files import opened_aside, sync
 
 APPLICATION_ID = 0x54726C6E  # "Trln", in the header of every memory file
 SMALLEST_DATABASE = 512  # bytes; SQLite takes anything shorter than a header for a new, empty file
 LARGEST_CHECKED = 256 * 2**20  # bytes: every page of a larger file is not read each time it is opened
 BUSY_TIMEOUT = 60.0  # seconds
+# What a file says of itself -> its type, and how long or large it is at least and at most.
+FACTS: Mapping[str, tuple[type, int, int]] = {
+    "embedder": (str, 1, 4096), "dim": (int, 1, 2**20), "sequence": (int, 0, 2**62), "lineage": (str, 0, 64),
+    "era": (str, 0, 64),
+}  # fmt: skip
 REPAIR = "restore the memory.db of the last checkpoint, or move the file away to begin without tips"
 
 
@@ -46,17 +50,31 @@ def open_database(path: Path | None, identity: Identity | None, busy_timeout: fl
         return connection
     if not path.exists():
         _create(path, identity)
+    if not (os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)):
+        return _open_for_reading(path)
     connection = _connect(str(path), busy_timeout)
-    try:
-        with named_errors(path):
-            _check(connection, path)
-            _use_write_ahead_log(connection, busy_timeout)
-            connection.execute("PRAGMA synchronous = FULL")
-            migrate(connection)
-    except BaseException:
-        connection.close()
-        raise
+    with _closed_on_error(connection), named_errors(path):
+        _check(connection, path)
+        _use_write_ahead_log(connection, busy_timeout)
+        connection.execute("PRAGMA synchronous = FULL")
+        migrate(connection)
     return connection
+
+
+def _open_for_reading(path: Path) -> sqlite3.Connection:
+    """A checked connection to a file that may not be written; one of an earlier version is migrated in memory."""
+    connection = _connect(_address(path), BUSY_TIMEOUT)
+    with _closed_on_error(connection), named_errors(path):
+        _check(connection, path)
+        if _version(connection) == len(MIGRATIONS):
+            return connection
+        with closing(connection):
+            copy = _connect(":memory:", BUSY_TIMEOUT)
+            connection.backup(copy)
+        with _closed_on_error(copy):
+            migrate(copy)
+            copy.execute("PRAGMA query_only = ON")  # a change would be lost
+        return copy
 
 
 def migrate(connection: sqlite3.Connection) -> None:
@@ -92,6 +110,15 @@ def read_identity(connection: sqlite3.Connection) -> Identity:
     return Identity(identity_of(str(meta["embedder"])), int(meta["dim"]))
 
 
+def require_identity(held: Identity, wanted: Identity, path: Path) -> None:
+    """Raise `MemoryStoreError` where the snapshot `path` holds vectors of another embedder than the memory."""
+    if held != wanted:
+        raise MemoryStoreError(
+            f"{path} holds vectors of {held.name} ({held.dim} dimensions), the memory those of {wanted.name} "
+            f"({wanted.dim}): set memory.embedder to the former"
+        )
+
+
 def read_sequence(connection: sqlite3.Connection) -> int:
     """Number of writes that the file has seen."""
     return int(connection.execute("SELECT value FROM meta WHERE name = 'sequence'").fetchone()[0])
@@ -99,18 +126,73 @@ def read_sequence(connection: sqlite3.Connection) -> int:
 
 def read_lineage(connection: sqlite3.Connection) -> str:
     """What a file and all copies of it have in common; "" where an earlier version wrote them."""
-    row = connection.execute("SELECT value FROM meta WHERE name = 'lineage'").fetchone()
-    return str(row[0]) if row else ""
+    return _read_fact(connection, "lineage")
 
 
 def read_era(connection: sqlite3.Connection) -> str:
     """What changes when rows are exchanged for others: nobody's copy of rows of another era is any good."""
-    return str(connection.execute("SELECT value FROM meta WHERE name = 'era'").fetchone()[0])
+    return _read_fact(connection, "era")
+
+
+def read_rows(connection: sqlite3.Connection, sql: str, values: Sequence[Any] = ()) -> list[Any]:
+    """The rows of a query; `sqlite3.DataError` where a column holds what it was not declared for."""
+    cursor = connection.execute(sql, values)
+    rows = cursor.fetchall()
+    check_rows(cursor, rows)
+    return rows
+
+
+def check_rows(cursor: sqlite3.Cursor, rows: Sequence[Any]) -> None:
+    """As `read_rows`, of rows that were fetched already."""
+    if rows:
+        check_types([name for name, *_ in cursor.description], rows, _column_types())
+
+
+def parse_fields(text: str) -> dict[str, Any]:
+    """Read the fields of a tip that its owner has set; `sqlite3.DataError` where they are none."""
+    try:
+        fields = json.loads(text)
+        if all(isinstance(value, tuple(_column_types()[name])) for name, value in fields.items()):
+            return dict(fields)
+    except (ValueError, KeyError, AttributeError, RecursionError):
+        pass
+    raise sqlite3.DataError("malformed fields of a change")
+
+
+@cache
+def _column_types() -> Types:
+    return types_of(_statements(len(MIGRATIONS)))
+
+
+def _read_fact(connection: sqlite3.Connection, name: str) -> str:
+    row = connection.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
+    return str(row[0]) if row else ""
 
 
 def begin_era(connection: sqlite3.Connection) -> None:
     """Say that the rows are others now."""
     connection.execute(NEW_ERA)
+
+
+def begin_session(connection: sqlite3.Connection) -> None:
+    """Write down, within the first transaction of a process, where in the history of the file its writes begin.
+
+    The name is as long for every number, so that names sort as the sessions began. A file that was put back from a
+    backup goes on with another session than the one that it took the place of.
+    """
+    name = _session_name(read_sequence(connection), read_last_change(connection))
+    connection.execute("INSERT OR REPLACE INTO meta VALUES (?, lower(hex(randomblob(8))))", (name,))
+
+
+def read_session(connection: sqlite3.Connection, written: int, changed: int) -> str:
+    """The random name of the session that was the last to begin before this write and change; "" if there is none."""
+    sql = "SELECT value FROM meta WHERE name > 'session/' AND name < ? ORDER BY name DESC LIMIT 1"
+    row = connection.execute(sql, (_session_name(written, changed),)).fetchone()
+    return str(row[0]) if row else ""
+
+
+def _session_name(written: int, changed: int) -> str:
+    return f"session/{written:020}/{changed:020}"
 
 
 def read_last_change(connection: sqlite3.Connection) -> int:
@@ -154,25 +236,34 @@ def mark_once(connection: sqlite3.Connection, name: str) -> bool:
 
 def write_copy(source: sqlite3.Connection, path: Path) -> None:
     """Copy a database through SQLite's backup API into one self-contained file, put in place atomically."""
-    with _aside(path) as aside:
+    with opened_aside(path) as aside:
         with closing(sqlite3.connect(aside)) as target:
+            target.execute("PRAGMA journal_mode = MEMORY")  # a file of its own would outlive a kill
             source.backup(target)
             target.execute("PRAGMA journal_mode = DELETE")
-        _sync(aside)
+        sync(aside)
         aside.replace(path)
-        _sync(path.parent)
+        sync(path.parent)
 
 
 @contextmanager
-def opened_snapshot(path: Path) -> Iterator[sqlite3.Connection]:
-    """A checked, read-only connection to a snapshot, or to the memory file of a run, live or killed."""
+def opened_snapshot(path: Path, *, every_page: bool = True) -> Iterator[sqlite3.Connection]:
+    """A checked, read-only connection to a snapshot, or to the memory file of a run, live or killed.
+
+    Without `every_page` it is checked as a large file is, and so opens at once.
+    """
     if not path.is_file():
         raise MemoryStoreError(f"there is no memory snapshot at {path}: name the memory.db of a checkpoint")
+    with named_errors(path), closing(_connect(_address(path), 5.0)) as connection:
+        _check(connection, path, LARGEST_CHECKED if every_page else 0)
+        yield connection
+
+
+def _address(path: Path) -> str:
+    """A file as SQLite is to open it for reading only."""
     in_use = path.with_name(f"{path.name}-wal").exists()
     mode = "mode=ro" if in_use else "immutable=1"  # immutable leaves no files beside those of a checkpoint
-    with named_errors(path), closing(_connect(f"{path.resolve().as_uri()}?{mode}", 5.0)) as connection:
-        _check(connection, path)
-        yield connection
+    return f"{path.resolve().as_uri()}?{mode}"
 
 
 @contextmanager
@@ -187,7 +278,9 @@ def named_errors(path: Path | None) -> Iterator[None]:
 def _advice(error: str) -> str:
     if "locked" in error or "busy" in error:
         return f"{error}: another process holds the memory file; end it or wait"
-    if "malformed" in error or "not a database" in error or "no such table" in error:
+    if "interrupted" in error:
+        return f"a query takes longer than any of ours would, so that the file is damaged: {REPAIR}"
+    if any(sign in error for sign in ("malformed", "not a database", "no such table", "too big", "UTF-8")):
         return f"damaged ({error}): {REPAIR}"
     if "disk I/O" in error:
         return f"{error}: a disk that is full or fails, or a quota: free some space; if there is enough, {REPAIR}"
@@ -199,7 +292,11 @@ def _advice(error: str) -> str:
 def _connect(database: str, busy_timeout: float) -> sqlite3.Connection:
     uri = database.startswith("file:")
     with named_errors(Path(database)):
-        return sqlite3.connect(database, timeout=busy_timeout, isolation_level=None, check_same_thread=False, uri=uri)
+        connection = sqlite3.connect(
+            database, timeout=busy_timeout, isolation_level=None, check_same_thread=False, uri=uri
+        )
+        distrust(connection)
+        return connection
 
 
 def _fill(connection: sqlite3.Connection, identity: Identity) -> None:
@@ -215,18 +312,19 @@ def _create(path: Path, identity: Identity | None) -> None:
     log = path.with_name(f"{path.name}-wal")
     if log.exists() and not path.exists():
         raise MemoryStoreError(f"{path} is missing but {log.name} is there: put the file back, or move both away")
-    with named_errors(path), _aside(path) as aside:
+    with named_errors(path), opened_aside(path) as aside:
         with closing(_connect(str(aside), 5.0)) as connection:
+            connection.execute("PRAGMA journal_mode = MEMORY")  # a file of its own would outlive a kill
             _fill(connection, identity)
-        _sync(aside)
+        sync(aside)
         try:
             os.link(aside, path)
         except FileExistsError:
             return
-        _sync(path.parent)
+        sync(path.parent)
 
 
-def _check(connection: sqlite3.Connection, path: Path) -> None:
+def _check(connection: sqlite3.Connection, path: Path, largest: int | None = None) -> None:
     if path.stat().st_size < SMALLEST_DATABASE:
         raise MemoryStoreError(f"{path} is damaged (empty or cut short): {REPAIR}")
     (application_id,) = connection.execute("PRAGMA application_id").fetchone()
@@ -234,13 +332,32 @@ def _check(connection: sqlite3.Connection, path: Path) -> None:
         raise MemoryStoreError(f"{path} is a database of another program: name another file")
     if (version := _version(connection)) > len(MIGRATIONS):
         raise MemoryStoreError(
-            f"{path} has version {version}, this Trailnotes knows up to {len(MIGRATIONS)}: upgrade Trailnotes"
+            f"{path} has version {version}, this Trailnotes knows up to {len(MIGRATIONS)}: it was written by a newer "
+            "version: upgrade Trailnotes"
         )
-    if path.stat().st_size > LARGEST_CHECKED:
+    if foreign := find_foreign(connection, _statements(_version(connection))):
+        raise MemoryStoreError(f"{path} is damaged, or no memory of Trailnotes ({foreign}): {REPAIR}")
+    _check_facts(connection)
+    if path.stat().st_size > (LARGEST_CHECKED if largest is None else largest):
         return  # SQLite has seen that its end is there; whatever reads it names other damage
     (answer,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
     if answer != "ok":
         raise MemoryStoreError(f"{path} is damaged ({' '.join(answer.split())}): {REPAIR}")
+
+
+def _statements(version: int) -> tuple[str, ...]:
+    """What makes the tables of a version."""
+    return tuple(statement for migration in MIGRATIONS[:version] for statement in migration)
+
+
+def _check_facts(connection: sqlite3.Connection) -> None:
+    """Raise `sqlite3.DataError` where what a file says of itself cannot be."""
+    sql = f"SELECT name, value FROM meta WHERE name IN ({', '.join('?' * len(FACTS))})"  # noqa: S608 (constants)
+    facts: dict[str, Any] = dict(connection.execute(sql, [*FACTS]))
+    for name, (kind, least, most) in FACTS.items():
+        value: Any = facts.get(name, None if least else kind())
+        if type(value) is not kind or not least <= (len(value) if kind is str else value) <= most:
+            raise sqlite3.DataError(f"malformed {name}")
 
 
 def _columns(connection: sqlite3.Connection, table: str) -> list[str]:
@@ -267,98 +384,9 @@ def _use_write_ahead_log(connection: sqlite3.Connection, busy_timeout: float) ->
 
 
 @contextmanager
-def _aside(path: Path) -> Iterator[Path]:
-    aside = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+def _closed_on_error(connection: sqlite3.Connection) -> Iterator[None]:
     try:
-        yield aside
-    finally:
-        aside.unlink(missing_ok=True)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-class Closes:
-    """``with`` closes it at the end."""
-
-    def close(self) -> None:
-        """Close it. Twice is fine."""
-        raise NotImplementedError
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-class OpenFile(Closes):
-    """What all tables of a memory file have in common.
-
-    Args:
-        path: the file; None keeps everything in memory. A missing file is created if `identity` is given.
-        identity: the embedder of a new file; ignored if the file exists.
-
-    Raises:
-        MemoryStoreError: the file is missing, damaged, not ours, or of a newer version.
-    """
-
-    def __init__(self, path: StrPath | None, identity: Identity | None = None) -> None:
-        self.path = None if path is None else Path(path)
-        self._lock = threading.RLock()
-        self._touched: set[str] = set()  # namespaces whose rows the transaction under way has changed
-        self._connection = open_database(self.path, identity, BUSY_TIMEOUT)
-
-    def close(self) -> None:
-        """Close the file. Twice is fine."""
-        self._connection.close()
-
-    @contextmanager
-    def transaction(self) -> Iterator[None]:
-        """All writes within are one, or none. Other processes wait; readers see the state before."""
-        with self._lock, named_errors(self.path):
-            self._connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-                self._connection.execute("COMMIT")
-            except BaseException:
-                roll_back(self._connection)
-                self._undone()
-                raise
-            finally:
-                self._ended()
-
-    def snapshot(self, path: StrPath) -> None:
-        """Write a consistent copy to `path`, atomically, while others may read and write."""
-        path = Path(path)
-        if self.path is not None and path.resolve() == self.path.resolve():
-            raise MemoryStoreError(f"a snapshot of {path} cannot be written over the file itself: name another path")
-        with self._lock, named_errors(path):
-            write_copy(self._connection, path)
-
-    def _rows(self, sql: str, values: Sequence[Any] = ()) -> list[Any]:
-        with self._lock, named_errors(self.path):
-            return self._connection.execute(sql, values).fetchall()
-
-    def _next_number(self) -> int:
-        """The number that the next write will have."""
-        return read_sequence(self._connection) + 1
-
-    def _next_age(self) -> int:
-        """Number the write that is under way."""
-        assert self._connection.in_transaction, "writes belong into `with store.transaction()`"
-        sql = "UPDATE meta SET value = value + 1 WHERE name = 'sequence' RETURNING value"
-        return int(self._rows(sql)[0][0])
-
-    def _undone(self) -> None:
-        """A transaction was rolled back."""
-
-    def _ended(self) -> None:
-        """A transaction is over, either way."""
+        yield
+    except BaseException:
+        connection.close()
+        raise

@@ -14,7 +14,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
-from trailnotes.memory.schema import Identity, OpenFile, encodable, named_errors
+from trailnotes.memory.openfile import OpenFile
+from trailnotes.memory.schema import Identity, encodable, read_rows
 from trailnotes.types import StrPath, Task
 
 Scope = Literal["task", "family", "env", "all"]
@@ -57,12 +58,11 @@ class TaskTable(OpenFile):
     def meet(self, tasks: Sequence[Task]) -> bool:
         """Keep where `tasks` belong; returns whether there was anything new."""
         rows = {_row(task) for task in tasks}
-        with self._lock, named_errors(self.path):
-            known = {
-                row
-                for namespace in {namespace for namespace, *_ in rows}
-                for row in self._connection.execute("SELECT * FROM tasks WHERE namespace = ?", (namespace,))
-            }
+        known = {
+            row
+            for namespace in {namespace for namespace, *_ in rows}
+            for row in self._rows("SELECT * FROM tasks WHERE namespace = ?", (namespace,))
+        }
         if rows <= known:
             return False
         with self.transaction():
@@ -81,17 +81,14 @@ class TaskTable(OpenFile):
 
     def met(self, namespace: str) -> Met | None:
         """Where a task belongs; None if it was never met, or under two splits."""
-        with self._lock, named_errors(self.path):
-            sql = "SELECT env, family, split FROM tasks WHERE namespace = ?"
-            rows = self._connection.execute(sql, (namespace,)).fetchall()
+        rows = self._rows("SELECT env, family, split FROM tasks WHERE namespace = ?", (namespace,))
         return Met(*rows[0]) if len(rows) == 1 else None
 
     def families(self, place: Place) -> list[tuple[str, str]]:
         """Environment and family of the tasks in `place` that have an enabled tip, each once."""
         with_tips = "namespace IN (SELECT namespace FROM tips WHERE enabled)"
         sql = f"SELECT DISTINCT env, family FROM tasks WHERE {place.condition} AND {with_tips}"  # noqa: S608 (constants)
-        with self._lock, named_errors(self.path):
-            return self._connection.execute(sql, place.values).fetchall()
+        return self._rows(sql, place.values)
 
     def place(self, namespace: str, scope: Scope, open_split: str) -> Place | None:
         """What a task searches in `scope`, its own tips among them.
@@ -139,13 +136,13 @@ class TaskTable(OpenFile):
         when tasks have been met since, by anybody.
         """
         sql = "SELECT name, value FROM meta WHERE name IN ('era', 'met') ORDER BY name"
-        with self._lock, named_errors(self.path):
-            if (state := self._connection.execute(sql).fetchall()) != self._tasks_of:
+        with self._lock:
+            if (state := self._rows(sql)) != self._tasks_of:
                 self._tasks_of = state
                 self._readers.clear()
                 self._places.clear()
             if (split, open_split) not in self._readers:
-                rows = self._connection.execute("SELECT namespace, split, env, family, game FROM tasks").fetchall()
+                rows = self._rows("SELECT namespace, split, env, family, game FROM tasks")
                 self._readers[split, open_split] = _readable(rows, {split, open_split})
             return self._readers[split, open_split]
 
@@ -154,7 +151,7 @@ def read_tasks(source: sqlite3.Connection) -> list[Row]:
     """The tasks that a memory file has met; none where an earlier version wrote it."""
     if not source.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'tasks'").fetchone():
         return []
-    return source.execute("SELECT namespace, split, env, family, game FROM tasks").fetchall()
+    return read_rows(source, "SELECT namespace, split, env, family, game FROM tasks")
 
 
 def _readable(rows: Sequence[tuple[str, ...]], splits: set[str]) -> dict[str, Met]:

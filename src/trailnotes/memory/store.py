@@ -19,9 +19,10 @@ import numpy as np
 from trailnotes.errors import MemoryStoreError
 from trailnotes.memory import schema
 from trailnotes.memory.indexed import IndexedFile, matrix, named
+from trailnotes.memory.openfile import Closes
 from trailnotes.memory.retired import UNMARKED, RetiredTips
 from trailnotes.memory.retrieval import ExactIndex, Floats, Index
-from trailnotes.memory.schema import Closes, Identity, named_errors
+from trailnotes.memory.schema import Identity, named_errors
 from trailnotes.memory.scope import EVERYWHERE, Place, TaskTable, place_named
 from trailnotes.memory.words import WordIndex
 from trailnotes.memory.worth import Readers, Reading
@@ -71,41 +72,23 @@ class TipStore(IndexedFile, TaskTable, RetiredTips):
         self._pages: OrderedDict[tuple[str | Place, tuple[str, ...]], Page] = OrderedDict()
         self._data_version = -1
 
-    @property
-    def identity(self) -> Identity:
-        """The embedder whose vectors the file holds."""
-        with self._lock, named_errors(self.path):
-            return schema.read_identity(self._connection)
-
-    @property
-    def sequence(self) -> int:
-        """Number of writes so far: the age of the tip that was written last."""
-        with self._lock, named_errors(self.path):
-            return schema.read_sequence(self._connection)
-
-    @property
-    def lineage(self) -> str:
-        """What this file and all copies of it have in common."""
-        with self._lock, named_errors(self.path):
-            return schema.read_lineage(self._connection)
-
     # reading
 
     def tips(self, namespace: str | None = None, *, after: int = 0) -> list[Tip]:
         """All tips, or those of one namespace, oldest first; `after`: only those new or changed since `sequence`."""
         where, values = ("AND namespace = ?", (namespace,)) if namespace is not None else ("", ())
-        return [_tip_of(row) for row in self._rows(f"{SELECT} WHERE age > ? {where} ORDER BY age", (after, *values))]
+        return [tip_of(row) for row in self._rows(f"{SELECT} WHERE age > ? {where} ORDER BY age", (after, *values))]
 
     def listed(self, namespace: str | None, by: str, limit: int = 0, *, retired: bool | None = None) -> list[Tip]:
         """All tips, or those (not) retired, by a key of `LISTED`, of equals the newest first; `limit` 0 gives all."""
         kept = {None: "TRUE", True: "retired_at > 0", False: "retired_at = 0"}[retired]
         where, values = ("AND namespace = ?", [namespace]) if namespace is not None else ("", [])
         sql = f"{SELECT} WHERE {kept} {where} ORDER BY {LISTED[by]} DESC, age DESC LIMIT ?"
-        return [_tip_of(row) for row in self._rows(sql, [*values, min(limit, 2**31) or -1])]
+        return [tip_of(row) for row in self._rows(sql, [*values, min(limit, 2**31) or -1])]
 
     def tip(self, tip_id: int) -> Tip | None:
         """One tip by its id."""
-        return next((_tip_of(row) for row in self._rows(f"{SELECT} WHERE id = ?", (tip_id,))), None)
+        return next((tip_of(row) for row in self._rows(f"{SELECT} WHERE id = ?", (tip_id,))), None)
 
     def readers(self, tip_id: int | None = None) -> dict[int, Readers]:
         """What came of reading each tip, or one: by id."""
@@ -131,11 +114,16 @@ class TipStore(IndexedFile, TaskTable, RetiredTips):
     def changes(self, *, after: int) -> list[Change]:
         """What the owner changed by hand since the change of that number, the oldest first."""
         rows = self._rows("SELECT tip, fields FROM owner_changes WHERE number > ? ORDER BY number", (after,))
-        return [Change(tip_id, fields if fields is None else json.loads(fields)) for tip_id, fields in rows]
+        with named_errors(self.path):
+            return [Change(tip, fields if fields is None else schema.parse_fields(fields)) for tip, fields in rows]
 
-    def find(self, tip: Tip, *, same_key: bool) -> int | None:
-        """Id of the row that says the same in the same namespace; imported and own tips do not count as the same."""
-        sql = "SELECT id FROM tips WHERE namespace = ? AND text = ? AND imported = ?"
+    def find(self, tip: Tip, *, same_key: bool, among_own: bool = False) -> int | None:
+        """Id of the row that says the same in the same namespace, imported or own as `tip` is.
+
+        With `among_own` an own one that is not retired is the same as an imported one, too.
+        """
+        whose = "(imported = ? OR retired = '')" if among_own else "imported = ?"
+        sql = f"SELECT id FROM tips WHERE namespace = ? AND text = ? AND {whose}"  # noqa: S608 (constants)
         values: tuple[Any, ...] = (tip.namespace, tip.text, tip.imported)
         if same_key:
             sql, values = f"{sql} AND key = ?", (*values, tip.key)
@@ -177,7 +165,7 @@ class TipStore(IndexedFile, TaskTable, RetiredTips):
         missing = [tip_id for tip_id in ids if tip_id not in page.fetched]
         if missing:
             rows = self._rows(f"{SELECT} WHERE id IN ({_marks(missing)})", missing)
-            page.fetched.update((row[0], _tip_of(row)) for row in rows)
+            page.fetched.update((row[0], tip_of(row)) for row in rows)
         return [page.fetched[tip_id] for tip_id in ids if tip_id in page.fetched]
 
     def words(self, page: Page) -> WordIndex:
@@ -318,12 +306,7 @@ class TipStore(IndexedFile, TaskTable, RetiredTips):
             MemoryStoreError: the snapshot is missing, damaged, or of another embedder; nothing has changed then.
         """
         with self._lock, schema.opened_snapshot(Path(path)) as source:
-            identity = schema.read_identity(source)
-            if identity != self.identity:
-                raise MemoryStoreError(
-                    f"{path} holds vectors of {identity.name} ({identity.dim} dimensions), the memory those of "
-                    f"{self.identity.name} ({self.identity.dim}): set memory.embedder to the former"
-                )
+            schema.require_identity(schema.read_identity(source), self.identity, Path(path))
             with named_errors(self.path):
                 source.backup(self._connection)
                 schema.migrate(self._connection)
@@ -386,10 +369,13 @@ def _select_page(condition: str, order: Sequence[str]) -> str:
     )
 
 
-def _tip_of(row: Sequence[Any]) -> Tip:
-    tip_id, *values = row
-    fields = dict(zip(COLUMNS, values, strict=True))
-    return Tip(id=tip_id, **{**fields, "imported": bool(fields["imported"]), "enabled": bool(fields["enabled"])})
+def tip_of(row: Sequence[Any]) -> Tip:
+    """Make the tip of a row of `SELECT`."""
+    fields = dict(zip(("id", *COLUMNS), row, strict=True))
+    try:
+        return Tip(**fields | {name: bool(fields[name]) for name in ("imported", "enabled")})
+    except ValueError as error:
+        raise MemoryStoreError(f"the memory is damaged (tip {row[0]}: {error}): {schema.REPAIR}") from error
 
 
 def _marks(values: Sequence[object]) -> str:

@@ -138,7 +138,7 @@ class TipMemory(Kept):
             if once and not self.store.once(once):
                 return 0
             before = self.store.sequence
-            changed = sum(self._add(tip, vector) for tip, vector in zip(usable, vectors, strict=True))
+            changed = sum(self._add(tip, vector, by_owner) for tip, vector in zip(usable, vectors, strict=True))
             for tip in self.store.tips(after=before) if by_owner else ():
                 self.store.record(added(tip))
             self.make_room(tip.namespace for tip in usable)
@@ -171,8 +171,8 @@ class TipMemory(Kept):
                     by = f"{found.anyway:.2f} as often without it, by {found.measured} readers who did well"
                     self.store.retire([tip_id], DISTILLED, by, on=self._clock())
 
-    def _add(self, tip: Tip, vector: Floats) -> int:
-        tip_id = self.store.find(tip, same_key=self.config.entries == "step")
+    def _add(self, tip: Tip, vector: Floats, by_owner: bool) -> int:
+        tip_id = self.store.find(tip, same_key=self.config.entries == "step", among_own=by_owner)
         if tip_id is None:
             self.store.insert(tip, vector)
             return 1

@@ -10,13 +10,14 @@ from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from trailnotes.reporting.terminal import LINES, open_console
+
 if TYPE_CHECKING:
     from rich.table import Column
     from rich.table import Table as RichTable
 
 DASH = "-"  # in a cell of which nothing is known
 TEXT_WIDTH = 118  # of the text below a table on the console, where that is as wide
-LINES = 24  # whatever a terminal has: rich takes no width without a height from one that can do little
 Table = tuple[list[str], list[list[str]]]  # head and rows
 
 
@@ -40,12 +41,10 @@ def print_whole(table: RichTable) -> None:
 
     Each part is a table of its own, with the first column and as many of the others as fit beside it.
     """
-    from rich.console import Console
-
     width = _columns()
     if not sys.stdout.isatty():
         width = max(width, width_of(table))
-    console = Console(file=sys.stdout, width=width, height=LINES)
+    console = open_console(sys.stdout, width)
     for part in _parts(table, width):
         console.print(part)
 

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol, Self, cast
 
+from trailnotes.reporting.terminal import open_console, printable_lines
 from trailnotes.types import MODES
 
 if TYPE_CHECKING:
@@ -69,11 +70,11 @@ class Bar:
         if self._rich is not None:
             self._rich.console.print(text, markup=False, highlight=False)
         else:
-            print(text, file=self.stream, flush=True)
+            print(printable_lines(text), file=self.stream, flush=True)
 
     def _print(self, line: str) -> None:
         self._printed, self._pending = time.monotonic(), ""
-        print(line, file=self.stream, flush=True)
+        print(printable_lines(line), file=self.stream, flush=True)
 
     def _time_left(self, now: float, completed: float) -> str:
         """From the pace since the first update, which may come late in a resumed run."""
@@ -187,7 +188,6 @@ def _trials(line: Mapping[str, Any], name: str) -> str:
 
 
 def _rich_bar(stream: IO[str]) -> RichProgress:
-    from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn
     from rich.table import Column
 
@@ -200,4 +200,4 @@ def _rich_bar(stream: IO[str]) -> RichProgress:
         TextColumn("{task.fields[left]}", markup=False, table_column=cut()),
         TextColumn("{task.fields[facts]}", markup=False, table_column=cut(ratio=1)),
     )
-    return Progress(*columns, console=Console(file=stream), expand=True)
+    return Progress(*columns, console=open_console(stream), expand=True)

@@ -19,6 +19,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -39,7 +40,7 @@ from trailnotes.envs.base import one_line
 from trailnotes.envs.tasks import identity_of
 from trailnotes.errors import ConfigError, RunError, TrailnotesError
 from trailnotes.storage import checkpoint
-from trailnotes.storage.files import append_jsonl, read_jsonl, set_aside, write_text_atomic
+from trailnotes.storage.files import append_jsonl, open_unlinked, read_jsonl, set_aside, write_text_atomic
 from trailnotes.storage.parsing import parse_json
 from trailnotes.storage.records import trajectory_to_json
 from trailnotes.tracking.process import Trackers
@@ -201,9 +202,10 @@ class RunLock:
 
     def __init__(self, path: Path) -> None:
         try:
-            self._descriptor: int | None = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            self._descriptor: int | None = open_unlinked(path)
         except OSError as error:
-            raise RunError(f"cannot write {path} ({error.strerror}): fix the permissions, or choose another") from error
+            fix = "delete that link" if error.errno == errno.ELOOP else "fix the permissions, or choose another"
+            raise RunError(f"cannot write {path} ({error.strerror}): {fix}") from error
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

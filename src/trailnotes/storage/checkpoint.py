@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trailnotes.errors import RunError
-from trailnotes.storage.files import write_text_atomic
+from trailnotes.storage.files import sync, write_text_atomic
 from trailnotes.storage.parsing import parse_json
 
 if TYPE_CHECKING:
@@ -235,8 +235,8 @@ def atomic_directory(path: Path) -> Iterator[Path]:
     try:
         yield aside
         for child in sorted(aside.rglob("*"), reverse=True):
-            _flush(child)
-        _flush(aside)
+            sync(child)
+        sync(aside)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
@@ -244,7 +244,7 @@ def atomic_directory(path: Path) -> Iterator[Path]:
         _remove(path, then=lambda: aside.rename(path))
     else:
         aside.rename(path)
-    _flush(path.parent)
+    sync(path.parent)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -333,11 +333,3 @@ def _fingerprint(path: Path) -> dict[str, Any]:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

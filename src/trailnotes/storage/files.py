@@ -5,6 +5,7 @@ Lines are JSON objects: appended whole, cut at an iteration, and read with an er
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import json
 import math
@@ -13,6 +14,7 @@ import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -56,16 +58,60 @@ def made_once(folder: Path, make: Callable[[], T], open_made: Callable[[], T]) -
 def write_bytes_atomic(path: Path, data: bytes) -> None:
     """Write aside, flush to disk, rename: `path` holds the old content or the new one, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        with aside.open("xb") as file:  # with the mode that the umask leaves
+    with opened_aside(path) as aside:
+        with aside.open("wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
         aside.replace(path)
-    except BaseException:
+
+
+@contextmanager
+def opened_aside(path: Path) -> Iterator[Path]:
+    """Yield an empty file beside `path`, to be written and renamed; what is not renamed is gone at the end.
+
+    Its name is the same each time, so that a process that is killed leaves one file at most, which the next one takes.
+    Where another process writes the same `path`, it is a name of its own.
+    """
+    aside, descriptor = _claim_aside(path)
+    try:
+        yield aside
+    finally:
         aside.unlink(missing_ok=True)
-        raise
+        os.close(descriptor)
+
+
+def _claim_aside(path: Path) -> tuple[Path, int]:
+    aside = path.with_name(f".{path.name}.tmp")
+    descriptor = -1
+    with suppress(OSError):  # somebody writes it, it is no file, or this file system has no locks
+        descriptor = open_unlinked(aside)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(descriptor), aside.stat()):  # else it was renamed a moment ago
+            os.ftruncate(descriptor, 0)
+            return aside, descriptor
+    if descriptor >= 0:
+        os.close(descriptor)
+    aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    return aside, open_unlinked(aside)
+
+
+def open_unlinked(path: Path) -> int:
+    """Open a file to read and write, made if it is missing: a descriptor. A symbolic link is not followed.
+
+    Raises:
+        OSError: it cannot be opened, or is a symbolic link (`errno.ELOOP`).
+    """
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+
+
+def sync(path: Path) -> None:
+    """Flush a file or a directory to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def write_text_atomic(path: Path, text: str) -> None:

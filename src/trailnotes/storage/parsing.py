@@ -109,7 +109,8 @@ def _refuse(digits: str) -> None:
 
 
 def _decoder(nonfinite: Nonfinite, *, counts_digits: bool) -> json.JSONDecoder:
-    otherwise: Callable[[str], float | None] = {"keep": float, "drop": lambda _: None, "refuse": _refuse}[nonfinite]
+    ways: dict[Nonfinite, Callable[[str], float | None]] = {"keep": float, "drop": lambda _: None, "refuse": _refuse}
+    otherwise = ways[nonfinite]
 
     def parse_float(digits: str) -> float | None:
         value = float(digits)

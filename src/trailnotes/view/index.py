@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple
 
 from trailnotes.errors import RunError
 from trailnotes.memory.schema import encodable
+from trailnotes.storage.databases import distrust, find_foreign
 from trailnotes.storage.parsing import parse_json
 
 VERSION: Final = 1  # of the tables; an index of another one is made anew
@@ -27,17 +28,19 @@ DAMAGED: Final = "damaged"  # outcome of a line that holds no episode
 _MOST: Final = 2**63  # that an integer of SQLite is below
 _TAIL: Final = 4096  # bytes of the fingerprint
 _BATCH: Final = 64  # lines between two looks at the clock
-_TABLES: Final = """
-CREATE TABLE state (name TEXT PRIMARY KEY, value);
-CREATE TABLE episodes (
-    number INTEGER PRIMARY KEY, offset INTEGER, length INTEGER, iteration INTEGER, task TEXT, mode TEXT, member INTEGER,
-    outcome TEXT, success INTEGER, score REAL, max_score REAL, earned REAL, steps INTEGER, tips INTEGER,
-    returned INTEGER, last_action TEXT
-);
-CREATE INDEX by_group ON episodes (task, iteration);
-CREATE INDEX by_iteration ON episodes (iteration);
-CREATE TABLE shown (tip INTEGER, number INTEGER, PRIMARY KEY (tip, number)) WITHOUT ROWID;
-"""
+_TABLES: Final = (
+    "CREATE TABLE state (name TEXT PRIMARY KEY, value)",
+    """
+    CREATE TABLE episodes (
+        number INTEGER PRIMARY KEY, offset INTEGER, length INTEGER, iteration INTEGER, task TEXT, mode TEXT,
+        member INTEGER, outcome TEXT, success INTEGER, score REAL, max_score REAL, earned REAL, steps INTEGER,
+        tips INTEGER, returned INTEGER, last_action TEXT
+    )
+    """,
+    "CREATE INDEX by_group ON episodes (task, iteration)",
+    "CREATE INDEX by_iteration ON episodes (iteration)",
+    "CREATE TABLE shown (tip INTEGER, number INTEGER, PRIMARY KEY (tip, number)) WITHOUT ROWID",
+)
 _INSERT: Final = f"INSERT INTO episodes VALUES ({', '.join('?' * 16)})"  # noqa: S608 (constants)
 
 
@@ -257,8 +260,9 @@ class EpisodeIndex:
         beside = self.file.with_name(f"{self.file.name}{SUFFIX}")
         for _ in range(2):
             with contextlib.suppress(sqlite3.Error, OSError):
-                return _connected(str(beside))
-            with contextlib.suppress(OSError):  # damaged, or of another version
+                if not beside.is_symlink():
+                    return _connected(str(beside))
+            with contextlib.suppress(OSError):  # damaged, of another version, or leading to a file that is no index
                 beside.unlink()
         return _connected(":memory:")  # a folder that is not ours to write in
 
@@ -288,7 +292,7 @@ def _outline(record: Any) -> tuple[tuple[Any, ...], set[int]]:
     """The columns of an episode, and the ids of the tips that it was shown."""
     steps = record["steps"]
     tips = [tip.get("id") for step in steps for tip in step["tips"]]
-    row = (
+    row: tuple[Any, ...] = (
         int(record["iteration"]), encodable(record["task"]["id"]), encodable(record["mode"]), int(record["member"]),
         encodable(record["outcome"]), int(record["success"]), float(record["score"]), float(record["max_score"]),
         float(record["return"]), len(steps), len(tips), int("return_to" in record["task"].get("options", {})),
@@ -310,13 +314,15 @@ def _fingerprint(file: Path, end: int) -> str:
 def _connected(database: str) -> sqlite3.Connection:
     connection = sqlite3.connect(database, timeout=5.0, isolation_level=None, check_same_thread=False)
     try:
+        distrust(connection)
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        if version not in {0, VERSION} or find_foreign(connection, _TABLES if version else ()):
+            raise sqlite3.DatabaseError("an index of another version, or none of ours")  # noqa: TRY301 (closed below)
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = OFF")  # it can be made again
-        (version,) = connection.execute("PRAGMA user_version").fetchone()
         if not version:
-            connection.executescript(f"BEGIN IMMEDIATE; {_TABLES} PRAGMA user_version = {VERSION}; COMMIT;")
-        elif version != VERSION:
-            raise sqlite3.DatabaseError("an index of another version")  # noqa: TRY301 (closed below)
+            tables = "; ".join(_TABLES)
+            connection.executescript(f"BEGIN IMMEDIATE; {tables}; PRAGMA user_version = {VERSION}; COMMIT;")
     except BaseException:
         connection.close()
         raise

@@ -24,8 +24,8 @@ from trailnotes.memory.exchange import check_reader, delete_tips, edit_tip, enab
 from trailnotes.memory.migrations import MIGRATIONS
 from trailnotes.memory.retired import MARK, Retirement
 from trailnotes.memory.retrieval import embedder_for
-from trailnotes.memory.schema import APPLICATION_ID, named_errors
-from trailnotes.memory.store import READINGS, SELECT, TipStore
+from trailnotes.memory.schema import named_errors, opened_snapshot, read_rows
+from trailnotes.memory.store import READINGS, SELECT, TipStore, tip_of
 from trailnotes.memory.tips import MAX_KEY_CHARS, TipMemory
 from trailnotes.memory.worth import Readers
 from trailnotes.types import Tip
@@ -93,7 +93,7 @@ class TipsFile:
         """`PAGE` tips of all tasks with ids below `before`, the highest first: the way through a file of any size."""
         with self._reading() as connection:
             sql = "SELECT id FROM tips WHERE id < ? ORDER BY id DESC LIMIT ?"
-            ids = [row[0] for row in connection.execute(sql, [before or 2**62, PAGE])]
+            ids = [row[0] for row in read_rows(connection, sql, [before or 2**62, PAGE])]
             rows = [row for tip_id in ids if (row := self._row(connection, tip_id))]
             return Listed(rows, self._total(connection, ""), "newest", sorted=True)
 
@@ -109,7 +109,7 @@ class TipsFile:
             order = order if is_sorted else "newest"
             where, values = ("WHERE namespace = ?", [namespace]) if namespace else ("", [])
             sql = f"SELECT id FROM tips {where} ORDER BY {ORDERS[order]} LIMIT ? OFFSET ?"  # noqa: S608 (constants)
-            ids = [row[0] for row in connection.execute(sql, [*values, PAGE, first])]
+            ids = [row[0] for row in read_rows(connection, sql, [*values, PAGE, first])]
             rows = [row for tip_id in ids if (row := self._row(connection, tip_id))]
         return Listed(rows, total, order, is_sorted)
 
@@ -121,7 +121,7 @@ class TipsFile:
         )
         with self._reading() as connection:
             found = self._row(connection, tip_id)
-            joined = tuple(each for (each,) in connection.execute(sql, [LOOKED, tip_id]))
+            joined = tuple(each for (each,) in read_rows(connection, sql, [LOOKED, tip_id]))
         if found is None:
             raise MemoryStoreError(
                 f"there is no tip {tip_id} any more: it was deleted, or has made room for newer ones"
@@ -150,39 +150,23 @@ class TipsFile:
     def _row(self, connection: sqlite3.Connection, tip_id: int) -> Row | None:
         columns, _, table = SELECT.partition(" FROM ")
         sql = f"{columns}, {', '.join((*MARK, *READINGS))} FROM {table} WHERE id = ?"
-        found = connection.execute(sql, [tip_id]).fetchone()
-        if found is None:
-            return None
-        names = [name.strip() for name in columns.removeprefix("SELECT ").split(",")]
-        values = dict(zip(names, found, strict=False))
-        tip = Tip(**{**values, "imported": bool(values["imported"]), "enabled": bool(values["enabled"])})
-        mark = Retirement(*found[len(names) : len(names) + len(MARK)])
-        return Row(tip, Readers(*found[-len(READINGS) :]), retirement=mark if mark.rule else None)
+        for found in read_rows(connection, sql, [tip_id]):
+            end = len(found) - len(READINGS)
+            mark = Retirement(*found[end - len(MARK) : end])
+            return Row(tip_of(found[: end - len(MARK)]), Readers(*found[end:]), retirement=mark if mark.rule else None)
+        return None
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
         if not self.path.is_file():
             raise MemoryStoreError(f"there is no {self.path.name} in this run: it has no tips")
-        in_use = self.path.with_name(f"{self.path.name}-wal").exists()
-        uri = f"{self.path.resolve().as_uri()}?{'mode=ro' if in_use else 'immutable=1'}"
-        with named_errors(self.path), closing(sqlite3.connect(uri, timeout=5.0, uri=True)) as connection:
-            _check(connection, self.path)
+        with opened_snapshot(self.path, every_page=False) as connection:
+            if connection.execute("PRAGMA user_version").fetchone()[0] < len(MIGRATIONS):
+                raise MemoryStoreError(
+                    f"{self.path} was written by an earlier version: `trailnotes memory stats` brings it up to date, "
+                    "and then this page shows it"
+                )
             yield connection
-
-
-def _check(connection: sqlite3.Connection, path: Path) -> None:
-    (mark,), (version,) = (
-        connection.execute(f"PRAGMA {name}").fetchone() for name in ("application_id", "user_version")
-    )
-    if mark != APPLICATION_ID:
-        raise MemoryStoreError(f"{path} is no memory file: it is damaged, or a database of another program")
-    if version > len(MIGRATIONS):
-        raise MemoryStoreError(f"{path} was written by a newer version: upgrade Trailnotes")
-    if version < len(MIGRATIONS):
-        raise MemoryStoreError(
-            f"{path} was written by an earlier version: `trailnotes memory stats` brings it up to date, and then this "
-            "page shows it"
-        )
 
 
 Ask = tuple[Path, str, str, str]  # file, settings, task, words

@@ -26,8 +26,10 @@ from trailnotes.algorithms.rememberer.values import (
 )
 from trailnotes.errors import MemoryStoreError
 from trailnotes.memory import schema
+from trailnotes.memory.indexed import matrix
+from trailnotes.memory.openfile import OpenFile
 from trailnotes.memory.retrieval import Embedder, Floats, embed_soon, embedder_of
-from trailnotes.memory.schema import Identity, OpenFile, encodable, named_errors
+from trailnotes.memory.schema import Identity, encodable, named_errors, read_rows
 from trailnotes.memory.tips import MAX_KEY_CHARS
 from trailnotes.storage.parsing import parse_json
 
@@ -207,7 +209,7 @@ class ExperienceTable(OpenFile):
     def _current(self) -> Situations:
         """All records; read from the file if they are not those that are kept."""
         with self._lock, named_errors(self.path):
-            (version,) = self._connection.execute("PRAGMA data_version").fetchone()  # another connection's writes
+            ((version,),) = self._rows("PRAGMA data_version")  # another connection's writes
             if version != self._data_version:
                 self._situations = Situations(self.config, self.embedder.dim)
                 for row, (record, vectors) in enumerate(_read(self._connection, self.embedder.dim)):
@@ -249,12 +251,12 @@ def _columns_of(record: Record) -> tuple[Any, ...]:
 def _read(connection: Any, dim: int) -> Iterator[tuple[Record, Floats]]:
     """Every record with its vectors (2, dim), the oldest first."""
     values: dict[int, dict[str, ActionValue]] = {}
-    for record, action, reward, *numbers in connection.execute("SELECT * FROM experience_values"):
+    for record, action, reward, *numbers in read_rows(connection, "SELECT * FROM experience_values"):
         estimates = (Estimate(*numbers[:2]), Estimate(*numbers[2:]))
         values.setdefault(record, {})[action] = ActionValue(action, reward, estimates)
-    rows = connection.execute(f"SELECT id, {', '.join(COLUMNS)}, vectors FROM experience ORDER BY id")  # noqa: S608
-    for record_id, task, observation, history, admissible, *numbers, blob in rows.fetchall():
+    rows = read_rows(connection, f"SELECT id, {', '.join(COLUMNS)}, vectors FROM experience ORDER BY id")  # noqa: S608
+    for record_id, task, observation, history, admissible, *numbers, blob in rows:
         lists: dict[str, Any] = {"history": tuple(parse_json(history)), "admissible": tuple(parse_json(admissible))}
         means = dict(zip(COLUMNS[4:], numbers, strict=True))
-        vectors = np.frombuffer(blob, "<f4").reshape(2, dim).astype(np.float32, copy=False)
+        vectors = matrix([blob[: 4 * dim], blob[4 * dim :]], dim)
         yield Record(record_id, task, observation, **lists, **means, values=values.get(record_id, {})), vectors

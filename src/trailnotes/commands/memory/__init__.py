@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 from trailnotes.commands.command import Command, argument
 from trailnotes.commands.memory import sharing
-from trailnotes.commands.memory.sharing import EMBEDDER, printable, settings_of
+from trailnotes.commands.memory.sharing import EMBEDDER, settings_of
 from trailnotes.errors import ConfigError, RunError
+from trailnotes.reporting.terminal import printable
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -83,7 +84,7 @@ def _show(args: Namespace) -> None:
 
 def _why(mark: Retirement) -> str:
     """What has retired a tip."""
-    return f"{mark.rule} ({mark.by})"
+    return printable(f"{mark.rule} ({mark.by})")
 
 
 def _episodes(place: Path, tip: Tip) -> Iterator[str]:
@@ -96,7 +97,8 @@ def _episodes(place: Path, tip: Tip) -> Iterator[str]:
         if any((each.get("id"), each["text"]) == (tip.id, tip.text) for each in shown):
             won = "success" if record["success"] else "no success"
             episode = f"{record['task']['id']}, member {record['member']}"
-            yield f"iteration {record['iteration']}: {episode}: {won}, {record['score']:g}/{record['max_score']:g}"
+            line = f"iteration {record['iteration']}: {episode}: {won}, {record['score']:g}/{record['max_score']:g}"
+            yield printable(line)
 
 
 def _search(args: Namespace) -> None:
@@ -354,7 +356,7 @@ COMMANDS = (
             _PLACE,
             argument("id", type=int, metavar="ID", help="id of a tip"),
             argument("text", metavar="TEXT", nargs="?", help="the new text"),
-            argument("--score", type=float, metavar="X", help="the new score"),
+            argument("--score", type=float, metavar="X", help="the new score; above the highest it becomes that"),
         ),
     ),
     Command(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from trailnotes.commands.command import Command, argument
 from trailnotes.errors import ConfigError, MissingExtraError, how_to_install, missing_package
+from trailnotes.reporting.terminal import printable
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -29,11 +30,6 @@ EMBEDDER = argument(
     "openai:NAME@URL with the key in TRAILNOTES_EMBEDDER_KEY; where openai:NAME is, OPENAI_BASE_URL says as well",
 )  # fmt: skip
 SOURCE = "a run directory, a memory file, or a file that `memory export` wrote"
-
-
-def printable(text: str) -> str:
-    """`text` as a terminal may show it: what is no letter there, as names from a foreign file may hold, is escaped."""
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
 def settings_of(place: Path, embedder: str = "") -> MemoryConfig:

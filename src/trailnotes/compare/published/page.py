@@ -15,6 +15,7 @@ from trailnotes.compare.published.table import METHOD, Cell, Column, Comparison
 from trailnotes.reporting.intervals import Interval
 from trailnotes.reporting.plots import panel_dots
 from trailnotes.reporting.tables import DASH, print_text, print_whole, table_lines, width_of
+from trailnotes.reporting.terminal import open_console
 from trailnotes.runs.spent import BY_ROW
 
 if TYPE_CHECKING:
@@ -141,10 +142,8 @@ def _cost_rows(comparison: Comparison) -> list[list[str]]:
 
 def print_comparison(comparison: Comparison) -> None:
     """The table on the console; on a terminal that is too narrow, first ours, then the published."""
-    from rich.console import Console
-
     footnotes = Footnotes(comparison)
-    console = Console(file=sys.stdout)
+    console = open_console(sys.stdout)
     tables = [_rich_table(comparison, footnotes, ours=True, theirs=True)]
     if console.is_terminal and width_of(tables[0]) > console.width:
         tables = [_rich_table(comparison, footnotes, ours=mine, theirs=not mine) for mine in (True, False)]

@@ -30,11 +30,16 @@ from trailnotes.errors import ConfigError, RunError
 from trailnotes.search.building import IndexBuilder
 from trailnotes.search.index import Index
 from trailnotes.search.mapped import MappedFolder, write_meta
+from trailnotes.storage.databases import distrust, find_foreign
 from trailnotes.storage.parsing import parse_json
 
 KIND, VERSION = "wikihow library", 1
 PAGES, SEARCH, REPORT = "pages.db", "search", "report.jsonl"
 
+_TABLES = (
+    "CREATE TABLE pages (path TEXT PRIMARY KEY, place INTEGER, record TEXT) WITHOUT ROWID",
+    "CREATE INDEX places ON pages (place)",
+)
 _CACHED = 512  # pages that a process keeps decoded
 _FACTS = {"name": str, "counts": dict}  # that ``meta.json`` must tell
 
@@ -54,6 +59,13 @@ class Library:
         self._index = Index.open(files.folder / SEARCH)
         path = quote(str((files.folder / PAGES).resolve()))
         self._pages = sqlite3.connect(f"file:{path}?mode=ro&immutable=1", uri=True, check_same_thread=False)
+        self._start_counting = distrust(self._pages)
+        try:
+            foreign = find_foreign(self._pages, _TABLES)
+        except sqlite3.DatabaseError as error:
+            foreign = str(error)
+        if foreign:
+            raise ConfigError(f"{files.folder / PAGES} is damaged ({foreign}): make the library again")
         self._cached = lru_cache(maxsize=_CACHED)(self._read)
 
     @classmethod
@@ -140,6 +152,7 @@ class Library:
 
     def _ask(self, question: str, *values: object) -> list[Any]:
         try:
+            self._start_counting()
             return self._pages.execute(question, values).fetchall()
         except sqlite3.DatabaseError as error:
             if isinstance(error, sqlite3.ProgrammingError):
@@ -184,7 +197,7 @@ def _write_pages(folder: Path, pages: Iterable[Page]) -> tuple[str, Counter[str]
     base = sqlite3.connect(folder / PAGES)
     try:
         base.execute("PRAGMA journal_mode = OFF")  # it is thrown away when it is not finished
-        base.execute("CREATE TABLE pages (path TEXT PRIMARY KEY, place INTEGER, record TEXT) WITHOUT ROWID")
+        base.execute(_TABLES[0])
         with IndexBuilder(folder / SEARCH) as search:
             for place, given in enumerate(pages):
                 page = from_record(to_record(given))  # as it will be read
@@ -201,7 +214,7 @@ def _write_pages(folder: Path, pages: Iterable[Page]) -> tuple[str, Counter[str]
             if not counts["article"]:
                 raise ConfigError("there is no article among the pages: a library needs one at least")
             search.finish()
-        base.execute("CREATE INDEX places ON pages (place)")
+        base.execute(_TABLES[1])
         base.commit()
     finally:
         base.close()
