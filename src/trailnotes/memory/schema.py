@@ -356,7 +356,8 @@ def _check_facts(connection: sqlite3.Connection) -> None:
     facts: dict[str, Any] = dict(connection.execute(sql, [*FACTS]))
     for name, (kind, least, most) in FACTS.items():
         value: Any = facts.get(name, None if least else kind())
-        if type(value) is not kind or not least <= (len(value) if kind is str else value) <= most:
+        size: Any = len(value) if isinstance(value, str) else value
+        if type(value) is not kind or not least <= size <= most:
             raise sqlite3.DataError(f"malformed {name}")
 
 
