@@ -119,7 +119,7 @@ class EpisodeIndex:
         """Read on for about so long; returns the share of the file that is known, 1 at its end."""
         end = time.monotonic() + seconds
         with self._lock, _named(self.file):
-            if not self.file.exists():
+            if not self.file.is_file():
                 self._forget()
                 return 1.0
             self._check()
