@@ -295,7 +295,8 @@ def _outline(record: Any) -> tuple[tuple[Any, ...], set[int]]:
         encodable(steps[-1]["action"]) if steps else "",
     )  # fmt: skip
     shown = {tip for tip in tips if isinstance(tip, int)}
-    if not all(isinstance(each, str) or abs(each) < _MOST for each in (*row, *shown)):
+    numbers: list[Any] = [each for each in (*row, *shown) if not isinstance(each, str)]
+    if not all(abs(number) < _MOST for number in numbers):
         raise ValueError("a number is not finite, or too large for a column")
     return row, shown
 
