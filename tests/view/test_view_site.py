@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import sqlite3
@@ -435,6 +436,15 @@ def test_settings_without_end_are_a_line_in_the_list(root: Path, settings: str) 
     page = Person(root).look("/")
     assert "1 run in runs" in page.text
     assert "not valid TOML" in page.text
+
+
+def test_a_pipe_in_a_run_holds_no_page_up(root: Path) -> None:
+    for name in ("metrics.jsonl", "trajectories.jsonl", "run.json", "lock"):
+        (root / "first" / name).unlink(missing_ok=True)
+        os.mkfifo(root / "first" / name)
+    person = Person(root)
+    for page in ("/", "/run/first", "/run/first/episodes", "/run/first/chain"):
+        assert "<h1>" in person.look(page).html
 
 
 IMPORTED = "import pathlib; pathlib.Path(__file__).with_name('imported').touch()"

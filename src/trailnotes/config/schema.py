@@ -76,7 +76,9 @@ class EnvConfig(Section):
 
     name: str = key("waymarks", "a name that `trailnotes envs list` knows, or module:Class of your own")
     options: dict[str, Any] = key(dict, "keyword arguments of the environment")
-    num_workers: int = key(2, "worker processes; 0 runs the environments in this process", ge=0)
+    num_workers: int = key(
+        2, "worker processes; 0 runs the environments in this process, which a crash of theirs ends", ge=0
+    )
     max_envs: int = key(
         0, "environments, and so episodes, alive at a time, and tips being written; 0 = as many as there are", ge=0
     )

@@ -165,7 +165,7 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
 
 def read_on(path: Path, offset: int = 0) -> Iterator[bytes]:
     """The whole lines from `offset` on, in bytes, of a file that may grow; none if there is no such file."""
-    if not path.exists():
+    if not path.is_file():
         return
     with path.open("rb") as file:
         file.seek(offset)

@@ -109,8 +109,10 @@ def _refuse(digits: str) -> None:
 
 
 def _decoder(nonfinite: Nonfinite, *, counts_digits: bool) -> json.JSONDecoder:
-    ways: dict[Nonfinite, Callable[[str], float | None]] = {"keep": float, "drop": lambda _: None, "refuse": _refuse}
-    otherwise = ways[nonfinite]
+    by_name: dict[Nonfinite, Callable[[str], float | None]] = {
+        "keep": float, "drop": lambda _: None, "refuse": _refuse
+    }  # fmt: skip
+    otherwise = by_name[nonfinite]
 
     def parse_float(digits: str) -> float | None:
         value = float(digits)

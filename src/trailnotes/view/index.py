@@ -122,7 +122,7 @@ class EpisodeIndex:
         """Read on for about so long; returns the share of the file that is known, 1 at its end."""
         end = time.monotonic() + seconds
         with self._lock, _named(self.file):
-            if not self.file.exists():
+            if not self.file.is_file():
                 self._forget()
                 return 1.0
             self._check()
@@ -299,7 +299,8 @@ def _outline(record: Any) -> tuple[tuple[Any, ...], set[int]]:
         encodable(steps[-1]["action"]) if steps else "",
     )  # fmt: skip
     shown = {tip for tip in tips if isinstance(tip, int)}
-    if not all(isinstance(each, str) or abs(each) < _MOST for each in (*row, *shown)):
+    numbers: list[Any] = [each for each in (*row, *shown) if not isinstance(each, str)]
+    if not all(abs(number) < _MOST for number in numbers):
         raise ValueError("a number is not finite, or too large for a column")
     return row, shown
 

@@ -55,6 +55,8 @@ class LinesCache:
 
     def _read_on(self, path: Path, known: Lines) -> Lines:
         stat = path.stat()
+        if not path.is_file():
+            return known  # a pipe would never answer
         with path.open("rb") as file:
             file.seek(max(0, known.end - len(known.last)))
             if stat.st_ino != known.inode or stat.st_size < known.end or file.read(len(known.last)) != known.last:

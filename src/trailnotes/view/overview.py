@@ -152,7 +152,8 @@ def _last(lines: Sequence[Line], name: str) -> float | None:
 def _starts(place: Place) -> list[dict[str, Any]]:
     """When the run was begun and resumed, and by which command; none where nothing can be read of it."""
     try:
-        starts = parse_json((place.path / "run.json").read_text(encoding="utf-8"))["starts"]
+        file = place.path / "run.json"
+        starts = parse_json(file.read_bytes())["starts"] if file.is_file() else []
         return [
             {"time": str(start["time"]), "command": " ".join(map(str, start["command"])), "git": start.get("git")}
             for start in starts

@@ -77,7 +77,10 @@ def slug_of(relative: Path) -> str:
 def holder(run: Path) -> str:
     """The process that trains in a run directory, as its lock names it; "" where it is known to have ended."""
     try:
-        words = (run / "lock").read_text(encoding="utf-8", errors="replace")[:1000].strip()
+        if not (run / "lock").is_file():  # a pipe would never answer
+            return ""
+        with (run / "lock").open(encoding="utf-8", errors="replace") as file:
+            words = file.read(1000).strip()
     except OSError:
         return ""
     found = re.match(r"process (\d+) on (\S+)", words)
