@@ -332,6 +332,15 @@ def test_what_was_trained_on_other_tasks_is_said(tmp_path: Path) -> None:
     assert footnotes(table(tmp_path / "else")) == ["trained in waymarks-simulator."]
 
 
+def test_a_table_imports_no_environment_that_only_a_run_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = grpo(0, env={"name": "strange_games:Env", "options": {}})
+    evaluated(tmp_path / "else", 1.0, config=grpo(0), trained=elsewhere)
+    (tmp_path / "strange_games.py").write_text("Env = None\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert footnotes(table(tmp_path / "else")) == ["trained in strange_games:Env."]
+    assert "strange_games" not in sys.modules
+
+
 def test_what_only_one_task_has_stands_at_its_number(tmp_path: Path) -> None:
     evaluated(tmp_path / "a", 1.0, config=grpo(task="find-animal", model={"path": "small"}), num=3)
     evaluated(tmp_path / "b", 1.0, config=grpo(task="find-plant", model={"path": "small"}))

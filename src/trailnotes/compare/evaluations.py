@@ -71,8 +71,13 @@ class Evaluation:
         return list(dict.fromkeys(row_of(episode.task.id) for episode in self.episodes))
 
     def training_tasks(self) -> list[Task]:
-        """What the run examined was trained on; nothing where there was no training."""
-        return tasks_of(self.trained, self.trained.train.split) if self.trained else []
+        """What the run examined was trained on; nothing where there was no training, or one in another environment.
+
+        That one may be a module of a stranger's, which reading a table is not to import.
+        """
+        if self.trained is None or self.trained.env.name != self.settings.env.name:
+            return []
+        return tasks_of(self.trained, self.trained.train.split)
 
 
 def row_of(task_id: str) -> str:
