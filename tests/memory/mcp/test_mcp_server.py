@@ -207,6 +207,7 @@ def test_a_missing_memory_is_made_to_be_written(tmp_path: Path, monkeypatch: pyt
 def test_a_missing_memory_of_a_run_has_the_embedder_of_its_settings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
+    monkeypatch.setenv("OPENAI_BASE_URL", "https://api.openai.com/v1")
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     (tmp_path / "config.toml").write_text('[memory]\nembedder = "openai:small"\n')
     assert main(["memory", "serve", str(tmp_path), "--write"]) == 2

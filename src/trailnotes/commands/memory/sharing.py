@@ -38,11 +38,15 @@ def settings_of(place: Path, embedder: str = "") -> MemoryConfig:
     `embedder` is the one that the user has named.
     """
     from trailnotes.config.memory_schema import MemoryConfig
+
+    return (_run_settings(place) or MemoryConfig()).seen_by(embedder)
+
+
+def _run_settings(place: Path) -> MemoryConfig | None:
     from trailnotes.runs.directory import run_config
 
     run = place if place.is_dir() else place.parent
-    settings = run_config(run).memory if (run / "config.toml").is_file() else MemoryConfig()
-    return settings.seen_by(embedder)
+    return run_config(run).memory if (run / "config.toml").is_file() else None
 
 
 def _new(args: Namespace) -> None:
@@ -105,13 +109,14 @@ def _serve(args: Namespace) -> None:
     from trailnotes.memory.exchange import open_store
     from trailnotes.memory.mcp.server import make_app, serve_stdio
     from trailnotes.memory.mcp.tools import Rules, Toolbox
-    from trailnotes.memory.retrieval import embedder_for, make_embedder
+    from trailnotes.memory.retrieval import embedder_for
     from trailnotes.memory.schema import Identity
     from trailnotes.memory.tipfile import file_of
     from trailnotes.memory.tips import TipMemory
 
-    settings = settings_of(args.place, args.embedder)
-    new = make_embedder(settings.embedder) if args.write and not file_of(args.place).exists() else None
+    settings, new = settings_of(args.place, args.embedder), None
+    if args.write and not file_of(args.place).exists():
+        new = embedder_for((_run_settings(args.place) or settings).embedder, settings.embedder)
     with open_store(args.place, Identity(new.name, new.dim) if new else None) as store:
         rules = Rules(
             write=args.write, namespace=args.namespace, enabled=not args.off,
