@@ -222,7 +222,7 @@ class Letters:
 
     table = torch.empty(0, device=NAME)
 
-    def SentenceTransformer(self, source: str, device: str) -> Letters:  # noqa: N802 (their name)
+    def SentenceTransformer(self, source: str, device: str, **_options: Any) -> Letters:  # noqa: N802 (their name)
         self.table = torch.randn(256, 8, generator=torch.Generator().manual_seed(0)).to(device)
         return self
 

@@ -149,6 +149,7 @@ def command(words: Sequence[str], touched: Path, fatal: int, number: int = signa
     A touch opens for writing, renames or removes something below that directory; `fatal` 0 never comes.
     """
     left = fatal
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the fork server may have begun under nohup
 
     def watch(event: str, arguments: tuple[Any, ...]) -> None:
         nonlocal left

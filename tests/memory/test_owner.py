@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from trailnotes.config.memory_schema import MemoryConfig
-from trailnotes.config.schema import Config
 from trailnotes.errors import MemoryStoreError
 from trailnotes.memory import exchange as p
 from trailnotes.memory import open_memory, schema
@@ -181,9 +180,7 @@ def test_only_what_was_set_is_set_again(memory: TipMemory, tmp_path: Path) -> No
 
 def test_added_tips_are_found_by_their_key_again_and_keep_to_the_capacity(memory: TipMemory, tmp_path: Path) -> None:
     for number in range(7):
-        p.add_tip(
-            memory.store, "cellar", f"mine {number}", key=f"room {number}", config=Config(memory=ANY.model_dump())
-        )
+        p.add_tip(memory.store, "cellar", f"mine {number}", key=f"room {number}", config=ANY)
     memory.add(own("late"))
     back(memory, tmp_path)
     assert texts(memory) == ["three", *(f"mine {number}" for number in range(7))]

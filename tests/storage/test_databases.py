@@ -9,7 +9,7 @@ from contextlib import closing
 import pytest
 
 from trailnotes.storage import databases
-from trailnotes.storage.databases import check_types, distrust, find_foreign, types_of
+from trailnotes.storage.databases import BoundedConnection, check_types, find_foreign, types_of
 
 TABLES = (
     "CREATE TABLE shelf (name TEXT NOT NULL, books INTEGER NOT NULL, note TEXT)",
@@ -55,12 +55,19 @@ def test_a_query_that_would_not_end_is_interrupted(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(databases, "LOOK", 1000)
     monkeypatch.setattr(databases, "MOST_LOOKS", 5)
     endless = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n {}) SELECT COUNT(*) FROM n"
-    with closing(sqlite3.connect(":memory:")) as connection:
-        start_again = distrust(connection)
+    with closing(sqlite3.connect(":memory:", factory=BoundedConnection)) as connection:
         with pytest.raises(sqlite3.OperationalError, match="interrupted"):
             connection.execute(endless.format(""))
         for _ in range(20):  # none is long, together they are
-            start_again()
             assert connection.execute(endless.format("LIMIT 100")).fetchone() == (100,)
         with pytest.raises(sqlite3.DataError, match="too big"):
             connection.execute("SELECT zeroblob(100000000)").fetchone()
+
+
+def test_what_analyze_leaves_is_sqlites_own() -> None:
+    statements = ("CREATE TABLE pages (place INTEGER)", "CREATE INDEX places ON pages (place)")
+    with closing(sqlite3.connect(":memory:")) as connection:
+        for statement in (*statements, "INSERT INTO pages VALUES (1)", "ANALYZE"):
+            connection.execute(statement)
+        assert connection.execute("SELECT COUNT(*) FROM sqlite_stat1").fetchone() == (1,)
+        assert find_foreign(connection, statements) == ""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trailnotes.storage.files import free_name, open_unlinked, opened_aside, write_bytes_atomic, write_text_atomic
+from trailnotes.storage.files import free_name, open_no_follow, opened_aside, write_bytes_atomic, write_text_atomic
 
 
 @pytest.mark.parametrize(("mask", "mode"), [(0o077, 0o600), (0o002, 0o664), (0o022, 0o644)])
@@ -103,5 +103,20 @@ def test_who_writes_the_same_file_meanwhile_has_a_name_of_its_own(tmp_path: Path
 def test_a_lock_is_no_link(tmp_path: Path) -> None:
     (tmp_path / "lock").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OSError, match="symbolic link"):
-        open_unlinked(tmp_path / "lock")
+        open_no_follow(tmp_path / "lock")
     assert not (tmp_path / "elsewhere").exists()
+
+
+def test_two_writers_of_one_file_take_nothing_from_each_other(tmp_path: Path) -> None:
+    """The first renames its file; the second begins one of the same name before the first has let go."""
+    path = tmp_path / "x"
+    first = opened_aside(path)
+    mine = first.__enter__()
+    mine.write_text("first")
+    mine.replace(path)
+    with opened_aside(path) as other:
+        other.write_text("second")
+        first.__exit__(None, None, None)
+        other.replace(path)
+    assert path.read_text() == "second"
+    assert [file.name for file in tmp_path.iterdir()] == ["x"]

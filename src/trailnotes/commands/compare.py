@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trailnotes.commands.command import Command, argument
+from trailnotes.errors import ConfigError
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -37,6 +38,9 @@ def _table(args: Namespace) -> None:
     from trailnotes.compare.published.page import print_comparison
 
     if len(args.runs) == 1 and is_comparison(args.runs[0]):
+        if args.panel or args.baseline:
+            raise ConfigError(f"{args.runs[0]} is a whole comparison, which has its own panel and baseline: leave out "
+                              f"--panel and --baseline, or name its runs, {args.runs[0]}/runs/*")  # fmt: skip
         print_summary(recompute(args.runs[0], args.out))
     elif panel := args.panel or published_panel(args.runs):
         print_comparison(compare_table(args.runs, panel=panel, out=args.out))

@@ -15,7 +15,7 @@ from typing import Any
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config
 from trailnotes.envs.base import one_line
-from trailnotes.envs.tasks import names_other_code, tasks_of
+from trailnotes.envs.tasks import tasks_of
 from trailnotes.errors import ConfigError, RunError
 from trailnotes.runs.spent import BY_ROW
 from trailnotes.storage.files import read_jsonl
@@ -71,8 +71,11 @@ class Evaluation:
         return list(dict.fromkeys(row_of(episode.task.id) for episode in self.episodes))
 
     def training_tasks(self) -> list[Task]:
-        """What the run examined was trained on; nothing without training, or where `names_other_code`."""
-        if self.trained is None or names_other_code(self.trained, self.settings):
+        """List what the run examined was trained on; nothing without training, or where it was in another environment.
+
+        That one may be of a stranger's choice, and listing its tasks imports it.
+        """
+        if self.trained is None or self.trained.env.name != self.settings.env.name:
             return []
         return tasks_of(self.trained, self.trained.train.split)
 

@@ -17,8 +17,10 @@ RELEASE = "EMPO2 release 0b40cb72"
 
 SECRETS = "api_?key|key|token|secret|password|passwd|credentials"  # how a name ends whose value is nobody's business
 
-# The same as a dotted name; `prompt_cache_key` of OpenAI's API is no secret.
-_SECRET_NAME = re.compile(rf"(?:.*[._-])?(?<!cache_)(?:{SECRETS}|auth|authorization)", re.IGNORECASE)
+# The same as a dotted name; `prompt_cache_key` of OpenAI's API is no secret, nor is the `stop_token` of a template.
+_SECRET_NAME = re.compile(
+    rf"(?:.*[._-])?(?<!cache_)(?<!stop_)(?<!pad_)(?<!eos_)(?<!bos_)(?:{SECRETS}|auth|authorization)", re.IGNORECASE
+)
 _SECRET_VALUE = re.compile(  # a header, or a key of the well-known kinds
     r"^\s*(?:[Bb]earer|Basic)\s+\S+\s*$"
     r"|\b(?:(?:sk|pk|rk)-[\w-]{16}|(?:hf|gh[opsu]|gsk|xai)_\w{16}|AKIA\w{16}|eyJ[\w-]+\.eyJ)"

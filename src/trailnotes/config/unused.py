@@ -21,7 +21,7 @@ from trailnotes.config.toml import diff, flatten, within
 logger = logging.getLogger(__name__)
 _METHODS = ("gigpo", "opsd", "lamer", "reflexion", "rememberer", "retrospex")
 _VLLM = (
-    "replicas", "urls", "python", "devices", "device_memory", "max_concurrent", "start_timeout", "timeout", "tolerance",
+    "replicas", "urls", "python", "devices", "device_memory", "max_concurrent", "start_timeout", "timeout",
 )  # fmt: skip
 NEEDS = {
     "model.lora": "model.lora.enabled",

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from trailnotes.errors import ConfigError
 from trailnotes.learner.layout import Layout, lay_out, skips_padding
 from trailnotes.learner.ranks import call
 from trailnotes.learner.samples import Joining
@@ -203,6 +204,8 @@ def computes(scorer: TokenScorer, how: Joining, longest: int) -> bool:
         with evaluating(model), nullcontext() if skips_padding(model) else in_float32(model):
             found, padded = (scorer(token_ids, mask, layout)[0] for layout in (lay_out(rows, how, device), None))
             tolerance = 1e-4 if embeddings.weight.dtype == torch.float32 else 5e-2
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(f'no memory to check learner.packed = "{how}" in float32: set it to "never"') from error
     except (AttributeError, TypeError, ValueError, RuntimeError, IndexError):  # a model that is asked otherwise
         return False
     return bool((found - padded).abs().max() <= tolerance * padded.abs().max().clamp(min=1.0))

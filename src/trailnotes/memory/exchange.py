@@ -25,6 +25,7 @@ from trailnotes.memory.store import Change, TipStore
 from trailnotes.memory.tipfile import each_tip, file_of, is_tip_file, write_tips
 from trailnotes.memory.tips import TipMemory, clean_tip, utc_now
 from trailnotes.storage.checkpoint import META
+from trailnotes.storage.parsing import parse_json
 from trailnotes.types import StrPath, Tip
 
 NAMED = 10  # namespaces that an error spells out
@@ -319,7 +320,7 @@ def import_tips(
             spool.write(json.dumps(asdict(tip)).encode() + b"\n")
             total += 1
         spool.seek(0)
-        tips = (replace(Tip(**json.loads(line)), enabled=enable) for line in spool)
+        tips = (replace(Tip(**parse_json(line)), enabled=enable) for line in spool)
         while batch := list(islice(tips, IMPORT_BATCH)):
             done, added = done + len(batch), added + take_in(memory, batch).added
             progress(done, total)

@@ -12,7 +12,6 @@ from typing import Any, Self
 from trailnotes.errors import MemoryStoreError
 from trailnotes.memory import schema
 from trailnotes.memory.schema import Identity, named_errors
-from trailnotes.storage.databases import distrust
 from trailnotes.types import StrPath
 
 
@@ -49,7 +48,6 @@ class OpenFile(Closes):
         self._in_session = False  # whether this has written to the file
         self._touched: set[str] = set()  # namespaces whose rows the transaction under way has changed
         self._connection = schema.open_database(self.path, identity, schema.BUSY_TIMEOUT)
-        self._start_counting = distrust(self._connection)
 
     def close(self) -> None:
         """Close the file. Twice is fine."""
@@ -77,7 +75,6 @@ class OpenFile(Closes):
     def transaction(self) -> Iterator[None]:
         """All writes within are one, or none. Other processes wait; readers see the state before."""
         with self._lock, named_errors(self.path):
-            self._start_counting()
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 if not self._in_session:
@@ -102,7 +99,6 @@ class OpenFile(Closes):
 
     def _rows(self, sql: str, values: Sequence[Any] = ()) -> list[Any]:
         with self._lock, named_errors(self.path):
-            self._start_counting()
             return schema.read_rows(self._connection, sql, values)
 
     def _next_number(self) -> int:

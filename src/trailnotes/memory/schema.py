@@ -5,7 +5,6 @@ A file may be somebody else's: it is read once its tables are known to be ours (
 
 from __future__ import annotations
 
-import json
 import os
 import sqlite3
 import time
@@ -18,8 +17,9 @@ from typing import Any, NamedTuple
 from trailnotes.errors import MemoryStoreError
 from trailnotes.memory.migrations import COUNT_SIZES, MIGRATIONS, NEW_ERA
 from trailnotes.memory.remote import identity_of
-from trailnotes.storage.databases import Types, check_types, distrust, find_foreign, types_of
+from trailnotes.storage.databases import BoundedConnection, Types, check_types, find_foreign, types_of
 from trailnotes.storage.files import opened_aside, sync
+from trailnotes.storage.parsing import parse_json
 
 APPLICATION_ID = 0x54726C6E  # "Trln", in the header of every memory file
 SMALLEST_DATABASE = 512  # bytes; SQLite takes anything shorter than a header for a new, empty file
@@ -151,10 +151,10 @@ def check_rows(cursor: sqlite3.Cursor, rows: Sequence[Any]) -> None:
 def parse_fields(text: str) -> dict[str, Any]:
     """Read the fields of a tip that its owner has set; `sqlite3.DataError` where they are none."""
     try:
-        fields = json.loads(text)
+        fields = parse_json(text)
         if all(isinstance(value, tuple(_column_types()[name])) for name, value in fields.items()):
             return dict(fields)
-    except (ValueError, KeyError, AttributeError, RecursionError):
+    except (ValueError, KeyError, AttributeError):
         pass
     raise sqlite3.DataError("malformed fields of a change")
 
@@ -292,11 +292,14 @@ def _advice(error: str) -> str:
 def _connect(database: str, busy_timeout: float) -> sqlite3.Connection:
     uri = database.startswith("file:")
     with named_errors(Path(database)):
-        connection = sqlite3.connect(
-            database, timeout=busy_timeout, isolation_level=None, check_same_thread=False, uri=uri
+        return sqlite3.connect(
+            database,
+            timeout=busy_timeout,
+            isolation_level=None,
+            check_same_thread=False,
+            uri=uri,
+            factory=BoundedConnection,
         )
-        distrust(connection)
-        return connection
 
 
 def _fill(connection: sqlite3.Connection, identity: Identity) -> None:

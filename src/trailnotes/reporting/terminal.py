@@ -48,6 +48,10 @@ class PrintableStream:
         self.stream.write(printable_lines(text))
         return len(text)
 
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Write `lines` one after the other, as streams do."""
+        self.write("".join(lines))
+
 
 def open_console(stream: IO[str], width: int | None = None) -> Console:
     """A console of rich on `stream`: its own sequences reach it, and those in the text do not."""

@@ -35,12 +35,12 @@ from pathlib import Path
 from typing import Any, Self
 
 from trailnotes.config.schema import Config
-from trailnotes.config.toml import SURROUNDINGS, diff, flatten, load_config, to_toml, within
+from trailnotes.config.toml import SURROUNDINGS, diff, flatten, load_config, to_toml, toml_value, within
 from trailnotes.envs.base import one_line
 from trailnotes.envs.tasks import identity_of
 from trailnotes.errors import ConfigError, RunError, TrailnotesError
 from trailnotes.storage import checkpoint
-from trailnotes.storage.files import append_jsonl, open_unlinked, read_jsonl, set_aside, write_text_atomic
+from trailnotes.storage.files import append_jsonl, open_no_follow, read_jsonl, set_aside, write_text_atomic
 from trailnotes.storage.parsing import parse_json
 from trailnotes.storage.records import trajectory_to_json
 from trailnotes.tracking.process import Trackers
@@ -158,8 +158,9 @@ class RunDir:
             old = run_config(self.path)
             names = diff(old, self.config)
             if bound := [name for name in names if within(name, fixed) and not within(name, SURROUNDINGS)]:
+                kept = " ".join(f"--{name} {toml_value(flatten(old)[name])}" for name in bound)
                 raise RunError(f"{self.path} holds a run with another {', '.join(bound)}, which no run can change once "
-                               "it has begun: choose another directory")  # fmt: skip
+                               f"it has begun: add {kept} to continue it, or choose another directory")  # fmt: skip
             refused = [name for name in names if not within(name, allow_change)]
             if refused:
                 flags = " ".join(f"--allow-change {name}" for name in refused)
@@ -202,7 +203,7 @@ class RunLock:
 
     def __init__(self, path: Path) -> None:
         try:
-            self._descriptor: int | None = open_unlinked(path)
+            self._descriptor: int | None = open_no_follow(path)
         except OSError as error:
             fix = "delete that link" if error.errno == errno.ELOOP else "fix the permissions, or choose another"
             raise RunError(f"cannot write {path} ({error.strerror}): {fix}") from error

@@ -7,7 +7,7 @@ compared with the statements that make ours before it is read, and its values wi
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from functools import cache
 from operator import itemgetter
@@ -23,28 +23,34 @@ Statements = tuple[str, ...]  # that make the tables of a file
 Types = Mapping[str, set[type]]  # column -> what its values may be
 
 
-def distrust(connection: sqlite3.Connection) -> Callable[[], None]:
-    """Bound what a file can make a new connection do; a query that takes too long is interrupted.
+class BoundedConnection(sqlite3.Connection):
+    """A connection to a file that somebody else may have made; a query of it that takes too long is interrupted.
 
-    Returns:
-        What to call before a query whose steps are not to count with those of earlier ones.
+    Arguments are those of `sqlite3.connect`, which takes this class as its `factory`.
     """
-    connection.execute("PRAGMA trusted_schema = OFF")
-    connection.execute("PRAGMA cell_size_check = ON")
-    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST_VALUE)
-    looks = 0
 
-    def count() -> bool:
-        nonlocal looks
-        looks += 1
-        return looks > MOST_LOOKS
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        looks = self._looks = [0]  # of the query under way
+        super().execute("PRAGMA trusted_schema = OFF")
+        super().execute("PRAGMA cell_size_check = ON")
+        self.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST_VALUE)
 
-    def start_again() -> None:
-        nonlocal looks
-        looks = 0
+        def is_too_long() -> bool:  # a method would hold the connection, which nobody could collect then
+            looks[0] += 1
+            return looks[0] > MOST_LOOKS
 
-    connection.set_progress_handler(count, LOOK)
-    return start_again
+        self.set_progress_handler(is_too_long, LOOK)
+
+    def execute(self, *args: Any) -> sqlite3.Cursor:
+        """Execute as usual; steps of earlier queries do not count."""
+        self._looks[0] = 0
+        return super().execute(*args)
+
+    def executemany(self, *args: Any) -> sqlite3.Cursor:
+        """Execute as usual, as `execute`."""
+        self._looks[0] = 0
+        return super().executemany(*args)
 
 
 def find_foreign(connection: sqlite3.Connection, statements: Statements) -> str:
@@ -71,7 +77,8 @@ def check_types(names: Sequence[str], rows: Sequence[Sequence[Any]], types: Type
 
 def _objects(connection: sqlite3.Connection) -> dict[tuple[str, str], tuple[str, str]]:
     """Kind and name of all that a database holds -> the table that it is of, and the statement that made it."""
-    rows = connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master")
+    sql = r"SELECT type, name, tbl_name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite\_stat_' ESCAPE '\'"
+    rows = connection.execute(sql)  # what ANALYZE leaves is SQLite's own
     return {(str(kind), str(name)): (str(table), " ".join(str(sql).split())) for kind, name, table, sql in rows}
 
 

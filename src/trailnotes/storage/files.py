@@ -77,7 +77,9 @@ def opened_aside(path: Path) -> Iterator[Path]:
     try:
         yield aside
     finally:
-        aside.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(descriptor), aside.stat()):  # else it was renamed, and this is another's
+                aside.unlink()
         os.close(descriptor)
 
 
@@ -85,7 +87,7 @@ def _claim_aside(path: Path) -> tuple[Path, int]:
     aside = path.with_name(f".{path.name}.tmp")
     descriptor = -1
     with suppress(OSError):  # somebody writes it, it is no file, or this file system has no locks
-        descriptor = open_unlinked(aside)
+        descriptor = open_no_follow(aside)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.path.samestat(os.fstat(descriptor), aside.stat()):  # else it was renamed a moment ago
             os.ftruncate(descriptor, 0)
@@ -93,10 +95,10 @@ def _claim_aside(path: Path) -> tuple[Path, int]:
     if descriptor >= 0:
         os.close(descriptor)
     aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    return aside, open_unlinked(aside)
+    return aside, open_no_follow(aside)
 
 
-def open_unlinked(path: Path) -> int:
+def open_no_follow(path: Path) -> int:
     """Open a file to read and write, made if it is missing: a descriptor. A symbolic link is not followed.
 
     Raises:

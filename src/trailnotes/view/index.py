@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 
 from trailnotes.errors import RunError
 from trailnotes.memory.schema import encodable
-from trailnotes.storage.databases import distrust, find_foreign
+from trailnotes.storage.databases import BoundedConnection, find_foreign
 from trailnotes.storage.parsing import parse_json
 
 VERSION: Final = 1  # of the tables; an index of another one is made anew
@@ -313,9 +313,10 @@ def _fingerprint(file: Path, end: int) -> str:
 
 
 def _connected(database: str) -> sqlite3.Connection:
-    connection = sqlite3.connect(database, timeout=5.0, isolation_level=None, check_same_thread=False)
+    connection = sqlite3.connect(
+        database, timeout=5.0, isolation_level=None, check_same_thread=False, factory=BoundedConnection
+    )
     try:
-        distrust(connection)
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         if version not in {0, VERSION} or find_foreign(connection, _TABLES if version else ()):
             raise sqlite3.DatabaseError("an index of another version, or none of ours")  # noqa: TRY301 (closed below)

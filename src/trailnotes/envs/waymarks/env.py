@@ -81,12 +81,12 @@ def make_tasks(
     if not own:
         wanted = {"new": "new_families = 12", "new-validation": "new_validation = 4", "spare": "families to fewer"}
         raise ConfigError(f"split {split!r} has no family: set env.options.{wanted.get(split, 'families = 4')}")
-    panels = [name for side, families_of_side in names.items() if side != "spare" for name in families_of_side]
-    examined = {(kind, rule) for kind, _, rule in _rules(panels, dataset_seed, sizes)}
     tasks = []
+    panels = [name for side in names if side != "spare" for name in names[side]] if split == "spare" else []
+    examined = _rules(panels, dataset_seed, sizes)
     for kind, family, rule in _rules(own, dataset_seed, sizes):
         size = "" if len(rule) == ws.DEFAULT_SIZE[kind] else f":{len(rule)}"
-        excluded = {rule, *(other for other_kind, other in examined if other_kind == kind)}
+        excluded = {rule, *(other for other_kind, _, other in examined if other_kind == kind)}
         for i in range(NUM_VARIATIONS[split]):
             seed = ws.stable_seed(dataset_seed, kind, family, split, i)
             hidden = _draw_spare_rule(kind, excluded, len(rule), seed) if split == "spare" else rule
@@ -98,7 +98,7 @@ def make_tasks(
 
 def _draw_spare_rule(kind: Kind, excluded: Collection[Rule], size: int, seed: int) -> Rule:
     """Draw the rule of one spare variation: never one that a panel examines, so that none of those is rehearsed."""
-    if len({rule for rule in excluded if len(rule) == size}) == ws.num_rules(kind, size):
+    if sum(len(rule) == size for rule in excluded) == ws.num_rules(kind, size):
         raise ConfigError(f"all {ws.num_rules(kind, size)} rules of {kind} games of size {size} are examined: "
                           f'set a larger env.options.sizes."{kind}" to have spare ones')  # fmt: skip
     rng = random.Random(ws.stable_seed(seed, "own rule"))

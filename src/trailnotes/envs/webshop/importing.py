@@ -24,7 +24,7 @@ from trailnotes.envs.webshop.products import Instruction, Product, ProductError,
 from trailnotes.envs.webshop.reading import Entry, read_entries
 from trailnotes.envs.webshop.writing import encode_product, require_free, seal
 from trailnotes.errors import ConfigError, RunError
-from trailnotes.storage.files import encode_line, open_unlinked, write_text_atomic
+from trailnotes.storage.files import encode_line, open_no_follow, write_text_atomic
 from trailnotes.storage.parsing import parse_json
 
 STATE = "state.json"
@@ -235,7 +235,7 @@ def _load_state(folder: Path, inputs: dict[str, Any]) -> State:
 def _alone(folder: Path, aside: Path) -> Iterator[None]:
     """Hold the lock of `folder`, a file beside it, which stays as long as `aside` waits to be gone on with."""
     lock = folder.with_name(f".{folder.name}.lock")
-    with os.fdopen(open_unlinked(lock), "w") as held:
+    with os.fdopen(open_no_follow(lock), "w") as held:
         try:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

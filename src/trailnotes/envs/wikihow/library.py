@@ -30,7 +30,7 @@ from trailnotes.errors import ConfigError, RunError
 from trailnotes.search.building import IndexBuilder
 from trailnotes.search.index import Index
 from trailnotes.search.mapped import MappedFolder, write_meta
-from trailnotes.storage.databases import distrust, find_foreign
+from trailnotes.storage.databases import BoundedConnection, find_foreign
 from trailnotes.storage.parsing import parse_json
 
 KIND, VERSION = "wikihow library", 1
@@ -58,8 +58,8 @@ class Library:
         files.file(PAGES)  # whose size is compared
         self._index = Index.open(files.folder / SEARCH)
         path = quote(str((files.folder / PAGES).resolve()))
-        self._pages = sqlite3.connect(f"file:{path}?mode=ro&immutable=1", uri=True, check_same_thread=False)
-        self._start_counting = distrust(self._pages)
+        address = f"file:{path}?mode=ro&immutable=1"
+        self._pages = sqlite3.connect(address, uri=True, check_same_thread=False, factory=BoundedConnection)
         try:
             foreign = find_foreign(self._pages, _TABLES)
         except sqlite3.DatabaseError as error:
@@ -152,7 +152,6 @@ class Library:
 
     def _ask(self, question: str, *values: object) -> list[Any]:
         try:
-            self._start_counting()
             return self._pages.execute(question, values).fetchall()
         except sqlite3.DatabaseError as error:
             if isinstance(error, sqlite3.ProgrammingError):

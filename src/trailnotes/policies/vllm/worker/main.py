@@ -239,7 +239,8 @@ class Server:
                     connection, _ = listening.accept()
                     strangers.append(connection)
                     if len(strangers) > HANDSHAKES:
-                        strangers.popleft().shutdown(socket.SHUT_RDWR)  # its thread ends by it
+                        with suppress(OSError):  # it may have gone by itself
+                            strangers.popleft().shutdown(socket.SHUT_RDWR)  # its thread ends by it
                     threading.Thread(target=self._greet, args=(connection, strangers, settings), daemon=True).start()
 
     def _greet(self, connection: socket.socket, strangers: deque[socket.socket], settings: dict[str, Any]) -> None:
