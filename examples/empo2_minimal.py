@@ -1,6 +1,18 @@
 """EMPO2 with mixed groups, whole, in one file: read it top to bottom before you read the package.
 
-python examples/empo2_minimal.py
+    python examples/empo2_minimal.py
+
+A model of 0.5 million parameters learns two mazes and two vaults. Their rules can be looked up, but this ends the
+episode, so that only a tip carries a rule to the next one. On one thread of a busy CPU the script prints
+
+     25  won without tips 0.79, with 1.00  trained 48  loss -0.088   157 s
+
+    unseen variations  without tips  with own tips, trial 2, 3, 4
+    before                     0.00  0.64  0.88  0.89
+    after                      0.99  0.68  0.70  0.69
+
+With P_TIPS = 0, which is GRPO, "after" is 0.50  0.76  0.74  0.72: luck finds two of the four rules. In both runs
+training has hurt how the model writes and uses tips; docs/algorithms/empo2.md explains why, and what the package does.
 """
 
 from __future__ import annotations
@@ -33,7 +45,7 @@ TOP_K = 4  # tips shown
 ACTION_TOKENS, TIP_TOKENS = 8, 16  # sampled at most
 EPOCHS, LR, GRAD_CLIP = 8, 2e-4, 1.0
 CLIP_LOW, CLIP_HIGH, DUAL_CLIP = 0.2, 0.3, 10.0
-KL = 0.02  # to the initial model
+KL = 0.05  # to the initial model
 SEED, ITERATIONS = 0, 25
 MASK_LOGPROB = -float("inf")  # off-policy tokens below it contribute nothing; the paper's mask would be -5
 
@@ -50,24 +62,24 @@ class Episode:
     game: spec.GameSpec
     tips: list[Tip] = field(default_factory=list)  # shown in the first turn
     off_policy: bool = False  # train it without the tips that it acted on
-    seen: list[str] = field(default_factory=list)  # T + 1 observations
-    said: list[list[int]] = field(default_factory=list)  # T actions as sampled token ids, which nothing re-tokenises
+    observations: list[str] = field(default_factory=list)  # T + 1
+    actions: list[list[int]] = field(default_factory=list)  # T, as sampled token ids; nothing re-tokenises them
 
     def __post_init__(self) -> None:
         self.scene = simulator.first_scene(self.game)
-        self.seen.append(self.scene.text)
+        self.observations.append(self.scene.text)
 
     def act(self, token_ids: list[int]) -> None:
         """Take the action that the policy sampled."""
         command = " ".join(re.findall("[a-z]+", tokenizer.decode(token_ids, skip_special_tokens=True).lower()))
         self.scene = simulator.next_scene(self.scene, command)
-        self.said.append(token_ids)
-        self.seen.append(self.scene.text)
+        self.actions.append(token_ids)
+        self.observations.append(self.scene.text)
 
     @property
     def done(self) -> bool:
-        """Whether the game is won, lost or out of steps."""
-        return self.scene.won or self.scene.lost or len(self.said) >= self.game.max_steps
+        """Tell whether the game is won, lost or out of steps."""
+        return self.scene.won or self.scene.lost or len(self.actions) >= self.game.max_steps
 
 
 @cache
@@ -83,12 +95,12 @@ def render(episode: Episode, tips: list[Tip], request: str | None = None) -> tup
     It ends with the last action (a training row), or with the newest observation and a `request` (a prompt).
     """
     notes = ["notes :", *(f'- " {text} " {score:g} / 1' for text, score in tips)] if tips else []
-    first = "\n".join([spec.instruction_text(episode.game), *notes, episode.seen[0]])
-    texts = [first, *episode.seen[1:]][: len(episode.said) + (request is not None)]
+    first = "\n".join([spec.instruction_text(episode.game), *notes, episode.observations[0]])
+    texts = [first, *episode.observations[1:]][: len(episode.actions) + (request is not None)]
     if request is not None:
         texts[-1] += request
     ids, sampled = [], []
-    for text, action in zip_longest(texts, episode.said, fillvalue=()):
+    for text, action in zip_longest(texts, episode.actions, fillvalue=()):
         turn = encode_turn(text) if not ids or ids[-1] == END else [END, *encode_turn(text)]
         ids += [*turn, *action]
         sampled += [0] * len(turn) + [1] * len(action)
@@ -125,8 +137,7 @@ def write_tips(model: nn.Module, episodes: list[Episode], memory: Memory) -> Non
 
 def retrieve(memory: Memory, game: spec.GameSpec) -> list[Tip]:
     """Find the best tips of a task: by score, then support, then recency."""
-    best = sorted(memory[game].items(), key=lambda item: item[1])[::-1][:TOP_K]
-    return [(text, score) for text, (score, _) in best]
+    return [(text, best) for text, (best, _) in sorted(memory[game].items(), key=lambda item: item[1])[::-1][:TOP_K]]
 
 
 def group_advantages(returns: list[float]) -> list[float]:
@@ -146,7 +157,7 @@ def make_rows(episodes: list[Episode]) -> list[Tensor]:
 
 
 def score(model: nn.Module, ids: Tensor) -> Tensor:  # (B, T) -> (B, T)
-    """Log-probability of each token given those before it; 0 for the first. Padding on the right needs no mask."""
+    """Compute the log-probability of each token given those before it; padding on the right needs no mask."""
     logits = model(ids[:, :-1]).logits
     return pad(-cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none"), (1, 0))
 
@@ -183,7 +194,7 @@ def update(model: nn.Module, initial: nn.Module, optimizer: optim.Optimizer, row
 
 
 def make_games(split: str, num_variations: int) -> list[spec.GameSpec]:
-    """Variations of all families; those of a family share its hidden rule, and nothing else."""
+    """Make variations of all families; those of a family share its hidden rule, and nothing else."""
     return [
         spec.make_spec(kind, name, spec.family_rule(kind, name, 0, size), spec.stable_seed(0, kind, name, split, i))
         for (kind, name), size in FAMILIES.items()
@@ -191,24 +202,24 @@ def make_games(split: str, num_variations: int) -> list[spec.GameSpec]:
     ]
 
 
-def won(episodes: list[Episode]) -> float:
-    """Share of the episodes that were won."""
+def success_rate(episodes: list[Episode]) -> float:
+    """Compute the share of episodes that end in success."""
     return sum(episode.scene.won for episode in episodes) / max(1, len(episodes))
 
 
 def evaluate(model: nn.Module, games: list[spec.GameSpec], trials: int = 4) -> list[float]:
-    """Success in each of several trials at unseen games: the first has no tips, later ones those of earlier trials."""
+    """Measure success in each of several trials: without tips in the first, then with the model's own tips."""
     memory, success = defaultdict(dict), []
     for _ in range(trials):
         episodes = [Episode(game, retrieve(memory, game)) for game in games]
         play(model, episodes, temperature=0.4)
         write_tips(model, episodes, memory)
-        success.append(won(episodes))
+        success.append(success_rate(episodes))
     return success
 
 
 def main() -> None:
-    """Train and print."""
+    """Train the model, and print what it learns."""
     torch.manual_seed(SEED)
     rng, started = random.Random(SEED), time.perf_counter()
     model = AutoModelForCausalLM.from_pretrained(MODEL).eval()
@@ -227,7 +238,7 @@ def main() -> None:
         rows = make_rows(episodes)
         loss = update(model, initial, optimizer, rows) if rows else 0.0
         plain, readers = [e for e in episodes if not e.tips], [e for e in episodes if e.tips]
-        shares = f"won without tips {won(plain):.2f}, with {won(readers):.2f}"
+        shares = f"won without tips {success_rate(plain):.2f}, with {success_rate(readers):.2f}"
         trained, seconds = len(rows[0]) if rows else 0, time.perf_counter() - started
         print(f"{iteration:3d}  {shares}  trained {trained:2d}  loss {loss:+.3f}  {seconds:4.0f} s", flush=True)
     print("\nunseen variations  without tips  with own tips, trial 2, 3, 4")

@@ -48,7 +48,7 @@ def episodes(model: nn.Module) -> list[minimal.Episode]:
         played += [minimal.Episode(game) for _ in range(minimal.GROUP_SIZE - 2)]
     played[2].act(minimal.tokenizer.encode("look"))
     minimal.play(model, played)
-    assert 0 < minimal.won(played) < 1
+    assert 0 < minimal.success_rate(played) < 1
     return played
 
 
@@ -59,7 +59,7 @@ def replay(episode: minimal.Episode, task: Task) -> Trajectory:
     conversation.start(observation.instruction or "")
     tips = [Tip(task.id, text, "", score) for text, score in episode.tips]
     steps = []
-    for ids in map(tuple, episode.said):
+    for ids in map(tuple, episode.actions):
         shown = conversation.observe(observation, tips)
         prompts = CHAT.encode(conversation.acting), CHAT.encode(conversation.plain)
         completion = Completion(prompts[0], ids, (0.0,) * len(ids), CHAT.decode(ids))
@@ -68,7 +68,7 @@ def replay(episode: minimal.Episode, task: Task) -> Trajectory:
         after = env.step(action)
         steps.append(Step(observation, shown, completion, prompts[1], action, after.reward))
         observation = after
-    assert [*(step.observation.text for step in steps), observation.text] == episode.seen
+    assert [*(step.observation.text for step in steps), observation.text] == episode.observations
     assert observation.done == episode.done
     mode: Mode = "plain" if not tips else "off_policy" if episode.off_policy else "on_policy_tips"
     score = observation.score
