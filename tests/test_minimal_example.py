@@ -104,8 +104,7 @@ def test_the_file_is_short_and_imports_nothing_of_the_package_but_the_games() ->
 
 
 def test_the_games_are_those_of_the_environment() -> None:
-    sizes = {f"{kind}/{name}": size for (kind, name), size in minimal.FAMILIES.items()}
-    tasks = make_tasks("test", list(sizes), sizes=sizes)
+    tasks = make_tasks("test", [f"{kind}/{name}" for kind, name in minimal.FAMILIES])
     assert minimal.make_games("test", 20) == [spec_of(task) for task in tasks]
 
 
