@@ -11,7 +11,7 @@ the rule ends the episode, so only a tip carries it to the next one. On one thre
     before                     0.00  0.64  0.91  0.97
     after                      0.93  0.56  0.54  0.54
 
-With P_TIPS = 0, which is GRPO, no episode is won, so nothing is learned. Training has hurt how the model writes and uses
+With P_TIPS = 0, which is GRPO, no episode is won and nothing learned. Training has hurt how the model writes and uses
 tips; docs/algorithms/empo2.md explains why, and what the package does about it.
 """
 
@@ -156,13 +156,13 @@ def make_rows(episodes: list[Episode]) -> list[Tensor]:
     return [pad_sequence([torch.tensor(value) for value in column], True) for column in zip(*rows, strict=True)]
 
 
-def score(model: nn.Module, ids: Tensor) -> Tensor:  # (B, T) -> (B, T)
+def score_tokens(model: nn.Module, ids: Tensor) -> Tensor:  # (B, T) -> (B, T)
     """Compute the log-probability of each token given those before it; padding on the right needs no mask."""
     logits = model(ids[:, :-1]).logits
     return pad(-cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none"), (1, 0))
 
 
-def loss_of(
+def compute_loss(
     logprobs: Tensor, old: Tensor, initial: Tensor, mask: Tensor, advantages: Tensor, off_policy: Tensor
 ) -> Tensor:  # of (B, T) each, but advantages and off_policy, which are (B, 1)
     """Compute the clipped policy loss plus the KL (k3) to the initial model, as a mean over the sampled tokens."""
@@ -183,9 +183,9 @@ def update(model: nn.Module, initial: nn.Module, optimizer: optim.Optimizer, row
     """
     ids, *rest = rows
     with torch.no_grad():
-        old, start = score(model, ids), score(initial, ids)
+        old, start = score_tokens(model, ids), score_tokens(initial, ids)
     for _ in range(EPOCHS):
-        loss = loss_of(score(model, ids), old, start, *rest)
+        loss = compute_loss(score_tokens(model, ids), old, start, *rest)
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), GRAD_CLIP)

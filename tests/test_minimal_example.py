@@ -128,7 +128,7 @@ def test_rows_are_those_of_the_package(
     model: nn.Module, episodes: list[minimal.Episode], samples: list[Sample]
 ) -> None:
     ids, mask, advantages, off_policy = minimal.make_rows(episodes)
-    behavior = minimal.score(model, ids) * mask
+    behavior = minimal.score_tokens(model, ids) * mask
     theirs = learner(model, model).logprobs(samples)
     assert [sample.off_policy for sample in samples] == off_policy[:, 0].tolist()
     assert any(sample.off_policy for sample in samples)
@@ -159,13 +159,13 @@ def test_loss_and_gradient_are_those_of_the_package(
             parameter.add_(torch.randn_like(parameter), alpha=0.01)
     ids, *rest = minimal.make_rows(episodes)
     with torch.no_grad():
-        old = minimal.score(model, ids)
-    logprobs = minimal.score(moved, ids)
+        old = minimal.score_tokens(model, ids)
+    logprobs = minimal.score_tokens(moved, ids)
     ratio = ((logprobs - old) * rest[0]).exp()
     assert ((ratio < 1 - minimal.CLIP_LOW) | (ratio > 1 + minimal.CLIP_HIGH)).any()
     improbable = rest[0].bool() & rest[2] & (logprobs < minimal.MASK_LOGPROB)
     assert improbable.any() == (mask_logprob is not None)
-    loss = minimal.loss_of(logprobs, old, old, *rest)
+    loss = minimal.compute_loss(logprobs, old, old, *rest)
     loss.backward()
     norm = nn.utils.get_total_norm([p.grad for p in moved.parameters() if p.grad is not None])
 
@@ -185,7 +185,7 @@ def test_loss_is_that_of_the_package_at_any_ratio() -> None:
     ) + minimal.KL * losses.k3_kl(logprobs, initial)
     total, count = losses.masked_sum(terms, mask)
     on_policy = torch.zeros(8, 1, dtype=torch.bool)
-    loss = minimal.loss_of(logprobs, old, initial, mask.int(), advantages, on_policy)
+    loss = minimal.compute_loss(logprobs, old, initial, mask.int(), advantages, on_policy)
     assert loss.item() == pytest.approx((total / count).item(), abs=1e-5)
 
 
