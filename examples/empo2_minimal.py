@@ -5,7 +5,7 @@
 A model of 0.5 million parameters learns two mazes of 2,187 routes and two vaults of 3,024 ways to open them. Looking up
 the rule ends the episode, so only a tip carries it to the next one. On one thread of a busy CPU the script prints
 
-     25  won without tips 0.79, with 0.69  trained 56  loss -0.007   271 s
+     25  won without tips 0.79, with 0.69  trained 56  loss -0.007   185 s
 
     unseen variations  without tips  with own tips, trial 2, 3, 4
     before                     0.00  0.64  0.91  0.97
