@@ -103,7 +103,8 @@ HOUSE = {
         episodes
     """,
     "endpoint": """
-        __init__ faults keys
+        __init__ wire
+        faults keys
     """,
     "envs": """
         openenv

@@ -22,7 +22,7 @@ from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.config.model_schema import EndpointConfig
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import to_toml
-from trailnotes.endpoint import faults
+from trailnotes.endpoint import faults, wire
 from trailnotes.errors import ConfigError, MemoryStoreError
 from trailnotes.memory import embedder_of, make_embedder, open_memory
 from trailnotes.memory.exchange import open_store, search_tips
@@ -297,6 +297,26 @@ def test_what_does_not_pass_names_the_fix(
         embedder.embed(["a hall"])
     assert KEY not in str(caught.value)
     assert len(server.asked) == 2, "asked once"
+
+
+@pytest.mark.parametrize("status", [400, 500])
+def test_a_key_that_a_message_is_cut_within_is_not_told_in_part(
+    server: EmbeddingServer, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    embedder = remote(server, max_retries=0)
+    server.faults = [error(status, "x" * (faults.TEXT_SHOWN - len(KEY) + 1) + KEY)]
+    with pytest.raises((ConfigError, MemoryStoreError)) as caught:
+        embedder.embed(["a hall"])
+    assert "sk-secret" not in str(caught.value)
+
+
+def test_vectors_beyond_bounds_end_in_one_line(server: EmbeddingServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    embedder = remote(server, max_retries=0)
+    monkeypatch.setattr(wire, "MAX_BODY", 1000)
+    server.faults = [lambda asked: (200, b" " * 1001)]
+    with pytest.raises(MemoryStoreError, match="an answer of more than 1,000 bytes"):
+        embedder.embed(["a hall"])
 
 
 def test_a_missing_key_is_asked_for(server: EmbeddingServer) -> None:

@@ -203,5 +203,14 @@ def test_a_template_that_refuses_everything_is_named(tokenizer_of):
         ChatFormat(tokenizer_of("{{ raise_exception('no') }}"))
 
 
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [("{{ 1 // 0 }}", "ZeroDivisionError: "), ("{{ [] + 1 }}", "TypeError: "), ("{% if %}", "TemplateSyntaxError: ")],
+)
+def test_a_template_that_fails_in_whatever_way_is_named_in_one_line(tokenizer_of, template, reason):
+    with pytest.raises(PolicyError, match=f"the model's chat template refuses a conversation of user: {reason}"):
+        ChatFormat(tokenizer_of(template))
+
+
 def test_count_tokens_counts_content_alone(tokenizer):
     assert ChatFormat(tokenizer).count_tokens("take key") == len(tokenizer.encode("take key"))

@@ -90,6 +90,11 @@ def refuse_unmade(path: str) -> None:
         raise ConfigError(f"model.path = {path!r}: there is no such directory{fix}")
 
 
+def _with_scheme(url: str) -> str:
+    """An address, with a scheme if it has none, so that a name and a password stand where they are looked for."""
+    return url if "://" in url else "tcp://" + url.lstrip("/\\")
+
+
 class EndpointConfig(Section):
     """An OpenAI-compatible server, for `model.path = "openai:NAME"`. The key comes from the environment alone."""
 
@@ -116,7 +121,7 @@ class EndpointConfig(Section):
     @model_validator(mode="after")
     def refuse_taken(self) -> Self:
         """Refuse further fields that are not free, and an address or a field that tells a secret."""
-        refuse_credentials("endpoint.base_url", self.base_url, self.api_key_env)
+        refuse_credentials("endpoint.base_url", _with_scheme(self.base_url), self.api_key_env)
         refuse_secrets("endpoint.extra", self.extra, self.api_key_env)
         if taken := sorted(self.extra.keys() & set(SENT)):
             raise ValueError(f"endpoint.extra.{taken[0]} is sent, or left out, by other settings: leave it out")
@@ -157,7 +162,7 @@ class EngineConfig(Section):
     def refuse_uneven(self) -> Self:
         """Refuse devices for another number of engines, and addresses that tell a secret."""
         for url in self.urls:
-            refuse_credentials("engine.urls", url if "://" in url else f"tcp://{url}", ENGINE_TOKEN)
+            refuse_credentials("engine.urls", _with_scheme(url), ENGINE_TOKEN)
         if self.devices and (self.urls or len(self.devices) != self.replicas):
             raise ValueError(
                 f"engine.devices names the GPUs of {len(self.devices)} engines: set engine.replicas to their number, "

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import types
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Final, Literal, get_args, get_origin
+from urllib.parse import unquote
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.fields import FieldInfo
@@ -14,6 +15,9 @@ from trailnotes.errors import ConfigError
 
 PAPER = "EMPO2, arXiv 2602.23008"
 RELEASE = "EMPO2 release 0b40cb72"
+
+MAX_ADDRESS: Final = 2048  # characters; the search for secrets takes time by their square
+SEARCHED: Final = 4096  # characters of a text in a table, for the same reason; keys are shorter
 
 SECRETS = "api_?key|key|token|secret|password|passwd|credentials"  # how a name ends whose value is nobody's business
 
@@ -55,14 +59,17 @@ def refuse_credentials(setting: str, value: str, variable: str) -> None:
         variable: environment variable for a key in its place.
 
     Raises:
-        ConfigError: there is one; the text does not repeat it.
+        ConfigError: there is one, or the address is too long to look; the text does not repeat it.
     """
-    if _CREDENTIALS.search(value):
+    if len(value) > MAX_ADDRESS:
+        raise ConfigError(f"{setting} has {len(value):,} characters: name an address of {MAX_ADDRESS:,} at most")
+    forms = value, unquote(value)  # what is coded by percent signs is no less a secret
+    if any(map(_CREDENTIALS.search, forms)):
         raise ConfigError(
             f"{setting} must hold no name or password, since addresses are logged and kept with a run: leave out what "
             f"stands before the @ of the host, and put a key into the environment variable {variable}"
         )
-    if _TOLD.search(value):
+    if any(map(_TOLD.search, forms)):
         raise ConfigError(
             f"{setting} must hold no key, since addresses are logged and kept with a run: leave it out of what stands "
             f"behind the ?, and put it into the environment variable {variable}"
@@ -95,7 +102,7 @@ def _secrets_in(name: str, value: Any) -> Iterator[str]:
     elif isinstance(value, list):
         for inner in value:
             yield from _secrets_in(name, inner)
-    elif isinstance(value, str) and value and (_SECRET_NAME.fullmatch(name) or _SECRET_VALUE.search(value)):
+    elif isinstance(value, str) and value and (_SECRET_NAME.fullmatch(name) or _SECRET_VALUE.search(value[:SEARCHED])):
         yield name
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import TYPE_CHECKING, Final
 
 from trailnotes.errors import ConfigError
@@ -27,5 +28,5 @@ def key_of(config: EndpointConfig) -> str:
 
 
 def without(key: str, text: str) -> str:
-    """`text` without the key, which servers may repeat."""
-    return text.replace(key, "[key]") if key else text
+    """`text` without the key, which servers may repeat, be it in other cases."""
+    return re.sub(re.escape(key), "[key]", text, flags=re.IGNORECASE) if key else text

@@ -18,6 +18,7 @@ from trailnotes.config.model_schema import OPENAI, EndpointConfig
 from trailnotes.config.section import refuse_credentials
 from trailnotes.endpoint.faults import Trouble, is_about_model, is_overflow, passes, pause, retry_after, said
 from trailnotes.endpoint.keys import NO_KEY, key_of, without
+from trailnotes.endpoint.wire import PLAIN, guard
 from trailnotes.errors import ConfigError, MemoryStoreError, MissingExtraError, how_to_install
 from trailnotes.storage.parsing import parse_json
 
@@ -170,10 +171,13 @@ def _place_of(name: str, endpoint: EndpointConfig | None) -> tuple[str, Endpoint
 
 def _client(endpoint: EndpointConfig, key: str) -> Any:
     try:
-        from openai import OpenAI
+        from openai import DefaultHttpxClient, OpenAI
     except ModuleNotFoundError as missing:
         raise MissingExtraError(f"{missing.name} is not installed: {how_to_install('openai')}") from missing
-    return OpenAI(api_key=key or NO_KEY, base_url=endpoint.base_url, timeout=endpoint.timeout, max_retries=0)
+    return OpenAI(
+        api_key=key or NO_KEY, base_url=endpoint.base_url, timeout=endpoint.timeout, max_retries=0,
+        default_headers=PLAIN, http_client=DefaultHttpxClient(event_hooks={"response": [guard(key)]}),
+    )  # fmt: skip
 
 
 def _batches(texts: Sequence[str]) -> Iterator[list[str]]:

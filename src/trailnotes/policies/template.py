@@ -31,6 +31,7 @@ NO_HEAD: Roles = ()
 SYSTEM_HEAD: Roles = ("system",)
 HEADS = (NO_HEAD, SYSTEM_HEAD)
 PROBED_TURNS = (1, 2, 3, 4, 20)  # of the user, in the conversations that a template is tried on
+REASON_SHOWN = 300  # characters of what a template fails with
 
 
 class Template:
@@ -53,6 +54,7 @@ class Template:
     def __init__(self, tokenizer: Any, options: Mapping[str, Any]) -> None:
         self._tokenizer = tokenizer
         self._options = {**_template_options(tokenizer), **options}
+        self._reason = ""  # why the template refused a conversation, the last time that it did
         self._folds = False
         self._folds = self._has_no_system()
         self.blanks = self._find_blanks()
@@ -65,7 +67,7 @@ class Template:
         """The conversation as the template gives it; raises `PolicyError` where it refuses these roles."""
         text = self._try_render(roles, contents)
         if text is None:
-            raise PolicyError(f"the model's chat template refuses a conversation of {', '.join(roles)}")
+            raise PolicyError(f"the model's chat template refuses a conversation of {', '.join(roles)}: {self._reason}")
         return text
 
     def parted(self, text: str, roles: Sequence[Role]) -> Layout:
@@ -104,8 +106,6 @@ class Template:
 
     def _try_render(self, roles: Roles, contents: Sequence[str]) -> str | None:
         """The rendered text, or None where the template refuses these roles."""
-        from jinja2 import TemplateError
-
         if self._folds and roles[0] == "system":
             roles, contents = roles[1:], ["\n\n".join(contents[:2]), *contents[2:]]
         messages = [{"role": role, "content": content} for role, content in zip(roles, contents, strict=True)]
@@ -113,7 +113,8 @@ class Template:
             text: str = self._tokenizer.apply_chat_template(
                 messages, tokenize=False, add_generation_prompt=roles[-1] != "assistant", **self._options
             )
-        except TemplateError:
+        except Exception as error:  # noqa: BLE001 (the boundary: a template is a program that may fail in any way)
+            self._reason = " ".join(f"{type(error).__name__}: {error}".split())[:REASON_SHOWN]
             return None
         return text
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import gzip
 import json
 import logging
 import os
@@ -25,7 +26,7 @@ from trailnotes.commands import main
 from trailnotes.config.model_schema import EndpointConfig
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config, to_toml
-from trailnotes.endpoint import faults
+from trailnotes.endpoint import faults, wire
 from trailnotes.errors import BudgetError, ConfigError, PolicyError, RunError
 from trailnotes.policies.openai.answers import Amount, Answers, PaidAnswer, Query, request_key
 from trailnotes.policies.openai.policy import OpenAIPolicy
@@ -355,7 +356,58 @@ def test_the_key_is_in_nothing_that_is_written_said_or_shown(
     assert PROMPT[0].content.splitlines()[0] not in caplog.text  # not even the client's own log has prompts
 
 
+@pytest.mark.parametrize("lower", [False, True])
+def test_a_key_that_a_message_is_cut_within_is_taken_out_whole(
+    lower: bool, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_KEY", KEY)
+    told = KEY.lower() if lower else KEY.upper()
+    proxy.faults = [refusal(400, "x" * (faults.TEXT_SHOWN - len(KEY) + 1) + told)]
+    with pytest.raises(PolicyError) as caught:
+        ask(policy(proxy.url, api_key_env="MY_KEY"), sampling())
+    assert "sk-secret" not in str(caught.value).lower()
+    assert "[key]" in str(caught.value)
+
+
+def test_a_key_that_an_answer_repeats_is_not_kept(
+    proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = 'sk/secret+"0123'
+    monkeypatch.setenv("MY_KEY", key)
+    escaped = json.dumps(key).replace("/", "\\/").replace("0", "\\u0030")
+    proxy.always = changed(
+        lambda answer: json.dumps({**with_choice(answer, "say @", "stop"), "model": "@"}).replace("@", escaped[1:-1])
+    )
+    (done,) = ask(policy(proxy.url, tmp_path / "a.jsonl", api_key_env="MY_KEY"), sampling())
+    assert done.text == "say [key]"
+    assert "secret" not in (tmp_path / "a.jsonl").read_text()
+
+
+def test_an_answer_beyond_bounds_or_packed_ends_in_one_line(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "MAX_BODY", 5000)
+    proxy.faults = [changed(lambda answer: {**answer, "more": "x" * 5000})]
+    with pytest.raises(PolicyError, match="an answer of more than 5,000 bytes") as caught:
+        ask(policy(proxy.url, max_retries=0), sampling())
+    assert "\n" not in str(caught.value)
+    assert proxy.asked[0].headers["accept-encoding"] == "identity"
+
+    async def packed(proxy: Proxy, asked: Asked) -> Reply:
+        return Reply(gzip.compress((await proxy.ask(asked)).body), headers={"Content-Encoding": "gzip"})
+
+    proxy.faults = [packed]
+    with pytest.raises(PolicyError, match="an answer that is packed"):
+        ask(policy(proxy.url, max_retries=0), sampling())
+
+
 # -- settings
+
+
+@pytest.mark.parametrize("place", ["http:me:hush@h/v1", "http:/me:hush@h", "//me:hush@h", "me:hush@h", "me%3Ahush%40h"])
+def test_an_address_that_is_none_is_not_repeated(place: str) -> None:
+    with pytest.raises((ConfigError, ValueError)) as caught:
+        OpenAIPolicy(Config(endpoint={"base_url": place}), "m")
+    assert "hush" not in str(caught.value)
+    assert "endpoint.base_url must" in str(caught.value)
 
 
 @pytest.mark.parametrize(

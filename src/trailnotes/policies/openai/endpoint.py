@@ -19,13 +19,14 @@ from trailnotes.endpoint.faults import (
     said,
 )
 from trailnotes.endpoint.keys import NO_KEY, key_of, without
+from trailnotes.endpoint.wire import PLAIN, guard_async
 from trailnotes.errors import ConfigError, MissingExtraError, PolicyError, how_to_install
 from trailnotes.policies.openai.answers import Amount, Query
 from trailnotes.storage.parsing import parse_json
 from trailnotes.types import FinishReason, speakable
 
 try:
-    from openai import APIConnectionError, APIStatusError, APITimeoutError, AsyncOpenAI
+    from openai import APIConnectionError, APIStatusError, APITimeoutError, AsyncOpenAI, DefaultAsyncHttpxClient
 except ModuleNotFoundError as missing:
     raise MissingExtraError(f"{missing.name} is not installed: {how_to_install('openai')}") from missing
 
@@ -64,7 +65,7 @@ class Endpoint:
     def __init__(self, config: EndpointConfig, model: str, options: Mapping[str, Any] | None = None) -> None:
         self.config, self.model, self.options = config, model, options
         if not config.base_url.startswith(("http://", "https://")):
-            raise ConfigError(f"endpoint.base_url = {config.base_url!r} must begin with http:// or https://")
+            raise ConfigError("endpoint.base_url must begin with http:// or https://")  # it may hold a key
         self._key = key_of(config)
         self._line: Line | None = None
 
@@ -140,7 +141,12 @@ class Endpoint:
 async def _open(config: EndpointConfig, key: str) -> AsyncIterator[AsyncOpenAI]:
     """One client. A generator, since an event loop closes those that it leaves behind, and nobody else knows when."""
     client = AsyncOpenAI(
-        api_key=key or NO_KEY, base_url=config.base_url, timeout=config.timeout, max_retries=0
+        api_key=key or NO_KEY,
+        base_url=config.base_url,
+        timeout=config.timeout,
+        max_retries=0,
+        default_headers=PLAIN,
+        http_client=DefaultAsyncHttpxClient(event_hooks={"response": [guard_async(key)]}),
     )  # its own retries know no broken JSON and no empty answer, and are not counted
     async with client:
         yield client
