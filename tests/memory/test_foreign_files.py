@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import re
 import sqlite3
+import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from hotjournal import hot_journal
 from trailnotes.commands import main
 from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.errors import MemoryStoreError
@@ -25,6 +29,7 @@ from trailnotes.types import Tip
 from trailnotes.view.tips import TipsFile
 
 ANY = MemoryConfig(threshold=-1)
+IN_CREATE = 0x100  # of inotify
 ENDLESS = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i FROM n) SELECT i AS name, i AS value FROM n"
 
 
@@ -122,6 +127,45 @@ def test_the_owners_changes_are_read_as_data(path: Path) -> None:
         change(path, "DELETE FROM owner_changes", f"INSERT INTO owner_changes (tip, fields) VALUES (1, '{fields}')")
         with closing(open_store(path)) as store, pytest.raises(MemoryStoreError, match="malformed"):
             store.changes(after=0)
+
+
+# --- journals -----------------------------------------------------------------------------------------------------
+
+
+def test_a_journal_beside_a_memory_file_is_not_played_back(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """SQLite would delete the file that the journal names."""
+    precious, link = path.with_name("precious"), path.with_name("link.db")
+    hot_journal(path, precious)
+    precious.write_bytes(b"dear")
+    link.symlink_to(path)
+    for name in path, link:
+        assert main(["memory", "add", str(name), "a tip", "--task", "cellar"]) == 2
+        assert "which Trailnotes never writes: delete it, if the file is yours\n" in capsys.readouterr().err
+    assert precious.exists()
+    path.with_name("memory.db-journal").unlink()
+    assert main(["memory", "list", str(link)]) == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="inotify")
+@pytest.mark.parametrize("version", [1, len(MIGRATIONS)])
+def test_we_write_no_journal_ourselves(tmp_path: Path, version: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even for a moment: another process that opens the file then would refuse it."""
+    monkeypatch.setattr(schema, "MIGRATIONS", MIGRATIONS[:version])
+    libc, events = ctypes.CDLL(None), b""
+    watch = libc.inotify_init1(os.O_NONBLOCK)
+    libc.inotify_add_watch(watch, os.fsencode(tmp_path), IN_CREATE)
+    try:
+        with TipStore(tmp_path / "memory.db", Identity("hashing", 256)) as store:
+            store.snapshot(tmp_path / "copy.db")
+            assert store._rows("PRAGMA journal_mode") == [("wal",)]
+        monkeypatch.undo()
+        TipStore(tmp_path / "copy.db").close()  # as written by `write_copy`, and migrated
+        events = os.read(watch, 2**16)
+    finally:
+        os.close(watch)
+    assert b"memory.db-wal" in events
+    assert b"copy.db-wal" in events
+    assert not re.search(rb"\0(memory|copy)\.db-journal", events)
 
 
 # --- places that may not be written -------------------------------------------------------------------------------

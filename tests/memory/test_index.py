@@ -24,8 +24,9 @@ pytest.importorskip("faiss", reason="the index needs the extra index")
 
 
 @pytest.fixture(autouse=True)
-def _as_of_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def _as_of_many(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Few tips are saved as often, and looked for in as few lists, as many are."""
+    monkeypatch.setenv("TRAILNOTES_CACHE", str(tmp_path_factory.mktemp("cache")))
     monkeypatch.setattr(indexed, "UNSAVED", 1)
     monkeypatch.setattr(index, "EASY", 1)
 
@@ -176,6 +177,40 @@ def test_a_damaged_index_is_built_again(path: Path, damage: str, caplog: pytest.
     with opened(path) as memory:
         assert found(memory, "key 9", 1) == ["tip 9"]
     assert not caplog.text
+
+
+def test_an_index_that_this_user_did_not_make_never_reaches_the_library(
+    path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The library reads any kind of index: one with lists on the disk names a file, which it opens to write."""
+    with monkeypatch.context() as stranger:
+        stranger.setenv("TRAILNOTES_CACHE", str(tmp_path / "stranger"))
+        filled(path)
+    monkeypatch.setattr("faiss.deserialize_index", None)
+    with opened(path) as memory:
+        assert found(memory, "key 9", 1) == ["tip 9"]
+
+
+def test_an_index_of_another_kind_is_not_read_whoever_signed_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index, "KIND", b"IwFl")
+    filled(path)
+    monkeypatch.setattr("faiss.deserialize_index", None)
+    with opened(path) as memory:
+        assert found(memory, "key 9", 1) == ["tip 9"]
+
+
+def test_without_a_cache_folder_the_index_stays_in_memory(
+    path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    filled(path)
+    (tmp_path / "a file").touch()
+    monkeypatch.setenv("TRAILNOTES_CACHE", str(tmp_path / "a file"))
+    with opened(path) as memory:
+        assert found(memory, "key 9", 1) == ["tip 9"]
+    path.with_name("memory.db-index").unlink()
+    with opened(path) as memory:
+        assert found(memory, "key 9", 1) == ["tip 9"]
+    assert not path.with_name("memory.db-index").exists()
 
 
 def test_the_index_of_another_file_or_embedder_is_not_used(path: Path, tmp_path: Path) -> None:

@@ -2,12 +2,20 @@ from __future__ import annotations
 
 import os
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from trailnotes.storage.files import free_name, open_no_follow, opened_aside, write_bytes_atomic, write_text_atomic
+from trailnotes.storage.files import (
+    free_name,
+    open_no_follow,
+    opened_aside,
+    user_key,
+    write_bytes_atomic,
+    write_text_atomic,
+)
 
 
 @pytest.mark.parametrize(("mask", "mode"), [(0o077, 0o600), (0o002, 0o664), (0o022, 0o644)])
@@ -120,3 +128,16 @@ def test_two_writers_of_one_file_take_nothing_from_each_other(tmp_path: Path) ->
         other.replace(path)
     assert path.read_text() == "second"
     assert [file.name for file in tmp_path.iterdir()] == ["x"]
+
+
+def test_the_key_of_a_user_is_made_once_and_theirs_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAILNOTES_CACHE", str(tmp_path / "cache"))
+    with ThreadPoolExecutor(4) as pool:
+        keys = list(pool.map(lambda _: user_key(), range(8)))
+    assert {len(key) for key in keys} == {32}
+    assert len(set(keys)) == 1
+    (made,) = (tmp_path / "cache").iterdir()
+    assert made.stat().st_mode & 0o777 == 0o600
+    made.write_bytes(b"")
+    with pytest.raises(OSError, match="is no key: delete it"):
+        user_key()

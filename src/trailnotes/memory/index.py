@@ -2,17 +2,19 @@
 
 An inverted file with product quantisation (faiss): each vector lies, as two bits a number, in the list of the centroid
 nearest to it, and a query is held against the lists nearest to the query. Whoever asks compares the full vectors of
-what is found. The file is a cache: one that is cut short, damaged, or not of exactly these rows is as good as none.
+what is found. The file is a cache: one that is cut short, damaged, or not of exactly these rows is as good as none. So
+is one that another user made: the library reads indexes of all kinds, also such as name a file that it writes to. Each
+is signed with a key that this user alone has, and read by it after its signature has been checked.
 docs/results/memory-scale.md has the measurements behind this choice.
 """
 
 from __future__ import annotations
 
 import functools
+import hmac
 import importlib.util
 import json
 import logging
-import zlib
 from collections.abc import Sequence
 from itertools import takewhile
 from math import ceil, log2
@@ -21,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
-from trailnotes.storage.files import write_bytes_atomic
+from trailnotes.storage.files import user_key, write_bytes_atomic
 from trailnotes.storage.parsing import parse_json
 
 if TYPE_CHECKING:
@@ -29,7 +31,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MAGIC = b"trailnotes index 1\n"
+MAGIC = b"trailnotes index 2\n"
+SIGNATURE = 32  # bytes
+KIND = b"IwPf"  # how the library marks the only kind of index that `TipIndex.empty` makes
 SAMPLE_PER_LIST = 40  # vectors that place a centroid
 FEWEST = 64  # that the library takes for centroids of any kind
 GROWTH = 4  # times as many tips as there were when the centroids were placed: they are placed again
@@ -94,13 +98,15 @@ class TipIndex:
             with path.open("rb") as file:
                 if file.readline(len(MAGIC)) != MAGIC:
                     raise ValueError("not an index")  # noqa: TRY301 (all faults are one case)
-                header = parse_json(file.readline())
+                line = file.readline()
+                header = parse_json(line)
                 stamp, planned = Stamp(*header["stamp"]), int(header["planned"])
                 if not stamp.leads_to(now):
                     return None
+                signature = file.read(SIGNATURE)
                 payload = np.fromfile(file, np.uint8)
-            if (len(payload), zlib.crc32(payload.data)) != (header["bytes"], header["crc32"]):
-                raise ValueError("cut short or changed")  # noqa: TRY301
+            if not hmac.compare_digest(signature, _signature(line, payload)) or payload[:4].tobytes() != KIND:
+                raise ValueError("cut short, changed, or made by another user")  # noqa: TRY301
         except FileNotFoundError:
             return None
         except (OSError, ValueError, TypeError, KeyError) as error:
@@ -112,9 +118,9 @@ class TipIndex:
         """Write the file, whole; a disk without room for it costs only time, later."""
         self._take_out()
         payload = _faiss().serialize_index(self._lists)
-        fields = {"stamp": self.stamp, "planned": self.planned, "bytes": len(payload), "crc32": zlib.crc32(payload)}
+        line = json.dumps({"stamp": self.stamp, "planned": self.planned}).encode() + b"\n"
         try:
-            write_bytes_atomic(path, b"".join((MAGIC, json.dumps(fields).encode(), b"\n", payload.data)))
+            write_bytes_atomic(path, b"".join((MAGIC, line, _signature(line, payload), payload.data)))
         except OSError as error:
             logger.warning("%s was not written (%s): it is built again when it is needed", path, error.strerror)
         self.unsaved = 0
@@ -175,6 +181,13 @@ class TipIndex:
             if found >= FOUND * sum(map(len, whole)):
                 return
         self._lists.nprobe = self._lists.nlist
+
+
+def _signature(line: bytes, payload: Any) -> bytes:
+    """What only this user can say of a header and the bytes of an index."""
+    signing = hmac.new(user_key(), MAGIC + line, "sha256")
+    signing.update(payload.data)
+    return signing.digest()
 
 
 def _blank_ends(faiss: Any, lists: Any) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import cache
@@ -17,7 +16,15 @@ from typing import Any, NamedTuple
 from trailnotes.errors import MemoryStoreError
 from trailnotes.memory.migrations import COUNT_SIZES, MIGRATIONS, NEW_ERA
 from trailnotes.memory.remote import identity_of
-from trailnotes.storage.databases import BoundedConnection, Types, check_types, find_foreign, types_of
+from trailnotes.storage.databases import (
+    JOURNAL,
+    BoundedConnection,
+    Types,
+    check_types,
+    find_foreign,
+    types_of,
+    use_write_ahead_log,
+)
 from trailnotes.storage.files import opened_aside, sync
 from trailnotes.storage.parsing import parse_json
 
@@ -55,7 +62,7 @@ def open_database(path: Path | None, identity: Identity | None, busy_timeout: fl
     connection = _connect(str(path), busy_timeout)
     with _closed_on_error(connection), named_errors(path):
         _check(connection, path)
-        _use_write_ahead_log(connection, busy_timeout)
+        use_write_ahead_log(connection, busy_timeout)
         connection.execute("PRAGMA synchronous = FULL")
         migrate(connection)
     return connection
@@ -286,7 +293,7 @@ def _advice(error: str) -> str:
         return f"{error}: a disk that is full or fails, or a quota: free some space; if there is enough, {REPAIR}"
     if any(sign in error for sign in ("full", "No space left", "quota", "File too large")):
         return f"{error}: free some space, or raise the quota; everything written before is kept"
-    return f"{error}: check that the folder exists and may be written"
+    return error if error == JOURNAL else f"{error}: check that the folder exists and may be written"
 
 
 def _connect(database: str, busy_timeout: float) -> sqlite3.Connection:
@@ -371,20 +378,6 @@ def _columns(connection: sqlite3.Connection, table: str) -> list[str]:
 
 def _version(connection: sqlite3.Connection) -> int:
     return int(connection.execute("PRAGMA user_version").fetchone()[0])
-
-
-def _use_write_ahead_log(connection: sqlite3.Connection, busy_timeout: float) -> None:
-    """Switch the file to WAL; SQLite does not wait here for another process that is doing the same."""
-    deadline = time.monotonic() + busy_timeout
-    while True:
-        try:
-            connection.execute("PRAGMA journal_mode = WAL")
-        except sqlite3.OperationalError as error:
-            if "locked" not in str(error) or time.monotonic() > deadline:
-                raise
-            time.sleep(0.01)
-        else:
-            return
 
 
 @contextmanager

@@ -1,22 +1,28 @@
 """SQLite files that somebody else may have made: they hold our tables and nothing else, and no query is endless.
 
 A view may never end, a trigger runs with whatever is written, and a column takes values of any type. So a file is
-compared with the statements that make ours before it is read, and its values with the types that these declare.
+compared with the statements that make ours before it is read, and its values with the types that these declare. A
+rollback journal beside it is played back whatever it holds, and the file that it names as its super-journal deleted:
+ours have a write-ahead log, and never such a journal, not even while they are made.
 """
 
 from __future__ import annotations
 
+import os
 import sqlite3
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from functools import cache
 from operator import itemgetter
 from types import NoneType
 from typing import Any, Final
+from urllib.parse import unquote, urlsplit
 
 LOOK: Final = 1_000_000  # steps of SQLite's machine between two looks at their number
 MOST_LOOKS: Final = 2_000  # in a query: a change of a million tips takes a quarter of them
 LONGEST_VALUE: Final = 64 * 2**20  # bytes; the longest that we hand over are lists of ids
+JOURNAL: Final = "a rollback journal lies beside it, which Trailnotes never writes: delete it, if the file is yours"
 KINDS: Final[Mapping[str, set[type]]] = {"TEXT": {str}, "INTEGER": {int}, "REAL": {float, int}, "BLOB": {bytes}}
 
 Statements = tuple[str, ...]  # that make the tables of a file
@@ -27,10 +33,15 @@ class BoundedConnection(sqlite3.Connection):
     """A connection to a file that somebody else may have made; a query of it that takes too long is interrupted.
 
     Arguments are those of `sqlite3.connect`, which takes this class as its `factory`.
+
+    Raises:
+        sqlite3.DatabaseError: a rollback journal lies beside the file (`JOURNAL`).
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, database: str, *args: Any, **kwargs: Any) -> None:
+        if os.path.lexists(journal_of(database)):
+            raise sqlite3.DatabaseError(JOURNAL)
+        super().__init__(database, *args, **kwargs)
         looks = self._looks = [0]  # of the query under way
         super().execute("PRAGMA trusted_schema = OFF")
         super().execute("PRAGMA cell_size_check = ON")
@@ -51,6 +62,29 @@ class BoundedConnection(sqlite3.Connection):
         """Execute as usual, as `execute`."""
         self._looks[0] = 0
         return super().executemany(*args)
+
+
+def journal_of(database: str) -> str:
+    """The rollback journal that SQLite would look for, of a path or an address (``file:...``)."""
+    path = unquote(urlsplit(database).path) if database.startswith("file:") else database
+    return f"{os.path.realpath(path)}-journal"
+
+
+def use_write_ahead_log(connection: sqlite3.Connection, busy_timeout: float) -> None:
+    """Switch a file to WAL; SQLite does not wait here for another process that is doing the same."""
+    deadline = time.monotonic() + busy_timeout
+    while True:
+        try:
+            if connection.execute("PRAGMA journal_mode").fetchone()[0] == "wal":
+                return
+            connection.execute("PRAGMA journal_mode = MEMORY")  # or the switch itself would write a rollback journal
+            connection.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+        else:
+            return
 
 
 def find_foreign(connection: sqlite3.Connection, statements: Statements) -> str:

@@ -5,6 +5,7 @@ Lines are JSON objects: appended whole, cut at an iteration, and read with an er
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import itertools
 import json
@@ -23,6 +24,8 @@ from trailnotes.storage.parsing import parse_json
 
 T = TypeVar("T")
 
+KEY_BYTES = 32
+
 _FIX = "free space or fix the permissions, then run the same command again"
 _ITERATION = re.compile(rb'\{"iteration": (\d+)[,}]')
 
@@ -31,6 +34,27 @@ def user_cache(name: str) -> Path:
     """Where what can be made again is kept: ``$TRAILNOTES_CACHE/<name>``, or ``~/.cache/trailnotes/<name>``."""
     root = os.environ.get("TRAILNOTES_CACHE")
     return (Path(root) if root else Path.home() / ".cache" / "trailnotes") / name
+
+
+def user_key() -> bytes:
+    """32 random bytes that this user alone knows, made once: they sign what only we may have written.
+
+    Raises:
+        OSError: the user's cache cannot be written, or the key there is damaged.
+    """
+    path = user_cache("key")
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with opened_aside(path) as aside:
+            aside.chmod(0o600)
+            aside.write_bytes(secrets.token_bytes(KEY_BYTES))
+            sync(aside)
+            with suppress(FileExistsError):  # another process was faster: the first key is everybody's
+                os.link(aside, path)
+    key = path.read_bytes()
+    if len(key) != KEY_BYTES:
+        raise OSError(errno.EINVAL, f"{path} is no key: delete it")
+    return key
 
 
 def made_once(folder: Path, make: Callable[[], T], open_made: Callable[[], T]) -> T:

@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 
 from trailnotes.errors import RunError
 from trailnotes.memory.schema import encodable
-from trailnotes.storage.databases import BoundedConnection, find_foreign
+from trailnotes.storage.databases import BoundedConnection, find_foreign, journal_of, use_write_ahead_log
 from trailnotes.storage.parsing import parse_json
 
 VERSION: Final = 1  # of the tables; an index of another one is made anew
@@ -264,6 +264,8 @@ class EpisodeIndex:
                     return _connected(str(beside))
             with contextlib.suppress(OSError):  # damaged, of another version, or leading to a file that is no index
                 beside.unlink()
+            with contextlib.suppress(OSError):  # of somebody else: ours have none
+                Path(journal_of(str(beside))).unlink()
         return _connected(":memory:")  # a folder that is not ours to write in
 
     def _get(self, name: str, default: Any) -> Any:
@@ -320,7 +322,7 @@ def _connected(database: str) -> sqlite3.Connection:
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         if version not in {0, VERSION} or find_foreign(connection, _TABLES if version else ()):
             raise sqlite3.DatabaseError("an index of another version, or none of ours")  # noqa: TRY301 (closed below)
-        connection.execute("PRAGMA journal_mode = WAL")
+        use_write_ahead_log(connection, 5.0)
         connection.execute("PRAGMA synchronous = OFF")  # it can be made again
         if not version:
             tables = "; ".join(_TABLES)

@@ -59,8 +59,8 @@ class Library:
         self._index = Index.open(files.folder / SEARCH)
         path = quote(str((files.folder / PAGES).resolve()))
         address = f"file:{path}?mode=ro&immutable=1"
-        self._pages = sqlite3.connect(address, uri=True, check_same_thread=False, factory=BoundedConnection)
         try:
+            self._pages = sqlite3.connect(address, uri=True, check_same_thread=False, factory=BoundedConnection)
             foreign = find_foreign(self._pages, _TABLES)
         except sqlite3.DatabaseError as error:
             foreign = str(error)
