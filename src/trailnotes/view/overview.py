@@ -9,6 +9,7 @@ from trailnotes.config.methods import label
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import diff, flatten
 from trailnotes.errors import RunError
+from trailnotes.storage.files import read_small
 from trailnotes.storage.parsing import parse_json
 from trailnotes.view.curves import SMALL, picture, spark
 from trailnotes.view.lines import Line, Lines, is_number, series
@@ -96,7 +97,7 @@ def comparison(window: Window, place: Place) -> dict[str, Any]:
     """The table and the curves that `trailnotes compare` has written."""
     file = place.path / COMPARISON
     try:
-        record = parse_json(file.read_text(encoding="utf-8"), "drop")
+        record = parse_json(read_small(file), "drop")
         lines = [_compared(line) for line in record["lines"]]
         panels = [_panel(panel) for panel in record.get("panels", ())]
         curves = [(f"{label}, run {number}" if len(own) > 1 else label, [(float(x), float(y)) for x, y in points], "")
@@ -153,7 +154,7 @@ def _starts(place: Place) -> list[dict[str, Any]]:
     """When the run was begun and resumed, and by which command; none where nothing can be read of it."""
     try:
         file = place.path / "run.json"
-        starts = parse_json(file.read_bytes())["starts"] if file.is_file() else []
+        starts = parse_json(read_small(file))["starts"] if file.is_file() else []
         return [
             {"time": str(start["time"]), "command": " ".join(map(str, start["command"])), "git": start.get("git")}
             for start in starts
