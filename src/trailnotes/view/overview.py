@@ -113,13 +113,26 @@ def comparison(window: Window, place: Place) -> dict[str, Any]:
 
 
 def _compared(line: Mapping[str, Any]) -> dict[str, Any]:
-    final = line["last"] or line["best"] or line["one"]
-    difference = line["difference"]
-    return {
-        "label": str(line["label"]), "seeds": len(line["seeds"]), "games": line["num_games"],
-        "attempts": line["num_attempts"], "one": line["one"], "final": final, "difference": difference,
-        "missing": {str(seed): str(why) for seed, why in line["missing"].items()}, "costs": dict(line["costs"]),
+    one = _estimate(line["one"])
+    final = _estimate(line["last"]) or _estimate(line["best"]) or one
+    difference = line["difference"] and {
+        "estimate": _estimate(line["difference"]["estimate"]), "call": str(line["difference"]["call"])
     }  # fmt: skip
+    return {
+        "label": str(line["label"]), "seeds": len(line["seeds"]), "games": int(line["num_games"]),
+        "attempts": int(line["num_attempts"]), "one": one, "final": final, "difference": difference,
+        "missing": {str(seed): str(why) for seed, why in line["missing"].items()},
+        "costs": {name: float(cost) for name, cost in line["costs"].items() if is_number(cost)},
+    }  # fmt: skip
+
+
+def _estimate(own: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """A mean with its intervals, as numbers."""
+    if own is None:
+        return None
+    sides = {side: own[side] and {end: float(own[side][end]) for end in ("low", "high")}
+             for side in ("on_panel", "beyond")}  # fmt: skip
+    return {"mean": float(own["mean"]), **sides}
 
 
 def _panel(panel: Mapping[str, Any]) -> dict[str, Any]:
