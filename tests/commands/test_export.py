@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from tinyrun import tiny_config, train_in_process
 from trailnotes.commands import main
 from trailnotes.commands.export import export
 from trailnotes.errors import ConfigError
+from trailnotes.storage.checkpoint import save
 
 IDS = torch.tensor([[5, 6, 7, 8]])
 
@@ -75,3 +77,25 @@ def test_a_base_is_merged_as_it_acted(start_model: Path, tmp_path: Path) -> None
     adapted.float().merge_and_unload()
     torch.testing.assert_close(whole(IDS).logits, adapted.get_base_model()(IDS).logits, rtol=0, atol=1e-6)
     assert 0.5 < (export(tmp_path / "run", tmp_path / "rounded", merge=True, dtype="bfloat16") or 0) < 1.2
+
+
+@pytest.mark.parametrize("place", ["model/extra.txt", "model/deep/extra.txt", "model", "a pipe"])
+def test_nothing_outside_of_a_run_is_copied(place: str, tmp_path: Path) -> None:
+    """A run may be somebody else's, and lead to a file that is nobody's but ours."""
+    (tmp_path / "private").mkdir()
+    (tmp_path / "private" / "key").write_text("secret")
+    link = tmp_path / "run" / "checkpoints" / "step-000001" / place
+
+    def fill(folder: Path) -> None:
+        if place != "model":
+            (folder / "model" / "deep").mkdir(parents=True)
+
+    path = save(tmp_path / "run" / "checkpoints", 1, fill)
+    if place == "a pipe":
+        link = path / "model" / "pipe"
+        os.mkfifo(link)
+    else:
+        link.symlink_to(tmp_path / "private" / ("" if place == "model" else "key"))
+    with pytest.raises(ConfigError, match=f"^{link} is no regular file or folder, so nothing was copied"):
+        export(tmp_path / "run", tmp_path / "out")
+    assert not (tmp_path / "out").exists()

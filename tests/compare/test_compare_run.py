@@ -110,6 +110,17 @@ def test_runs_are_methods_times_seeds_that_differ_in_what_is_said(tmp_path: Path
     assert (runs["naive-0"].eval.trials, runs["naive-0"].train.max_env_steps) == (1, 0)
 
 
+def test_no_plan_is_of_more_runs_than_anybody_could_play(tmp_path: Path) -> None:
+    """Whoever looks at a record lists its runs, and the record may be somebody else's."""
+    seeds = PLAN.replace("[0, 1]", str([*range(3_400)]))
+    with pytest.raises(ConfigError, match="methods x seeds x panels are more than 10,000: name fewer"):
+        load_plan(write_plan(tmp_path / "plan.toml", seeds))
+    path = tmp_path / "compare.toml"
+    os.mkfifo(path)
+    with pytest.raises(ConfigError, match=r"compare.toml: it is no regular file: give the path"):
+        load_plan(path)
+
+
 def test_tables_and_dotted_keys_say_the_same(tmp_path: Path) -> None:
     text = PLAN.replace(
         '"algorithm.p_memory" = 0.5', 'loss.kl = 0.25\n[methods."half of them".env.options]\nfamilies = ["keys/hazel"]'

@@ -353,7 +353,9 @@ def test_what_decides_the_episodes_stays_even_if_it_is_allowed_to_change(
     section, key = name.split(".")
     config = gate_config(**{"eval": {"trials": 1}, "algorithm": {"name": "reflexion"}, section: {key: value}})
     for allowed in (name, section):
-        with pytest.raises(RunError, match=rf"another {re.escape(name)}, which no run .*: add .*or choose another directory"):
+        with pytest.raises(
+            RunError, match=rf"another {re.escape(name)}, which no run .*: add .*or choose another directory"
+        ):
             adapt(config, "guesser", out=tmp_path, allow_change=[allowed])
     assert (tmp_path / "config.toml").read_text() == before
 

@@ -159,6 +159,17 @@ def test_the_index_says_what_the_file_says(
         assert numbers(index, tip=tip) == [n for n, (_, _, tips) in enumerate(made, 1) if tip in tips]
 
 
+@pytest.mark.parametrize("length", [10**12, -1, "x"])
+def test_no_more_is_read_than_the_file_holds(path: Path, length: object) -> None:
+    with closing(EpisodeIndex(write(path, record()))) as index:
+        index.catch_up()
+        with closing(sqlite3.connect(path.with_name(f"{path.name}{SUFFIX}"))) as connection, connection:
+            connection.execute("UPDATE episodes SET length = ?", [length])
+        (first, *_) = index.page(Wanted(), 0, 1, newest=False)
+        with pytest.raises(RunError, match="line 1 is damaged"):
+            index.record(first)
+
+
 @pytest.mark.parametrize("beside", ["a link", "a view", "a trigger"])
 def test_an_index_of_somebody_else_is_thrown_away(tmp_path: Path, beside: str) -> None:
     """A link to a database that is none of ours would be written to, and a view that never ends read."""

@@ -276,6 +276,31 @@ def test_a_comparison_is_read_as_it_was_written(root: Path, person: Person) -> N
         assert words in page.text
     (root / "table.json").write_text("{}", encoding="utf-8")
     assert "run `trailnotes compare` again" in person.look("/compare/here", 409).text
+    side = {"low": {}, "high": 1.0}
+    others: tuple[dict[str, Any], ...] = (
+        {"one": "x"}, {"one": {"mean": 1.0}}, {"one": estimate | {"mean": "x"}}, {"last": estimate | {"beyond": side}},
+        {"difference": "x"}, {"difference": {"estimate": estimate | {"mean": []}, "call": "better"}},
+        {"num_attempts": {}}, {"costs": "x"},
+    )  # fmt: skip
+    for other in others:
+        changed = record | {"baseline": "EMPO2", "lines": [line | other]}
+        (root / "table.json").write_text(json.dumps(changed), encoding="utf-8")
+        assert "run `trailnotes compare` again" in person.look("/compare/here", 409).text, other
+    changed = record | {"lines": [line | {"costs": {"env_steps": "x", "seconds": None}}]}
+    (root / "table.json").write_text(json.dumps(changed), encoding="utf-8")
+    person.look("/compare/here")
+
+
+@pytest.mark.parametrize("place", ["completion.text", "completion.logprobs", "action", "reward", "prompt_tokens"])
+def test_an_episode_of_other_types_is_told_so(root: Path, person: Person, place: str) -> None:
+    file = root / "first/trajectories.jsonl"
+    record = json.loads(file.read_text(encoding="utf-8").splitlines()[0])
+    part = record["steps"][0]
+    *inside, name = place.split(".")
+    part = part[inside[0]] if inside else part
+    part[name] = ["x"] * len(part[name]) if name == "logprobs" else {"a": 1}
+    file.write_text(json.dumps(record) + "\n", encoding="utf-8")
+    assert "holds no episode that this version can read" in person.look("/run/first/episodes/1", 409).text
 
 
 # -- the door

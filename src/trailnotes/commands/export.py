@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
+import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -52,9 +54,19 @@ def export(
         if merge:
             acted = subject.trained.model.dtype if subject.trained else dtype
             return _merge(out, dtype, ModelConfig(path=str(model), base=base, device="cpu", dtype=acted))
+        _refuse_links(model, named=model == Path(model_or_run))
         with atomic_directory(out) as aside:
-            shutil.copytree(model, aside, dirs_exist_ok=True)
+            shutil.copytree(model, aside, symlinks=True, dirs_exist_ok=True)
     return None
+
+
+def _refuse_links(model: Path, *, named: bool) -> None:
+    """A run may be somebody else's: a link in it could lead to any file of ours. `named`: the user chose `model`."""
+    for place in itertools.chain(() if named else (model,), model.rglob("*")):
+        mode = place.lstat().st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            raise ConfigError(f"{place} is no regular file or folder, so nothing was copied: remove it, or put a copy "
+                              "of what it leads to in its place")  # fmt: skip
 
 
 def _merge(out: Path, dtype: Dtype, config: ModelConfig) -> float:

@@ -33,19 +33,22 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from pydantic import ValidationError, ValidationInfo, model_validator
 
 from trailnotes.config.methods import known_method, method_of, refuse_unknown
 from trailnotes.config.section import Section, key
 from trailnotes.errors import ConfigError
+from trailnotes.storage.files import read_small
 from trailnotes.storage.parsing import parse_toml
 
 START = "naive"  # the method that plays the start model as it is
+MOST_RUNS: Final = 10_000  # with the panels that each plays
 PANELS = "panels"  # inside a run directory
 
 
@@ -130,6 +133,8 @@ class Plan(Section):
     @model_validator(mode="after")
     def refuse_impossible(self, info: ValidationInfo) -> Self:
         """Names that mean nothing, or would meet in one directory."""
+        if len(self.methods) * len(self.compare.seeds) * (1 + len(self.panels)) > MOST_RUNS:
+            raise ValueError(f"methods x seeds x panels are more than {MOST_RUNS:,}: name fewer of them")
         if self.compare.baseline and self.compare.baseline not in self.methods:
             raise ValueError(f"compare.baseline = {self.compare.baseline!r} names no method of the comparison")
         if len(set(self.compare.seeds)) < len(self.compare.seeds):
@@ -162,7 +167,8 @@ class Plan(Section):
             raise ValueError(f"panels.{name} has no trials: name how many with tips, such as trials = 3")
         if unknown := [method for method in panel.methods if method not in self.methods]:
             raise ValueError(f"panels.{name}: methods names {unknown[0]!r}, which is no method of the comparison")
-        if others := [method for method in panel.methods if method not in self.examinable()]:
+        examinable = set(self.examinable())
+        if others := [method for method in panel.methods if method not in examinable]:
             raise ValueError(f"panels.{name}: {others[0]} neither trains nor is naive, the start model as it is: "
                              "leave it out of methods")  # fmt: skip
         if not self.players(name):
@@ -190,12 +196,11 @@ class Plan(Section):
     def places(self, out: Path) -> list[RunPlace]:
         """List the directories of all runs of the comparison at `out`, seed by seed."""
         places = []
+        players = {panel: set(self.players(panel)) for panel in self.panels}
         for seed in self.compare.seeds:
             for name in self.methods:
                 directory = run_directory(out, name, seed)
-                panels = {
-                    panel: directory / PANELS / slug(panel) for panel in self.panels if name in self.players(panel)
-                }
+                panels = {panel: directory / PANELS / slug(panel) for panel in players if name in players[panel]}
                 places.append(RunPlace(name, seed, directory, panels))
         return places
 
@@ -218,7 +223,7 @@ def load_plan(path: Path, *, imports: bool = True) -> Plan:
         ConfigError: one line that names the key and the fix.
     """
     try:
-        return parse_plan(path.read_text(encoding="utf-8"), path, imports=imports)
+        return parse_plan(read_small(path).decode(), path, imports=imports)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}: give the path of a comparison's TOML file") from None
     except UnicodeDecodeError as error:
@@ -263,8 +268,7 @@ def _refuse_one_directory(kind: str, names: Iterable[str]) -> None:
 
 
 def _refuse_one_label(kind: str, labels: Mapping[str, str]) -> None:
-    called = list(labels.values())
-    if repeated := [label for label in called if called.count(label) > 1]:
+    if repeated := [label for label, times in Counter(labels.values()).items() if times > 1]:
         raise ValueError(f"two {kind} are called {repeated[0]!r}: give one another label")
 
 

@@ -25,6 +25,7 @@ from trailnotes.config.presets import PRESETS
 from trailnotes.config.schema import Config
 from trailnotes.config.section import Section, allowed
 from trailnotes.errors import ConfigError
+from trailnotes.storage.files import read_small
 from trailnotes.storage.parsing import parse_toml
 from trailnotes.types import StrPath
 
@@ -174,7 +175,7 @@ def _accepts(field: FieldInfo, kind: type) -> bool:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return parse_toml(path.read_text(encoding="utf-8"))
+        return parse_toml(read_small(path).decode())
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file: give the path of a TOML config") from None
     except IsADirectoryError:

@@ -62,6 +62,8 @@ def open_store(path: StrPath, identity: Identity | None = None) -> TipStore:
         raise MemoryStoreError(
             f"{file.parent} is a checkpoint, which stays as it is: name the run directory, or a copy"
         )
+    if file.exists() and not file.is_file():  # SQLite would blame the disk, or wait for a pipe
+        raise MemoryStoreError(f"{file} is no regular file: name a memory file, or a run directory")
     if is_tip_file(file):
         raise MemoryStoreError(
             f"{file} is a file of tips, and no memory: `trailnotes memory merge FILE {file}` makes one of it"

@@ -19,6 +19,7 @@ from trailnotes.memory.schema import Identity, opened_snapshot, read_identity
 from trailnotes.memory.scope import Row, read_tasks
 from trailnotes.memory.tipfile import file_of, is_database, read_tips
 from trailnotes.memory.tips import open_memory, storable
+from trailnotes.storage.files import open_regular
 from trailnotes.types import StrPath, Tip
 
 Pair = tuple[Tip, Tip]
@@ -172,7 +173,7 @@ def _facts(paths: Sequence[Path]) -> tuple[list[Row], set[Identity]]:
 
 def _holds_vectors(path: Path) -> bool:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return is_database(file)
     except OSError as error:
         raise MemoryStoreError(f"cannot read {path} ({error.strerror})") from error

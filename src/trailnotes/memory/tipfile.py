@@ -17,7 +17,7 @@ from trailnotes.errors import MemoryStoreError
 from trailnotes.memory.schema import opened_snapshot
 from trailnotes.memory.store import COLUMNS
 from trailnotes.memory.tips import clean_tip
-from trailnotes.storage.files import write_text_atomic
+from trailnotes.storage.files import open_regular, write_text_atomic
 from trailnotes.storage.parsing import parse_json
 from trailnotes.types import StrPath, Tip
 
@@ -71,7 +71,7 @@ def each_tip(path: StrPath) -> Iterator[Tip]:
     """As `read_tips`, one after the other; what is wrong with a file is told at its end, so read on until there."""
     path = file_of(path)
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             if is_database(file):
                 yield from _tips_of_database(path)
                 return
@@ -80,8 +80,7 @@ def each_tip(path: StrPath) -> Iterator[Tip]:
                 if tip := reader.take(number, line):
                     yield tip
     except OSError as error:
-        why = error.strerror or "it is no file that can be read again"
-        raise MemoryStoreError(f"cannot read {path} ({why})") from error
+        raise MemoryStoreError(f"cannot read {path} ({error.strerror})") from error
     reader.refuse_faults(path)
 
 
@@ -95,7 +94,7 @@ def is_database(file: BinaryIO) -> bool:
 def is_tip_file(path: Path) -> bool:
     """Whether a file looks like JSONL, which no memory file does. One that cannot be read is for others to name."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return file.read(64).lstrip().startswith(b"{")
     except OSError:
         return False

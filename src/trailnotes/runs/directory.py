@@ -40,7 +40,7 @@ from trailnotes.envs.base import one_line
 from trailnotes.envs.tasks import identity_of
 from trailnotes.errors import ConfigError, RunError, TrailnotesError
 from trailnotes.storage import checkpoint
-from trailnotes.storage.files import append_jsonl, open_no_follow, read_jsonl, set_aside, write_text_atomic
+from trailnotes.storage.files import append_jsonl, open_no_follow, read_jsonl, read_small, set_aside, write_text_atomic
 from trailnotes.storage.parsing import parse_json
 from trailnotes.storage.records import trajectory_to_json
 from trailnotes.tracking.process import Trackers
@@ -177,7 +177,7 @@ class RunDir:
         starts, before = [], {}
         if file.exists():
             try:
-                about = parse_json(file.read_text(encoding="utf-8"))
+                about = parse_json(read_small(file))
                 starts, before = about["starts"], dict(about.get("environment", {}))
             except (OSError, ValueError, KeyError, TypeError):
                 raise RunError(f"{file} is damaged: move it away, and run the same command again") from None

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trailnotes.errors import RunError
-from trailnotes.storage.files import sync, write_text_atomic
+from trailnotes.storage.files import read_small, sync, write_text_atomic
 from trailnotes.storage.parsing import parse_json
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def verify(path: Path, contents: bool = True) -> list[str]:
     Without `contents` only presence and size of the files count, which costs the same for any model.
     """
     try:
-        text = (path / MANIFEST).read_text(encoding="utf-8")
+        text = read_small(path / MANIFEST)
         manifest = parse_json(text, "drop")
         expected = {str(name): (int(f["size"]), str(f["sha256"])) for name, f in manifest["files"].items()}
         version = manifest["format"]
@@ -161,7 +161,7 @@ def verify(path: Path, contents: bool = True) -> list[str]:
     problems = [problem for problem in looked_at if problem]
     if problems:
         with suppress(OSError):  # it is gone
-            if (path / MANIFEST).read_text(encoding="utf-8") != text:  # stripped meanwhile
+            if read_small(path / MANIFEST) != text:  # stripped meanwhile
                 return verify(path, contents)
     return problems
 
@@ -176,9 +176,9 @@ def best(root: Path) -> tuple[Path, float] | None:
     if not (root / BEST).is_file():
         return None
     try:
-        marker = parse_json((root / BEST).read_text(encoding="utf-8"))
+        marker = parse_json(read_small(root / BEST))
         path, score = root / str(marker["checkpoint"]), float(marker["score"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(f"{root / BEST} cannot be read ({error}): delete it to choose the best again") from error
     return (path, score) if path.is_dir() else None
 
@@ -259,7 +259,7 @@ def read_json(path: Path) -> dict[str, Any]:
         RunError: the file cannot be read, or holds something else.
     """
     try:
-        value = parse_json(path.read_bytes())
+        value = parse_json(read_small(path))
     except (OSError, ValueError) as error:
         raise RunError(f"{path} is damaged ({error}): name another checkpoint, or start a new run") from error
     if not isinstance(value, dict):
@@ -292,7 +292,7 @@ def _locked(file: Path, operation: int) -> Iterator[bool]:
     """Whether the lock on `file` could be taken at once, and the file is still there; it is given back at the end."""
     try:
         writable = operation == fcntl.LOCK_EX and os.access(file, os.W_OK)  # some file systems ask for that
-        descriptor = os.open(file, os.O_RDWR if writable else os.O_RDONLY)
+        descriptor = os.open(file, (os.O_RDWR if writable else os.O_RDONLY) | os.O_NONBLOCK)
     except (FileNotFoundError, NotADirectoryError):
         yield False
         return

@@ -14,15 +14,17 @@ import os
 import re
 import secrets
 import shutil
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, Final, TypeVar
 
 from trailnotes.errors import ConfigError, RunError
 from trailnotes.storage.parsing import parse_json
 
 T = TypeVar("T")
+MOST_SMALL: Final = 16 << 20  # bytes of a file that is read whole
 
 KEY_BYTES = 32
 
@@ -129,6 +131,32 @@ def open_no_follow(path: Path) -> int:
         OSError: it cannot be opened, or is a symbolic link (`errno.ELOOP`).
     """
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file to read. Anything else is refused at once, even a pipe that nobody writes to.
+
+    Raises:
+        OSError: it cannot be opened, or is no regular file; `strerror` says so.
+    """
+    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        return file
+    file.close()
+    raise OSError(errno.EINVAL, "it is no regular file", str(path))
+
+
+def read_small(path: Path) -> bytes:
+    """The content of a small regular file: settings or JSON of a directory that may be somebody else's.
+
+    Raises:
+        OSError: as `open_regular`, or it is longer than `MOST_SMALL` bytes; `strerror` says so.
+    """
+    with open_regular(path) as file:
+        data = file.read(MOST_SMALL + 1)
+        if len(data) > MOST_SMALL:
+            raise OSError(errno.EFBIG, f"it is longer than {MOST_SMALL:,} bytes", str(path))
+    return data
 
 
 def sync(path: Path) -> None:

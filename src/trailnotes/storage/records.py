@@ -6,11 +6,16 @@ kept, and come back as `Completion.usage`; the texts allow making them again) an
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
-from typing import Any
+from types import UnionType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from trailnotes.types import Completion, Observation, Step, Task, Tip, Trajectory
+
+T = TypeVar("T")
 
 
 def trajectory_to_json(trajectory: Trajectory) -> dict[str, Any]:
@@ -32,13 +37,19 @@ def trajectory_to_json(trajectory: Trajectory) -> dict[str, Any]:
 
 
 def trajectory_from_json(record: Mapping[str, Any]) -> Trajectory:
-    """The episode again. Prompt ids and the keys of tips are empty, since a record does not hold them."""
+    """The episode again. Prompt ids and the keys of tips are empty, since a record does not hold them.
+
+    Raises:
+        KeyError, TypeError, ValueError, AttributeError: the record is none of an episode.
+    """
     plain = ("mode", "member", "outcome", "success", "score", "max_score", "error", "context_full")
-    return Trajectory(
-        task=Task(**record["task"]),
-        steps=tuple(_step_from_json(step) for step in record["steps"]),
-        final_observation=_observation(record["final_observation"]),
-        **{name: record[name] for name in plain},
+    return _checked(
+        Trajectory(
+            task=_checked(Task(**record["task"])),
+            steps=tuple(_step_from_json(step) for step in record["steps"]),
+            final_observation=_observation(record["final_observation"]),
+            **{name: record[name] for name in plain},
+        )
     )
 
 
@@ -60,7 +71,10 @@ def completion_from_json(record: Mapping[str, Any]) -> Completion:
     """The completion again, without prompt ids; `usage` says how many there were."""
     said = record["completion"]
     ids = {name: tuple(said.get(name, ())) for name in ("token_ids", "logprobs")}
-    return Completion(**{**said, **ids, "prompt_ids": (), "usage": (record["prompt_tokens"], record["tokens"])})
+    if not all(isinstance(value, int | float) for values in ids.values() for value in values):
+        raise TypeError("token_ids and logprobs must be numbers")
+    usage = (operator.index(record["prompt_tokens"]), operator.index(record["tokens"]))
+    return _checked(Completion(**{**said, **ids, "prompt_ids": (), "usage": usage}))
 
 
 def _step_to_json(step: Step) -> dict[str, Any]:
@@ -78,20 +92,43 @@ def _step_to_json(step: Step) -> dict[str, Any]:
 
 
 def _step_from_json(record: Mapping[str, Any]) -> Step:
-    return Step(
-        observation=_observation(record["observation"]),
-        tips=tuple(Tip(key="", **tip) for tip in record["tips"]),
-        completion=completion_from_json(record),
-        plain_prompt_ids=(),
-        other_tokens=record.get("other_tokens", 0),
-        num_plain_tokens=record.get("plain_prompt_tokens"),
-        **{name: record[name] for name in ("action", "reward", "reward_intrinsic", "policy_version")},
+    return _checked(
+        Step(
+            observation=_observation(record["observation"]),
+            tips=tuple(_checked(Tip(key="", **tip)) for tip in record["tips"]),
+            completion=completion_from_json(record),
+            plain_prompt_ids=(),
+            other_tokens=record.get("other_tokens", 0),
+            num_plain_tokens=record.get("plain_prompt_tokens"),
+            **{name: record[name] for name in ("action", "reward", "reward_intrinsic", "policy_version")},
+        )
     )
 
 
 def _observation(record: Mapping[str, Any]) -> Observation:
     actions = record.get("actions")
-    return Observation(**{**record, "actions": None if actions is None else tuple(actions)})
+    return _checked(Observation(**{**record, "actions": None if actions is None else tuple(actions)}))
+
+
+def _checked(value: T) -> T:
+    """`value`, unless one of its fields holds no text or no number where it should: a record may be somebody else's."""
+    kind: type = type(value)
+    for name, kinds in _plain_fields(kind).items():
+        if not isinstance(item := getattr(value, name), kinds):
+            raise TypeError(f"{name} must be {kinds[0].__name__}, got {type(item).__name__}")
+    return value
+
+
+@functools.cache
+def _plain_fields(kind: type) -> dict[str, tuple[type, ...]]:
+    """The fields of a dataclass that hold a text or a number, or perhaps None, and what is one."""
+    hints = {name: get_args(hint) or (hint,) for name, hint in get_type_hints(kind).items()
+             if get_origin(hint) in {None, UnionType}}  # fmt: skip
+    return {
+        name: (*kinds, int) if float in kinds else kinds
+        for name, kinds in hints.items()
+        if {str, int, float, bool, type(None)}.issuperset(kinds)
+    }
 
 
 def _set_fields(value: Any, leave_out: tuple[str, ...] = ()) -> dict[str, Any]:

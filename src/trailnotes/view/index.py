@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import sqlite3
 import threading
 import time
@@ -161,8 +162,11 @@ class EpisodeIndex:
             RunError: it is not what the index has seen.
         """
         with _named(self.file), self.file.open("rb") as file:
-            file.seek(episode.offset)
-            line = file.read(episode.length)
+            file.seek(0, os.SEEK_END)  # what the index says may be somebody else's
+            span = (episode.offset, episode.length)
+            inside = all(isinstance(n, int) and n >= 0 for n in span) and sum(span) <= file.tell()
+            file.seek(episode.offset if inside else 0)
+            line = file.read(episode.length if inside else 0)
         try:
             record = parse_json(line, "drop")
         except ValueError:

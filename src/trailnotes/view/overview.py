@@ -9,6 +9,7 @@ from trailnotes.config.methods import label
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import diff, flatten
 from trailnotes.errors import RunError
+from trailnotes.storage.files import read_small
 from trailnotes.storage.parsing import parse_json
 from trailnotes.view.curves import SMALL, picture, spark
 from trailnotes.view.lines import Line, Lines, is_number, series
@@ -96,7 +97,7 @@ def comparison(window: Window, place: Place) -> dict[str, Any]:
     """The table and the curves that `trailnotes compare` has written."""
     file = place.path / COMPARISON
     try:
-        record = parse_json(file.read_text(encoding="utf-8"), "drop")
+        record = parse_json(read_small(file), "drop")
         lines = [_compared(line) for line in record["lines"]]
         panels = [_panel(panel) for panel in record.get("panels", ())]
         curves = [(f"{label}, run {number}" if len(own) > 1 else label, [(float(x), float(y)) for x, y in points], "")
@@ -112,13 +113,26 @@ def comparison(window: Window, place: Place) -> dict[str, Any]:
 
 
 def _compared(line: Mapping[str, Any]) -> dict[str, Any]:
-    final = line["last"] or line["best"] or line["one"]
-    difference = line["difference"]
-    return {
-        "label": str(line["label"]), "seeds": len(line["seeds"]), "games": line["num_games"],
-        "attempts": line["num_attempts"], "one": line["one"], "final": final, "difference": difference,
-        "missing": {str(seed): str(why) for seed, why in line["missing"].items()}, "costs": dict(line["costs"]),
+    one = _estimate(line["one"])
+    final = _estimate(line["last"]) or _estimate(line["best"]) or one
+    difference = line["difference"] and {
+        "estimate": _estimate(line["difference"]["estimate"]), "call": str(line["difference"]["call"])
     }  # fmt: skip
+    return {
+        "label": str(line["label"]), "seeds": len(line["seeds"]), "games": int(line["num_games"]),
+        "attempts": int(line["num_attempts"]), "one": one, "final": final, "difference": difference,
+        "missing": {str(seed): str(why) for seed, why in line["missing"].items()},
+        "costs": {name: float(cost) for name, cost in line["costs"].items() if is_number(cost)},
+    }  # fmt: skip
+
+
+def _estimate(own: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """A mean with its intervals, as numbers."""
+    if own is None:
+        return None
+    sides = {side: own[side] and {end: float(own[side][end]) for end in ("low", "high")}
+             for side in ("on_panel", "beyond")}  # fmt: skip
+    return {"mean": float(own["mean"]), **sides}
 
 
 def _panel(panel: Mapping[str, Any]) -> dict[str, Any]:
@@ -153,7 +167,7 @@ def _starts(place: Place) -> list[dict[str, Any]]:
     """When the run was begun and resumed, and by which command; none where nothing can be read of it."""
     try:
         file = place.path / "run.json"
-        starts = parse_json(file.read_bytes())["starts"] if file.is_file() else []
+        starts = parse_json(read_small(file))["starts"] if file.is_file() else []
         return [
             {"time": str(start["time"]), "command": " ".join(map(str, start["command"])), "git": start.get("git")}
             for start in starts
