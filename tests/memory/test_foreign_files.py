@@ -104,6 +104,9 @@ def test_files_of_all_versions_are_ours(path: Path, version: int, monkeypatch: p
         "UPDATE tips SET text = '  '",
         "UPDATE tips SET namespace = CAST(x'ff' AS TEXT)",
         "UPDATE tips SET enabled = 'yes'",
+        "UPDATE sizes SET enabled = 1000000",
+        "UPDATE sizes SET enabled = -1",
+        "UPDATE sizes SET enabled = 9e999",
     ],
 )
 def test_values_that_cannot_be_are_one_line(path: Path, statement: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -113,6 +116,25 @@ def test_values_that_cannot_be_are_one_line(path: Path, statement: str, capsys: 
     assert "damaged" in told
     assert "restore" in told
     assert len(told) < 1000
+
+
+@pytest.mark.parametrize("number", ["1000000", "-1", "1 << 62", "1e308", "9e999"])
+def test_sizes_of_a_large_file_that_cannot_be_are_one_line(
+    path: Path, number: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schema, "LARGEST_CHECKED", 0)
+    change(path, f"UPDATE sizes SET enabled = {number}", "INSERT INTO sizes VALUES ('another', 1 << 62)")
+    for arguments in (["cellar", "damp"], ["cellar", "damp", "--scope", "all"]):
+        assert main(["memory", "search", str(path), *arguments]) == 2
+        assert "damaged (" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_names_that_are_no_text_are_damage(path: Path, look: Callable[[Path], object]) -> None:
+    change(path, "CREATE TABLE other_one (name)")
+    path.write_bytes(path.read_bytes().replace(b"other_one", b"other\xff\xfe_"))
+    with pytest.raises(MemoryStoreError, match=r"memory\.db: damaged"):
+        look(path)
 
 
 @pytest.mark.parametrize("vector", ["zeroblob(7)", "'text'", "CAST(zeroblob(1020) || x'0000c07f' AS BLOB)"])

@@ -48,14 +48,13 @@ class IndexedFile(OpenFile):
     def size(self, place: str | Place) -> int:
         """Number of enabled tips of a namespace or place, told without counting them."""
         place = place_named(place)
-        sql = f"SELECT COALESCE(SUM(enabled), 0) FROM sizes WHERE {place.condition}"  # noqa: S608 (constants)
         with self._lock:
             state = (self._rows("PRAGMA data_version")[0][0], self._connection.total_changes)
             if state != self._sizes_of:  # somebody has written, another or this one
                 self._sizes_of = state
                 self._sizes.clear()
             if place not in self._sizes:
-                self._sizes[place] = int(self._rows(sql, place.values)[0][0])
+                self._sizes[place] = self._enabled(place.condition, place.values)
             return self._sizes[place]
 
     def sizes(self) -> dict[str, int]:
@@ -130,7 +129,18 @@ class IndexedFile(OpenFile):
 
     def _total(self) -> int:
         """Number of enabled tips."""
-        return int(self._rows("SELECT COALESCE(SUM(enabled), 0) FROM sizes")[0][0])
+        return self._enabled("TRUE", ())
+
+    def _enabled(self, condition: str, values: Sequence[Any]) -> int:
+        """Number of enabled tips of a condition. A large file is not counted when it is opened: see `schema._check`."""
+        sql = f"""
+            SELECT COALESCE(SUM(enabled), 0) AS enabled, COALESCE((SELECT MAX(id) FROM tips), 0) AS last
+            FROM sizes WHERE {condition}
+        """  # noqa: S608 (constants)
+        ((enabled, last),) = self._rows(sql, values)
+        if not 0 <= enabled <= last:
+            raise MemoryStoreError(f"the memory is damaged (malformed sizes): {schema.REPAIR}")
+        return int(enabled)
 
     def _stamp(self) -> Stamp:
         with named_errors(self.path):

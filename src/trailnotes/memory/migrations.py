@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+WRONG_SIZES = """
+    SELECT 1 FROM sizes LEFT JOIN (SELECT namespace, SUM(enabled) AS counted FROM tips GROUP BY namespace)
+    USING (namespace) WHERE enabled IS NOT COALESCE(counted, 0) LIMIT 1
+"""
 COUNT_SIZES = "INSERT INTO sizes SELECT namespace, SUM(enabled) FROM tips GROUP BY namespace"
 WORTH = "gained / (4.0 + compared)"  # `worth.cautious_gain`; an index holds it, so another prior is another migration
 NEW_ERA = "INSERT OR REPLACE INTO meta VALUES ('era', lower(hex(randomblob(8))))"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trailnotes.errors import MemoryStoreError
-from trailnotes.memory.migrations import COUNT_SIZES, MIGRATIONS, NEW_ERA
+from trailnotes.memory.migrations import COUNT_SIZES, MIGRATIONS, NEW_ERA, WRONG_SIZES
 from trailnotes.memory.remote import identity_of
 from trailnotes.storage.databases import (
     JOURNAL,
@@ -278,7 +278,7 @@ def named_errors(path: Path | None) -> Iterator[None]:
     """Turn errors of SQLite and of the file system into one line that names the file and what to do."""
     try:
         yield
-    except (sqlite3.DatabaseError, OSError) as error:
+    except (sqlite3.DatabaseError, OSError, UnicodeDecodeError) as error:  # the last of names in a stranger's file
         raise MemoryStoreError(f"{path or 'the memory'}: {_advice(str(error))}") from error
 
 
@@ -287,7 +287,10 @@ def _advice(error: str) -> str:
         return f"{error}: another process holds the memory file; end it or wait"
     if "interrupted" in error:
         return f"a query takes longer than any of ours would, so that the file is damaged: {REPAIR}"
-    if any(sign in error for sign in ("malformed", "not a database", "no such table", "too big", "UTF-8")):
+    if any(
+        sign in error
+        for sign in ("malformed", "not a database", "no such table", "too big", "overflow", "UTF-8", "utf-8")
+    ):
         return f"damaged ({error}): {REPAIR}"
     if "disk I/O" in error:
         return f"{error}: a disk that is full or fails, or a quota: free some space; if there is enough, {REPAIR}"
@@ -353,6 +356,8 @@ def _check(connection: sqlite3.Connection, path: Path, largest: int | None = Non
     (answer,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
     if answer != "ok":
         raise MemoryStoreError(f"{path} is damaged ({' '.join(answer.split())}): {REPAIR}")
+    if _columns(connection, "sizes") and connection.execute(WRONG_SIZES).fetchone():
+        raise sqlite3.DataError("malformed sizes")  # tips would be retired to make room for none
 
 
 def _statements(version: int) -> tuple[str, ...]:
