@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from trailnotes.view.curves import MOST_POINTS, picture, short, spark, thinned, ticks
@@ -34,6 +34,7 @@ def test_every_point_lies_within_the_picture(points: list[tuple[float, float]]) 
 
 
 @given(st.lists(st.tuples(ANY, ANY), max_size=50))
+@example([(0, 0), (2.2250738585e-313, 0)])
 def test_no_number_is_too_large_or_too_small_to_be_drawn(points: list[tuple[float, float]]) -> None:
     points = sorted(points, key=str)
     spark(points)

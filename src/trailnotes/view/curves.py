@@ -156,7 +156,8 @@ class Scale:
 
 
 def _scale(source: tuple[float, float], target: tuple[float, float]) -> Scale:
-    return Scale(source[0], target[0], (target[1] - target[0]) / ((source[1] - source[0]) or 1.0))
+    span = source[1] - source[0]
+    return Scale(source[0], target[0], (target[1] - target[0]) / (span if span > 1 / LARGEST else 1.0))
 
 
 def _drawable(points: Points) -> list[tuple[float, float]]:
