@@ -49,7 +49,7 @@ KL = 0.05  # to the initial model
 SEED, ITERATIONS = 0, 25
 MASK_LOGPROB = -float("inf")  # off-policy tokens below it contribute nothing; the paper's mask would be -5
 
-tokenizer = AutoTokenizer.from_pretrained(MODEL)
+tokenizer = AutoTokenizer.from_pretrained(MODEL, trust_remote_code=False)
 END, PAD = tokenizer.eos_token_id, tokenizer.pad_token_id
 Tip = tuple[str, float]  # its text, the best score of an episode that it was written after
 Memory = dict[spec.GameSpec, dict[str, tuple[float, int]]]  # task -> text -> that score, how often it was written
@@ -222,7 +222,7 @@ def main() -> None:
     """Train the model, and print what it learns."""
     torch.manual_seed(SEED)
     rng, started = random.Random(SEED), time.perf_counter()
-    model = AutoModelForCausalLM.from_pretrained(MODEL).eval()
+    model = AutoModelForCausalLM.from_pretrained(MODEL, trust_remote_code=False).eval()
     initial = copy.deepcopy(model)
     optimizer = optim.AdamW(model.parameters(), LR, weight_decay=0.0)
     train, test = make_games("train", 5), make_games("test", 20)

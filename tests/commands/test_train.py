@@ -120,7 +120,9 @@ def test_what_tables_know_a_run_by_stays_even_if_it_is_allowed_to_change(
         run.append_metrics({"iteration": 0})
     section, key = name.split(".")
     other = tiny_config(start_model, **{"train": {"iterations": 6, "save_every": 2}, section: {key: value}})
-    with pytest.raises(RunError, match=rf"another {re.escape(name)}, which no run .*: choose another directory"):
+    with pytest.raises(
+        RunError, match=rf"another {re.escape(name)}, which no run .*: add .*or choose another directory"
+    ):
         train(other, tmp_path, allow_change=[section])
 
 
