@@ -200,7 +200,7 @@ class Plan(Section):
         for seed in self.compare.seeds:
             for name in self.methods:
                 directory = run_directory(out, name, seed)
-                panels = {panel: directory / PANELS / slug(panel) for panel in players if name in players[panel]}
+                panels = {panel: panel_directory(directory, panel) for panel in players if name in players[panel]}
                 places.append(RunPlace(name, seed, directory, panels))
         return places
 
@@ -275,6 +275,11 @@ def _refuse_one_label(kind: str, labels: Mapping[str, str]) -> None:
 def run_directory(out: Path, method: str, seed: int) -> Path:
     """The directory of one run of the comparison at `out`."""
     return out / "runs" / f"{slug(method)}-{seed}"
+
+
+def panel_directory(run: Path, panel: str) -> Path:
+    """The directory of what the model of the run at `run` played on a further panel."""
+    return run / PANELS / slug(panel)
 
 
 def slug(name: str) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trailnotes.compare.plan import PANELS, Budget, Plan, run_directory, slug
+from trailnotes.compare.plan import Budget, Plan, panel_directory, run_directory, slug
 from trailnotes.config.methods import TIPS_ONLY, method_of
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import config_fields, flatten, load_config
@@ -173,7 +173,7 @@ def _panel(plan: Plan, name: str, run: PlannedRun, base: Path | None, path: Path
     own = dotted(panel.settings)
     if taken := [k for k in own if k in _OURS_IN_PANELS]:
         raise ConfigError(f"{path}: panels.{name} sets {taken[0]}, which is the comparison's to set: leave it out")
-    directory = run.directory / PANELS / slug(name)
+    directory = panel_directory(run.directory, name)
     ours = {"run.name": directory.name, "run.seed": run.seed, "algorithm.name": TIPS_ONLY, "eval.trials": panel.trials,
             "archive.share": 0.0}  # fmt: skip
     shared, method = dotted(plan.settings), dotted(plan.methods[run.method].settings)
