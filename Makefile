@@ -75,7 +75,7 @@ $(VLLM_INSTALLED):
 	@touch $@
 
 # Without --no-deps another index would have to hold torch's dependencies in our versions, too.
-$(INSTALLED): pyproject.toml constraints.txt
+$(INSTALLED): pyproject.toml packages/worlds/pyproject.toml packages/lab/pyproject.toml constraints.txt
 	@missing=; \
 	for tool in git make gcc; do command -v $$tool > /dev/null || missing="$$missing $$tool"; done; \
 	if test -z "$(PYTHON)" || ! $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then \
@@ -89,5 +89,6 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@echo "Installing into .venv (some minutes the first time) ..."
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(PIP) $(TORCH) $(if $(TORCH_INDEX_URL),--no-deps --index-url $(TORCH_INDEX_URL))
-	$(PIP) $(TORCH) -e '.[train,textworld,scienceworld,textworld-express,webshop,gymnasium,openenv,web,openai,plot,tensorboard,ray,index,mcp,dev]'
+	$(PIP) $(TORCH) -e '.[train,textworld,web,openai,plot,ray,index,mcp,dev]' \
+	  -e './packages/worlds[scienceworld,textworld-express,webshop,gymnasium,openenv]' -e './packages/lab[tensorboard]'
 	@touch $@

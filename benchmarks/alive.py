@@ -36,10 +36,10 @@ from trailnotes.policies.hf.network import parts_of
 from trailnotes.rollout import write_tips
 from trailnotes.rollout.tips import WrittenTip
 from trailnotes.runs.directory import RunDir
-from trailnotes.runs.iteration import Iteration
-from trailnotes.runs.opening import opened_run
-from trailnotes.runs.rehearsal import Rehearsal, record
-from trailnotes.runs.training import TrainingRun
+from trailnotes.training.iteration import Iteration
+from trailnotes.training.opening import opened_run
+from trailnotes.training.rehearsal import Rehearsal, record
+from trailnotes.training.training import TrainingRun
 from trailnotes.types import Sample, TrajectoryGroup
 
 ROOT = Path(__file__).parents[1]

@@ -92,7 +92,7 @@ class TextWorldExpress:
     """The client that comes with the games, with the Java that ours uses."""
 
     def __init__(self) -> None:
-        from trailnotes.envs.java.simulator import find_java
+        from trailnotes_worlds.java.simulator import find_java
 
         os.environ["PATH"] = f"{Path(find_java()).parent}{os.pathsep}{os.environ.get('PATH', '')}"
         from textworld_express import TextWorldExpressEnv
@@ -134,7 +134,7 @@ class Alfworld:
         """As `Side.start`: load and reset, which is what the package does for each episode."""
         from alfworld.info import ALFRED_PDDL_PATH, ALFRED_TWL2_PATH
 
-        from trailnotes.envs.alfworld.rooms import made
+        from trailnotes_worlds.alfworld.rooms import made
 
         game = made(task.options["plan"], task.options["type"], task.seed)
         grammar = Path(ALFRED_TWL2_PATH).read_text(encoding="utf-8").replace("UNKNOWN GOAL", game.task)

@@ -26,10 +26,10 @@ import torch
 from shared import console, finish, make_model, make_parser, make_tokenizer, print_table, resident_mb
 
 from trailnotes.config.schema import Config
+from trailnotes.estimate.footprint import estimate, handed_over
+from trailnotes.estimate.model_shape import shape_of
 from trailnotes.learner.sharded import make_learner
 from trailnotes.policies.hf.policy import load_model
-from trailnotes.runs.footprint import estimate, handed_over
-from trailnotes.runs.shapes import shape_of
 from trailnotes.types import Sample
 
 FLOOR = 0.15  # of the measured figure, by which the estimate may be off

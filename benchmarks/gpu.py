@@ -30,14 +30,14 @@ from torch.distributed import FileStore
 
 from rollout import Workload, observations
 from trailnotes.config.schema import Config
+from trailnotes.estimate.footprint import estimate, handed_over
+from trailnotes.estimate.model_shape import SHAPES, TIED, shape_of
 from trailnotes.learner.building import build_alone
-from trailnotes.learner.circle import kept_to, meet
 from trailnotes.learner.learner import Learner
+from trailnotes.learner.process_group import kept_to, meet
 from trailnotes.learner.sharding import Sharded
 from trailnotes.policies.hf.adapters import new_adapters
 from trailnotes.policies.hf.policy import HFPolicy
-from trailnotes.runs.footprint import estimate, handed_over
-from trailnotes.runs.shapes import SHAPES, TIED, shape_of
 from trailnotes.types import Sample
 
 SIZES = (7, 3, 1.5, 0.5)  # billions

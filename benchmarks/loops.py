@@ -92,7 +92,7 @@ class Gymnasium:
 
     def told(self, text: str) -> str:
         """As `Player.told`."""
-        from trailnotes.envs.gymnasium.words import plain
+        from trailnotes_worlds.gymnasium.words import plain
 
         return plain(text)
 
@@ -192,7 +192,7 @@ def relay(
 
 def gymnasium(game: str, quick: bool) -> dict[str, Any]:
     """The row of one of Gymnasium's toy texts."""
-    from trailnotes.envs.gymnasium.words import TOYS
+    from trailnotes_worlds.gymnasium.words import TOYS
 
     options = {"id": game, "num_train": 4 if quick else 64}
     ours = partial(Ours, "gymnasium", TOYS[game.partition("-v")[0]].actions, **options)

@@ -35,9 +35,9 @@ if sys.path[0] == str(Path(__file__).parent):  # this file would be found in pla
     del sys.path[0]
 
 from trailnotes.envs import make_env
-from trailnotes.envs.scienceworld.jvm import find_java
-from trailnotes.envs.scienceworld.tasks import simplifications
 from trailnotes.types import Observation, Task
+from trailnotes_worlds.scienceworld.jvm import find_java
+from trailnotes_worlds.scienceworld.tasks import simplifications
 
 FLOORS = {"cpu_ratio": 3.0, "cpu_ratio_with_actions": 1.7}  # at least
 CEILINGS = {"start_ms": 100.0, "rss_mb": 200.0}  # at most

@@ -30,11 +30,11 @@ if sys.path[0] == str(Path(__file__).parent):  # scienceworld.py beside this fil
     del sys.path[0]
 
 from trailnotes.config.schema import Config
-from trailnotes.envs.scienceworld.tasks import NUM_VARIATIONS
 from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.policies.scripted import ScriptedPolicy
 from trailnotes.rollout import run_groups
 from trailnotes.types import Message, Task, Trajectory
+from trailnotes_worlds.scienceworld.tasks import NUM_VARIATIONS
 
 TWINS = 2  # episodes of a task
 SIGNALS = (signal.SIGKILL, signal.SIGSTOP)

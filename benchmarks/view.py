@@ -2,7 +2,7 @@
 
 The episodes and tips are made here: `--episodes` of eight steps, in groups of eight, four tips shown in a quarter of
 them; `--tips` over 10,000 tasks, with vectors of 256 dimensions, in a memory file as the store lays it out. Pages are
-asked for through the application (`view/app.py`) in this process, each `--times` times, and read to their end; the
+asked for through the application in this process, each `--times` times, and read to their end; the
 first time, which may read on or open a file, is told apart. Searching opens the store itself, which checks the whole
 file once: that is told apart, too.
 
@@ -29,9 +29,9 @@ from trailnotes.config.schema import Config
 from trailnotes.config.toml import to_toml
 from trailnotes.memory.schema import Identity
 from trailnotes.memory.store import COLUMNS, TipStore
-from trailnotes.view.app import make_app
-from trailnotes.view.index import EpisodeIndex
-from trailnotes.view.window import Window
+from trailnotes_lab.view.app import make_app
+from trailnotes_lab.view.index import EpisodeIndex
+from trailnotes_lab.view.window import Window
 
 TARGET_MS = 200.0
 TASKS = 10_000

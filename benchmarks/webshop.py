@@ -37,14 +37,14 @@ from shared import cpu_seconds, finish, in_a_process, make_parser, peak_mb, prin
 if sys.path[0] == str(Path(__file__).parent):  # this file would be found in place of the package of its name
     del sys.path[0]
 
-from trailnotes.envs.webshop.catalogue import Catalogue
-from trailnotes.envs.webshop.env import WebShopEnv
-from trailnotes.envs.webshop.goals import NO_LIMIT, Goal
-from trailnotes.envs.webshop.importing import STATE
-from trailnotes.envs.webshop.products import Product
-from trailnotes.envs.webshop.synthetic import make_products, open_catalogue
-from trailnotes.envs.webshop.writing import write_catalogue
 from trailnotes.types import Task
+from trailnotes_worlds.webshop.catalogue import Catalogue
+from trailnotes_worlds.webshop.env import WebShopEnv
+from trailnotes_worlds.webshop.goals import NO_LIMIT, Goal
+from trailnotes_worlds.webshop.importing import STATE
+from trailnotes_worlds.webshop.products import Product
+from trailnotes_worlds.webshop.synthetic import make_products, open_catalogue
+from trailnotes_worlds.webshop.writing import write_catalogue
 
 SMALL = 10_000  # products: up to here the small limits hold
 CEILINGS = {"query_ms": 2.0, "open_ms": 1000.0, "rss_second_worker_mb": 60.0}

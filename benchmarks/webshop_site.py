@@ -30,7 +30,7 @@ from urllib.parse import quote_plus
 import numpy as np
 from shared import cpu_seconds, finish, make_parser, print_table, resident_mb
 
-from trailnotes.envs.webshop.goals import without_limit
+from trailnotes_worlds.webshop.goals import without_limit
 
 TARGET_MS = 100.0  # of the 95th percentile, on a quiet machine
 PAUSE_S = (0.5, 1.5)

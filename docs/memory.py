@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trailnotes.config.toml import load_config
-from trailnotes.runs.footprint import COMMON_GPU, GIB, footprint
+from trailnotes.estimate.footprint import COMMON_GPU, GIB, footprint
 
 SIZES = (0.5, 1.5, 3, 7, 14, 32)
 SETTINGS = [

@@ -1,9 +1,9 @@
-"""Draws docs/house.svg, the rooms of the package and who imports whom, from the imports themselves.
+"""Draw the rooms of the three packages and who imports whom, from the imports themselves.
 
-    python docs/picture.py            # writes docs/house.svg
-    python docs/picture.py --check    # exit status 1 if the picture is not what the imports say
+    python docs/picture.py            # writes docs/house.svg, docs/house-worlds.svg and docs/house-lab.svg
+    python docs/picture.py --check    # exit status 1 if a picture is not what the imports say
 
-A room is a folder of src/trailnotes, or a file at its top. It stands one floor below the lowest that imports it. An
+A room is a folder of a package, or a file at its top. It stands one floor below the lowest that imports it. An
 arrow that a longer way implies is left out, and so are those to the ground that everyone stands on. Standard library
 only, the same bytes from the same imports.
 """
@@ -18,34 +18,38 @@ from itertools import pairwise
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGE = ROOT / "src" / "trailnotes"
-PICTURE = ROOT / "docs" / "house.svg"
+HOUSES = {
+    "house": ROOT / "src" / "trailnotes",
+    "house-worlds": ROOT / "packages" / "worlds" / "src" / "trailnotes_worlds",
+    "house-lab": ROOT / "packages" / "lab" / "src" / "trailnotes_lab",
+}
+"""Picture -> the package that it shows."""
 GROUND = ("types", "errors", "seeds")
-LEFT_OUT = ("__init__", "__main__", "moved")  # the package's face hands names on
+LEFT_OUT = ("__init__", "__main__")  # the package's face hands names on
 WAY = ("envs", "prompts", "policies", "rollout", "memory", "credit", "learner")  # of the data, in one iteration
 
 WIDTH, HEIGHT, GAP, FLOOR, MARGIN = 236, 62, 26, 118, 24
 INK, SOFT, PAPER, WALL, MARK = "#22303c", "#8a9aa8", "#ffffff", "#eef3f7", "#b5651d"
 
 
-def imports(path: Path) -> set[str]:
+def imports(path: Path, package: str) -> set[str]:
     """Modules of the package that a file imports anywhere in it, dotted, without the package's name."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            whole = node.module == PACKAGE.name
+            whole = node.module == package
             names |= {f"{node.module}.{alias.name}" for alias in node.names} if whole else {node.module}
-    return {name.partition(".")[2] for name in names if name.startswith(f"{PACKAGE.name}.")}
+    return {name.partition(".")[2] for name in names if name.startswith(f"{package}.")}
 
 
-def rooms(package: Path = PACKAGE) -> dict[str, set[str]]:
+def rooms(package: Path) -> dict[str, set[str]]:
     """Room -> the rooms that it imports."""
     found: dict[str, set[str]] = {}
     for path in sorted(package.rglob("*.py")):
         room = path.relative_to(package).with_suffix("").parts[0]
-        found.setdefault(room, set()).update(name.partition(".")[0] for name in imports(path))
+        found.setdefault(room, set()).update(name.partition(".")[0] for name in imports(path, package.name))
     return {room: (others - {room}) & set(found) for room, others in found.items()}
 
 
@@ -97,9 +101,9 @@ def arranged(graph: dict[str, set[str]]) -> list[list[str]]:
     return ordered
 
 
-def caption(room: str) -> str:
+def caption(package: Path, room: str) -> str:
     """First sentence of the room's docstring."""
-    path = PACKAGE / room / "__init__.py" if (PACKAGE / room).is_dir() else PACKAGE / f"{room}.py"
+    path = package / room / "__init__.py" if (package / room).is_dir() else package / f"{room}.py"
     return (
         (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "")
         .partition("\n")[0]
@@ -119,11 +123,11 @@ def wrapped(text: str, width: int = 38, most: int = 2) -> list[str]:
     return lines if len(lines) <= most else [*lines[: most - 1], f"{lines[most - 1][: width - 2]} …"]
 
 
-def box(room: str, x: float, y: float) -> list[str]:
+def box(package: Path, room: str, x: float, y: float) -> list[str]:
     """A room as SVG, its upper left corner at (x, y); those on the data's way bear their number."""
     number = WAY.index(room) + 1 if room in WAY else 0
     edge = f'stroke="{MARK}" stroke-width="2"' if number else f'stroke="{SOFT}"'
-    name = f"{room}/" if (PACKAGE / room).is_dir() else f"{room}.py"
+    name = f"{room}/" if (package / room).is_dir() else f"{room}.py"
     lines = [
         f'<rect x="{x:g}" y="{y:g}" width="{WIDTH}" height="{HEIGHT}" rx="5" fill="{WALL}" {edge}/>',
         f'<text x="{x + 10:g}" y="{y + 19:g}" font-size="14" font-weight="600">{escape(name)}</text>',
@@ -132,14 +136,15 @@ def box(room: str, x: float, y: float) -> list[str]:
         lines.append(f'<circle cx="{x + WIDTH - 15:g}" cy="{y + 15:g}" r="9" fill="{MARK}"/>')
         spot = f'x="{x + WIDTH - 15:g}" y="{y + 19:g}" text-anchor="middle"'
         lines.append(f'<text {spot} font-size="11" fill="{PAPER}">{number}</text>')
-    for i, line in enumerate(wrapped(caption(room))):
+    for i, line in enumerate(wrapped(caption(package, room))):
         lines.append(f'<text x="{x + 10:g}" y="{y + 36 + 14 * i:g}" font-size="10.5">{escape(line)}</text>')
     return lines
 
 
-def draw() -> str:
-    """The picture."""
-    whole = rooms()
+def draw(package: Path) -> str:
+    """The picture of one package."""
+    whole = rooms(package)
+    ground_rooms = [name for name in GROUND if name in whole]
     graph = {r: own - {*GROUND, *LEFT_OUT} for r, own in whole.items() if r not in {*GROUND, *LEFT_OUT}}
     rows = arranged(graph)
     width = max(map(len, rows)) * (WIDTH + GAP) - GAP + 2 * MARGIN
@@ -165,13 +170,13 @@ def draw() -> str:
                 f'stroke="{SOFT}" stroke-width="1.3" marker-end="url(#head)"/>'
             )
     for room, (x, y) in place.items():
-        lines += box(room, x, y)
-    names = "   ".join(f"{name}.py" for name in GROUND)
+        lines += box(package, room, x, y)
+    names = "   ".join(f"{name}.py" for name in ground_rooms) or "trailnotes"
     lines += [
         f'<rect x="{MARGIN}" y="{ground}" width="{width - 2 * MARGIN}" height="{HEIGHT - 26}" rx="5" fill="{INK}"/>',
         f'<text x="{width / 2:g}" y="{ground + 23}" font-size="13" fill="{PAPER}" text-anchor="middle">{names}</text>',
         f'<text x="{MARGIN}" y="{height - 40}" font-size="11">{legend(whole)}</text>',
-        f'<text x="{MARGIN}" y="{height - 22}" font-size="11" fill="{MARK}">{way()}</text>',
+        f'<text x="{MARGIN}" y="{height - 22}" font-size="11" fill="{MARK}">{way() if ground_rooms else ""}</text>',
         "</svg>",
     ]
     return "\n".join(lines) + "\n"
@@ -200,4 +205,4 @@ def main(path: Path, drawn: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(PICTURE, draw()))
+    sys.exit(max(main(ROOT / "docs" / f"{name}.svg", draw(package)) for name, package in HOUSES.items()))

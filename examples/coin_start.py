@@ -24,10 +24,10 @@ from trailnotes.config.toml import load_config
 from trailnotes.envs.tasks import panel, tasks_of
 from trailnotes.errors import TrailnotesError
 from trailnotes.policies.base import Policy
-from trailnotes.runs.players import model_policy
+from trailnotes.runs.load_policy import model_policy
 from trailnotes.types import Task, Tip, Trajectory
-from trailnotes.warmstart.demonstrations.coin import CoinDemonstrator, note_of_search, told_empty
 from trailnotes.warmstart.demonstrations.episodes import actions_of
+from trailnotes_worlds.demonstrations.coin import CoinDemonstrator, note_of_search, told_empty
 
 SETTINGS = Path(__file__).parent.parent / "configs" / "textworld-express" / "small.toml"
 LABELS = (

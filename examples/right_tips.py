@@ -23,7 +23,7 @@ from trailnotes.memory.tips import clean_tip
 from trailnotes.policies.base import Policy
 from trailnotes.rollout import write_tips
 from trailnotes.runs.directory import run_config
-from trailnotes.runs.players import model_policy
+from trailnotes.runs.load_policy import model_policy
 from trailnotes.types import TrajectoryGroup
 from trailnotes.warmstart.demonstrations.waymarks import NOTHING_FOUND, WaymarksDemonstrator, rule_note
 

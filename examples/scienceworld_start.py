@@ -23,12 +23,12 @@ from examination import Examination, answers, print_table, share
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config
 from trailnotes.policies.base import Policy
-from trailnotes.runs.players import model_policy
+from trailnotes.runs.load_policy import model_policy
 from trailnotes.types import Task, Tip, Trajectory
 from trailnotes.warmstart.demonstrations import demonstrator_of
 from trailnotes.warmstart.demonstrations.episodes import actions_of
-from trailnotes.warmstart.demonstrations.scienceworld import Recorded, ScienceWorldDemonstrator
-from trailnotes.warmstart.demonstrations.scienceworld_english import told_actions
+from trailnotes_worlds.demonstrations.scienceworld import Recorded, ScienceWorldDemonstrator
+from trailnotes_worlds.demonstrations.scienceworld_english import told_actions
 
 SETTINGS = Path(__file__).parent.parent / "configs" / "smollm2" / "scienceworld.toml"
 TASKS = ("find-non-living-thing=6", "lifespan-longest-lived=5", "use-thermometer=10")

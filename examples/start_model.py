@@ -24,7 +24,7 @@ from trailnotes.envs.tasks import tasks_of
 from trailnotes.envs.waymarks import env as waymarks
 from trailnotes.envs.waymarks import spec as rules
 from trailnotes.policies.base import Policy
-from trailnotes.runs.players import model_policy
+from trailnotes.runs.load_policy import model_policy
 from trailnotes.types import Task, Tip, Trajectory
 from trailnotes.warmstart.demonstrations import demonstrator_of
 from trailnotes.warmstart.demonstrations.waymarks import WaymarksDemonstrator

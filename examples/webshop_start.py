@@ -26,12 +26,12 @@ from trailnotes.config.toml import load_config
 from trailnotes.envs.tasks import panel, tasks_of
 from trailnotes.errors import TrailnotesError
 from trailnotes.policies.base import Policy
-from trailnotes.runs.players import model_policy
+from trailnotes.runs.load_policy import model_policy
 from trailnotes.types import Task, Tip, Trajectory
 from trailnotes.warmstart.demonstrations import demonstrator_of
-from trailnotes.warmstart.demonstrations.webshop import Attempt, WebShopDemonstrator
-from trailnotes.warmstart.demonstrations.webshop_buyers import BUY, way_of
-from trailnotes.warmstart.demonstrations.webshop_words import plain, told_way
+from trailnotes_worlds.demonstrations.webshop import Attempt, WebShopDemonstrator
+from trailnotes_worlds.demonstrations.webshop_buyers import BUY, way_of
+from trailnotes_worlds.demonstrations.webshop_words import plain, told_way
 
 SETTINGS = Path(__file__).parent.parent / "configs" / "webshop" / "small.toml"
 LABELS = (

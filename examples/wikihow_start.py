@@ -21,14 +21,14 @@ from examination import Examination, print_table, refusals, share
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config
 from trailnotes.envs.tasks import panel, tasks_of
-from trailnotes.envs.wikihow.env import WikiHowEnv
 from trailnotes.errors import TrailnotesError
 from trailnotes.policies.base import Policy
-from trailnotes.runs.players import model_policy
+from trailnotes.runs.load_policy import model_policy
 from trailnotes.types import Task, Trajectory
 from trailnotes.warmstart.demonstrations.episodes import actions_of, played
-from trailnotes.warmstart.demonstrations.wikihow import WikiHowDemonstrator
-from trailnotes.warmstart.demonstrations.wikihow_readers import Reader, spaced
+from trailnotes_worlds.demonstrations.wikihow import WikiHowDemonstrator
+from trailnotes_worlds.demonstrations.wikihow_readers import Reader, spaced
+from trailnotes_worlds.wikihow.env import WikiHowEnv
 
 SETTINGS = Path(__file__).parent.parent / "configs" / "wikihow" / "small.toml"
 

@@ -110,7 +110,7 @@ def adapt_by(
 ) -> list[PanelResult]:
     """`adapt` with this policy in the place of a model; without the picture, which takes longer than all else."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("trailnotes.runs.players.load_policy", lambda *_: policy)
+        patch.setattr("trailnotes.runs.load_policy.load_policy", lambda *_: policy)
         if not picture:
             patch.setattr("trailnotes.reporting.plots.trial_curve", lambda *_, **__: None)
         return adapt(gate_config(**sections), "guesser", method=method, out=out)

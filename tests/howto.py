@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trailnotes.envs.wikihow.articles import Article, Author, Category
-from trailnotes.envs.wikihow.library import Library, write_library
+from trailnotes_worlds.wikihow.articles import Article, Author, Category
+from trailnotes_worlds.wikihow.library import Library, write_library
 
 BOIL = Article(
     "Boil an Egg", categories=("Food", "Eggs"), authors=("Ann Lee, PhD", "Bo Ek"), updated="2021-06-02", views=1234,

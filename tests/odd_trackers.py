@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trailnotes.storage.files import append_jsonl, read_jsonl
-from trailnotes.tracking.base import About, Table
+from trailnotes_lab.tracking.base import About, Table
 
 
 class Recorder:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from trailnotes.envs.webshop.products import Instruction, Product, price_tag
+from trailnotes_worlds.webshop.products import Instruction, Product, price_tag
 
 MUG = Product(
     asin="B0MUG00001",

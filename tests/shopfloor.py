@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from shelves import Shelves, product
-from trailnotes.envs.webshop.goals import Goal
-from trailnotes.envs.webshop.products import Product
 from trailnotes.types import Task
+from trailnotes_worlds.webshop.goals import Goal
+from trailnotes_worlds.webshop.products import Product
 
 HOSTILE = (
     '</button><script>alert("x")</script><img src=//evil.example/x onerror=alert(1)> [SEP] {{ 7777 * 7 }} '

@@ -20,14 +20,14 @@ from unittest.mock import create_autospec
 
 import pytest
 
-import trailnotes.commands.demo
+import trailnotes_lab.commands.demo
 from trailnotes.commands import TABLE, main
 from trailnotes.commands.command import Group, parse
-from trailnotes.compare.plan import load_plan
-from trailnotes.compare.planned import runs_of
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config
 from trailnotes.envs.tasks import tasks_of
+from trailnotes_lab.compare.expand import runs_of
+from trailnotes_lab.compare.spec import load_plan
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")),
@@ -44,16 +44,16 @@ NOT_CHECKED = {
     "ray": "a program of its own",
 }
 NOT_RUN = {
-    "demo": "two trainings: tests/commands/test_demo.py plays a small one",
-    "view": "serves until it is interrupted: tests/view/test_view_browser.py",
+    "demo": "two trainings: packages/lab/tests/commands/test_demo.py plays a small one",
+    "view": "serves until it is interrupted: packages/lab/tests/view/test_view_browser.py",
     "memory serve": "serves until its client is gone: tests/memory/mcp/test_mcp_server.py",
     "engine serve": "serves until it is interrupted: tests/policies/vllm/test_wire.py",
-    "webshop serve": "serves until it is interrupted: tests/commands/test_webshop_serve.py",
-    "envs serve": "serves until it is interrupted: tests/envs/openenv/test_openenv_server.py",
+    "webshop serve": "serves until it is interrupted: packages/worlds/tests/commands/test_webshop_serve.py",
+    "envs serve": "serves until it is interrupted: packages/worlds/tests/openenv/test_openenv_server.py",
     "webshop import": "reads the original's files, which are not ours",
     "wikihow import": "reads recorded pages, which are not ours",
-    "compare run": "all of its runs: read here, played in tests/compare/test_compare_run.py",
-    "compare table": "of runs on ScienceWorld: tests/compare/test_compare.py writes such tables",
+    "compare run": "all of its runs: read here, played in packages/lab/tests/compare/test_compare_run.py",
+    "compare table": "of runs on ScienceWorld: packages/lab/tests/compare/test_compare.py writes such tables",
 }
 PLACES = {"CONFIG": "configs/demo.toml", "RUN": "runs/any", "DIR": "runs/any", "FILE": "runs/any.jsonl",
           "own_method:OWN": "grpo"}  # fmt: skip
@@ -172,7 +172,7 @@ def read_code(code: str) -> None:
             for name in node.names:
                 pkgutil.resolve_name(f"{node.module}:{name.name}")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("trailnotes.commands.demo.demo", create_autospec(trailnotes.commands.demo.demo))
+        patch.setattr("trailnotes_lab.commands.demo.demo", create_autospec(trailnotes_lab.commands.demo.demo))
         exec(compile(code, "python -c", "exec"), {})
 
 

@@ -17,7 +17,6 @@ from test_layers import LAYERS
 from trailnotes.config.methods import METHODS
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import config_fields, load_config, show
-from trailnotes.moved import MOVED
 from trailnotes.policies.vllm import vllm_policy
 from trailnotes.types import MODES, Observation, RowRole, Task
 
@@ -92,7 +91,7 @@ def test_files_named_in_pages_exist(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
 def test_modules_named_in_pages_exist(page: Path) -> None:
-    for name in set(re.findall(r"`(trailnotes\.\w[\w.]*)", words(page))) - set(MOVED):
+    for name in set(re.findall(r"`(trailnotes\.\w[\w.]*)", words(page))):
         pkgutil.resolve_name(name)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from trailnotes import errors
-from trailnotes.errors import PACKAGES, how_to_install, missing_package
+from trailnotes.errors import how_to_install, known_extras, missing_package
 
 ROOT = Path(__file__).parents[1]
 
@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[1]
 def test_in_a_clone_it_is_the_clone_that_gets_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     assert how_to_install("train").endswith("pip install -e '.[train]'")
+    assert how_to_install("webshop").endswith("pip install -e './packages/worlds[webshop]'")
     monkeypatch.chdir(tmp_path)
     *_, install, editable, source = shlex.split(how_to_install("train", "plot"))
     assert (install, editable, source) == ("install", "-e", f"{ROOT}[train,plot]")
@@ -58,20 +59,22 @@ def test_installed_from_elsewhere_it_is_where_pip_had_it_from(
     text = None if origin is None else json.dumps(origin).replace("file://{}", f"file://{tmp_path}")
     found = SimpleNamespace(read_text=lambda name: text if name == "direct_url.json" else None)
     monkeypatch.setattr(importlib.metadata, "distribution", lambda _: found)
-    monkeypatch.setattr(errors, "__file__", str(tmp_path / "lib" / "site-packages" / "trailnotes" / "errors.py"))
+    monkeypatch.setattr(errors, "_project_root", lambda _: tmp_path / "lib")
     assert how_to_install("train").endswith(command.replace("{}", str(tmp_path)))
 
 
 def test_the_extras_are_those_of_the_package() -> None:
     import tomllib
 
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert set(PACKAGES) == set(extras) - {"dev"}
+    for folder in (ROOT, ROOT / "packages/worlds", ROOT / "packages/lab"):
+        project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+        known = {extra for extra, (distribution, _) in known_extras().items() if distribution == project["name"]}
+        assert known == set(project["optional-dependencies"]) - {"dev", "worlds", "lab"}
     assert missing_package("train") == ""
 
 
 def test_no_message_advises_an_index() -> None:
     advising = [
-        path for path in (ROOT / "src").rglob("*.py") if re.search(r"install ['\"]?trailnotes", path.read_text())
+        path for path in ROOT.glob("**/src/**/*.py") if re.search(r"install ['\"]?trailnotes", path.read_text())
     ]
     assert not advising, "errors.how_to_install words the command"

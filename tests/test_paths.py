@@ -15,16 +15,16 @@ import trailnotes
 from small import small_config
 from trailnotes.commands.export import export
 from trailnotes.commands.rollout import rollout
-from trailnotes.compare import compare_own, compare_run, compare_table
 from trailnotes.config.toml import to_toml
+from trailnotes.diagnose.checks import diagnose
 from trailnotes.memory import TipMemory, reembed
 from trailnotes.memory.exchange import export_tips, import_tips, open_store
 from trailnotes.memory.store import TipStore
 from trailnotes.memory.tipfile import read_tips
-from trailnotes.runs.chain import diagnose
 from trailnotes.runs.directory import RunDir
 from trailnotes.types import Tip
 from trailnotes.warmstart.training import warmstart
+from trailnotes_lab.compare import compare_own, compare_run, compare_table
 
 PUBLIC: list[Callable[..., Any]] = [
     *(getattr(trailnotes, name) for name in trailnotes.__all__ if name != "Config"),

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-import trailnotes
 from trailnotes.config.model_schema import ModelConfig
 from trailnotes.errors import PolicyError
 from trailnotes.policies.hf.policy import architecture_of, load_model, load_tokenizer
 
 ROOT = Path(__file__).parents[1]
 FILES = [
-    *Path(trailnotes.__file__).parent.rglob("*.py"), *ROOT.glob("examples/**/*.py"), *ROOT.glob("benchmarks/*.py")
+    *ROOT.glob("src/**/*.py"), *ROOT.glob("packages/*/src/**/*.py"), *ROOT.glob("examples/**/*.py"),
+    *ROOT.glob("benchmarks/*.py"),
 ]  # fmt: skip
 # The classes of transformers, sentence-transformers and vLLM that may run a model's own code.
 LOADER = re.compile(r"(transformers\.)?Auto\w+\.from_(pretrained|config)|(\w+\.)?(SentenceTransformer|EngineArgs)")

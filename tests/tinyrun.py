@@ -26,10 +26,10 @@ from trailnotes.config.schema import Config
 from trailnotes.envs.waymarks.env import WaymarksSimulator
 from trailnotes.errors import EnvError
 from trailnotes.runs.directory import RunDir
-from trailnotes.runs.opening import opened_run
-from trailnotes.runs.schedule import train_by
-from trailnotes.runs.training import TrainingRun
 from trailnotes.storage.files import read_jsonl
+from trailnotes.training.opening import opened_run
+from trailnotes.training.schedule import train_by
+from trailnotes.training.training import TrainingRun
 from trailnotes.types import Observation, Task
 
 TIMINGS = ("seconds", "update/seconds", "update/seconds_reference")
@@ -166,7 +166,7 @@ def command(words: Sequence[str], touched: Path, fatal: int, number: int = signa
 def run_command(words: Sequence[str], touched: Path, fatal: int = 0, number: int = signal.SIGKILL) -> int:
     """Exit code of `command`, negative for the signal that ended it."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["trailnotes.runs.training", "tinyrun"])
+    context.set_forkserver_preload(["trailnotes.training.training", "tinyrun"])
     process = context.Process(target=command, args=(words, touched, fatal, number))
     process.start()
     process.join(120)

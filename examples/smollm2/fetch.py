@@ -24,7 +24,7 @@ from typing import Any
 
 from trailnotes.config.toml import load_config
 from trailnotes.errors import PolicyError, RunError, TrailnotesError
-from trailnotes.runs.players import model_policy
+from trailnotes.runs.load_policy import model_policy
 from trailnotes.storage.checkpoint import atomic_directory
 from trailnotes.types import Message, Sampling
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from trailnotes import moved
-
 if TYPE_CHECKING:
     from trailnotes.commands.adapt import adapt
     from trailnotes.commands.eval import evaluate
@@ -33,8 +31,6 @@ _HOMES = {
     "open_memory": "trailnotes.memory",
     "train": "trailnotes.commands.train",
 }
-
-moved.install()
 
 
 def __getattr__(name: str) -> Any:

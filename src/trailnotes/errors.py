@@ -22,23 +22,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-PACKAGES = {
+EXTRAS = {
     "train": ("torch", "transformers", "tokenizers", "safetensors", "peft"),
     "textworld": ("textworld", "jericho"),
-    "scienceworld": ("scienceworld", "py4j"),
-    "alfworld": ("alfworld", "fast_downward", "textworld"),
-    "textworld-express": ("textworld_express", "py4j"),
-    "webshop": ("rapidfuzz",),
-    "gymnasium": ("gymnasium",),
-    "verifiers": ("verifiers",),
-    "openenv": ("websockets", "starlette", "uvicorn"),
-    "spacy": ("spacy",),
     "openai": ("openai",),
     "plot": ("matplotlib",),
-    "tensorboard": ("tensorboard",),
-    "wandb": ("wandb",),
-    "mlflow": ("mlflow",),
-    "trackio": ("trackio",),
     "embed": ("sentence_transformers",),
     "index": ("faiss",),
     "vllm": ("vllm",),
@@ -46,7 +34,9 @@ PACKAGES = {
     "web": ("starlette", "uvicorn", "jinja2"),
     "mcp": ("mcp",),
 }
-"""Extra -> the modules that it brings."""
+"""Extra of this distribution -> the modules that it brings."""
+EXTRAS_GROUP = "trailnotes.extras"
+"""Entry points ``DISTRIBUTION = "module:EXTRAS"``, by which other distributions of ours name theirs."""
 
 
 class TrailnotesError(Exception):
@@ -101,36 +91,64 @@ class Interrupted(KeyboardInterrupt):
         self.number = number
 
 
+def known_extras() -> dict[str, tuple[str, tuple[str, ...]]]:
+    """Every extra -> the distribution that has it, and the modules that it brings."""
+    from importlib.metadata import entry_points
+
+    known = {extra: ("trailnotes", modules) for extra, modules in EXTRAS.items()}
+    for point in entry_points(group=EXTRAS_GROUP):
+        known |= {extra: (point.name, modules) for extra, modules in point.load().items()}
+    return known
+
+
 def missing_package(extra: str) -> str:
-    """The first module of an extra that is not installed; "" if all are. None of them is imported."""
+    """Return the first module of an extra that is not installed; "" if all are. Imports none of them."""
     from importlib.util import find_spec
 
-    return next((name for name in PACKAGES[extra] if find_spec(name) is None), "")
+    return next((name for name in known_extras()[extra][1] if find_spec(name) is None), "")
 
 
 def how_to_install(*extras: str) -> str:
-    """The command that adds extras to this installation. Trailnotes is on no package index: it comes from a clone."""
+    """Return the command that adds extras to this installation. Trailnotes is on no package index yet."""
     import shlex
 
-    wanted = f"[{','.join(extras)}]"
-    option, source = _installed_from()
-    if not source:
-        return f"pip install '.{wanted}' in a clone of Trailnotes"
-    return f"{_pip()} {option}{shlex.quote(source.replace('[]', wanted))}"
+    known = known_extras()
+    wanted: dict[str, list[str]] = {}
+    for extra in extras:
+        wanted.setdefault(known[extra][0], []).append(extra)
+    sources = []
+    for distribution, theirs in wanted.items():
+        suffix = f"[{','.join(theirs)}]"
+        option, source = _installed_from(distribution)
+        if not source:
+            return f"pip install '.{suffix}' in a clone of Trailnotes"
+        sources.append(f"{option}{shlex.quote(source.replace('[]', suffix))}")
+    return f"{_pip()} {' '.join(sources)}"
 
 
-def _installed_from() -> tuple[str, str]:
-    """What pip installed this package from, with ``[]`` for the extras, and its option; "" if nobody knows."""
+def _project_root(distribution: str) -> Path:
+    """Return the folder above `src` that the package of a distribution is imported from."""
+    from importlib.util import find_spec
+
+    spec = find_spec(distribution.replace("-", "_"))
+    return Path(spec.origin).resolve().parents[2] if spec and spec.origin else Path()
+
+
+def _installed_from(name: str) -> tuple[str, str]:
+    """Return pip's option and the source of a distribution, with ``[]`` for the extras; "" where it is unknown."""
     import json
     from importlib.metadata import PackageNotFoundError, distribution
     from urllib.parse import unquote, urlsplit
 
-    root = Path(__file__).resolve().parents[2]
+    root = _project_root(name)
     project = root / "pyproject.toml"
-    if project.is_file() and 'name = "trailnotes"' in project.read_text(encoding="utf-8"):
-        return "-e ", ".[]" if root == Path.cwd() else f"{root}[]"
+    if project.is_file() and f'name = "{name}"' in project.read_text(encoding="utf-8"):
+        if root.is_relative_to(Path.cwd()):
+            inside = root.relative_to(Path.cwd()).as_posix()
+            return "-e ", ".[]" if inside == "." else f"./{inside}[]"
+        return "-e ", f"{root}[]"
     try:
-        origin = json.loads(distribution("trailnotes").read_text("direct_url.json") or "{}")
+        origin = json.loads(distribution(name).read_text("direct_url.json") or "{}")
     except (PackageNotFoundError, ValueError):
         return "", ""
     url = urlsplit(origin.get("url", ""))
@@ -138,7 +156,8 @@ def _installed_from() -> tuple[str, str]:
         return "", f"{unquote(url.path)}[]"
     if "vcs_info" in origin and "@" not in url.netloc:  # never a password
         vcs = origin["vcs_info"]
-        return "", f"trailnotes[] @ {vcs['vcs']}+{url.geturl()}@{vcs['commit_id']}"
+        folder = f"#subdirectory={origin['subdirectory']}" if "subdirectory" in origin else ""
+        return "", f"{name}[] @ {vcs['vcs']}+{url.geturl()}@{vcs['commit_id']}{folder}"
     return "", ""
 
 

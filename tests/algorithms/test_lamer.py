@@ -19,8 +19,8 @@ from trailnotes.errors import ConfigError
 from trailnotes.memory import clean_tip
 from trailnotes.rollout import WrittenTip
 from trailnotes.runs.directory import RunDir
-from trailnotes.runs.iteration import Iteration
 from trailnotes.storage.files import append_jsonl
+from trailnotes.training.iteration import Iteration
 from trailnotes.types import Observation, Sample, Task, Trajectory, TrajectoryGroup
 
 B, N, K, GAMMA = 7, 4, 3, 0.5  # two of the five tasks stand in each batch twice

@@ -23,9 +23,9 @@ from trailnotes.errors import ConfigError
 from trailnotes.learner.samples import build_samples
 from trailnotes.memory.controls import NO_WORDS
 from trailnotes.runs.directory import RunDir
-from trailnotes.runs.iteration import Iteration
-from trailnotes.runs.opening import opened_run
 from trailnotes.storage.files import read_jsonl
+from trailnotes.training.iteration import Iteration
+from trailnotes.training.opening import opened_run
 from trailnotes.types import Sample, Task, Trajectory, TrajectoryGroup
 
 FORMS = ("sdpo", "sdar", "opcd")
@@ -231,7 +231,7 @@ def test_the_weight_of_what_was_played_ahead_is_on_the_teachers_signal_too(
         sizes.append(max(abs(a) for sample in samples for a in sample.advantages))
         return await update(self, samples)
 
-    monkeypatch.setattr("trailnotes.runs.iteration.brought_up_to_date", impossible)
+    monkeypatch.setattr("trailnotes.training.iteration.brought_up_to_date", impossible)
     monkeypatch.setattr(Iteration, "update", watched)
     ahead = {"ahead": 1, "num_tasks": 5}
     run = trained(start_model, tmp_path, algorithm=OPSD, opsd={"gate": "none"}, rollout=ahead, train={"iterations": 4})

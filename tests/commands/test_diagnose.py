@@ -9,8 +9,8 @@ import pytest
 from small import small_config
 from trailnotes.commands import main
 from trailnotes.config.toml import to_toml
+from trailnotes.diagnose.checks import Link, diagnose, links_of
 from trailnotes.errors import RunError
-from trailnotes.runs.chain import Link, diagnose, links_of
 
 NAMES = ("written", "shown", "gain", "advantage", "engine", "mask", "reliance", "rise")
 

@@ -15,8 +15,8 @@ from trailnotes.commands.train import dry_run, train
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config, to_toml
 from trailnotes.errors import ConfigError
-from trailnotes.runs.footprint import Footprint, footprint
-from trailnotes.runs.rehearsal import refuse_rehearsal
+from trailnotes.estimate.footprint import Footprint, footprint
+from trailnotes.training.rehearsal import refuse_rehearsal
 
 OWN_MODEL = Path(__file__).parents[2] / "configs" / "own-model.toml"
 

@@ -13,11 +13,11 @@ from small import small_config
 from tinyrun import episodes, equal_weights, metrics, tiny_config
 from trailnotes.algorithms.grpo import grpo
 from trailnotes.algorithms.naive import naive
-from trailnotes.compare import compare_run
-from trailnotes.compare.picture import colours_of
 from trailnotes.config.methods import METHODS, Method, method_of, names, register
 from trailnotes.config.toml import load_config, to_toml
 from trailnotes.errors import ConfigError
+from trailnotes_lab.compare import compare_run
+from trailnotes_lab.compare.picture import colours_of
 
 ROOT = Path(__file__).parents[2]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from trailnotes.envs.base import imperative
-from trailnotes.envs.scienceworld.actions import correct
 from trailnotes.envs.waymarks.env import WaymarksSimulator, as_command, make_tasks
+from trailnotes_worlds.scienceworld.actions import correct
 
 OPENINGS = (
     "I will ", "I'll ", "I\u2019ll ", "I ", "I should ", "I would like to ", "I'd like to ", "I am going to ",

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
 
 import odd_envs
-from trailnotes.envs import ENVS, Env, env_class, env_tasks, make_env
+from trailnotes.envs import ENTRY_POINTS, ENVS, Env, env_class, env_tasks, make_env
 from trailnotes.errors import ConfigError, EnvError, MissingExtraError, how_to_install
 
 
@@ -29,7 +30,8 @@ def test_built_in_names_are_those_promised() -> None:
         alfworld gymnasium minesweeper openenv scienceworld sokoban textworld textworld-express verifiers waymarks
         waymarks-simulator webshop wikihow
     """
-    assert sorted(ENVS) == names.split()
+    offered = {point.name for point in entry_points(group=ENTRY_POINTS)}
+    assert sorted({*ENVS, *offered}) == names.split()
 
 
 def test_a_built_in_environment_is_made_with_its_options() -> None:

@@ -18,13 +18,13 @@ from torch.distributed import FileStore
 from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
 from trailnotes.config.schema import Config
+from trailnotes.estimate.footprint import estimate
+from trailnotes.estimate.model_shape import shape_of
 from trailnotes.learner.building import build_alone
-from trailnotes.learner.circle import Circle, kept_to, meet
 from trailnotes.learner.learner import Learner
+from trailnotes.learner.process_group import Circle, kept_to, meet
 from trailnotes.learner.sharding import Sharded
 from trailnotes.policies.hf.adapters import new_adapters
-from trailnotes.runs.footprint import estimate
-from trailnotes.runs.shapes import shape_of
 from trailnotes.types import Message, Sample, Sampling
 
 VLLM = os.environ.get("TRAILNOTES_TEST_VLLM", "")  # a Python that has it

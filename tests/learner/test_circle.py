@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 from torch.distributed import TCPStore
 
-from trailnotes.learner.circle import interface_of, kept_to, store_at
+from trailnotes.learner.process_group import interface_of, kept_to, store_at
 
 
 def test_an_address_has_an_interface() -> None:

@@ -23,13 +23,14 @@ from sharded_cases import Case, config_of, difference, one_process, rows_of, wai
 from small import small_config
 from tiny import tiny_model
 from trailnotes.errors import ConfigError, LearnerError, NonFiniteError
-from trailnotes.learner import followers, states
+from trailnotes.learner import rank_handles as followers
+from trailnotes.learner import states
 from trailnotes.learner.building import _refuse_adapted_head, _refuse_apart, build_alone
-from trailnotes.learner.circle import meet, refuse_too_many
-from trailnotes.learner.followers import Failure, Followers, from_exchange
 from trailnotes.learner.learner import Learner
+from trailnotes.learner.process_group import meet, refuse_too_many
 from trailnotes.learner.processes import Process
 from trailnotes.learner.rank import follows
+from trailnotes.learner.rank_handles import Failure, Followers, from_exchange
 from trailnotes.learner.sharded import ShardedLearner, make_learner
 from trailnotes.policies.hf.policy import load_model
 from trailnotes.types import Sample

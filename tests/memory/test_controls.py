@@ -15,7 +15,7 @@ from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.errors import ConfigError
 from trailnotes.memory import TipMemory, embedder_of, open_memory
 from trailnotes.memory.controls import NO_WORDS, shown
-from trailnotes.runs.watching import watch
+from trailnotes.training.periodic_eval import watch
 from trailnotes.types import Completion, Observation, Step, Task, Tip, Trajectory
 
 TASKS = ["maze/amber/train-0", "maze/amber/train-1", "vault/hazel/train-0", "vault/hazel/train-1"]

@@ -20,9 +20,9 @@ from trailnotes.memory import exchange as p
 from trailnotes.memory import store as store_module
 from trailnotes.memory.merging import merge
 from trailnotes.memory.retrieval import CachedEmbedder, HashingEmbedder
+from trailnotes.memory.tip_stats import Reading
 from trailnotes.memory.tipfile import read_tips
 from trailnotes.memory.tips import TipMemory
-from trailnotes.memory.worth import Reading
 from trailnotes.types import Tip
 
 ANY = MemoryConfig(threshold=-1)

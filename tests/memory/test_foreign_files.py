@@ -26,7 +26,7 @@ from trailnotes.memory.scope import EVERYWHERE
 from trailnotes.memory.store import TipStore
 from trailnotes.memory.tipfile import read_tips
 from trailnotes.types import Tip
-from trailnotes.view.tips import TipsFile
+from trailnotes_lab.view.tips import TipsFile
 
 ANY = MemoryConfig(threshold=-1)
 IN_CREATE = 0x100  # of inotify

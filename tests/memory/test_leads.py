@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from trailnotes.learner.samples import build_samples
-from trailnotes.memory.worth import Lead, leads_of, reliance_of
+from trailnotes.memory.tip_stats import Lead, leads_of, reliance_of
 from trailnotes.types import Completion, Mode, Observation, Step, Task, Tip, Trajectory, TrajectoryGroup
 
 TASK = Task("task", "numbers")

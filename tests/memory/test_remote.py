@@ -30,8 +30,8 @@ from trailnotes.memory.remote import BATCH_CHARS, BATCH_TEXTS, EndpointEmbedder
 from trailnotes.memory.retrieval import HashingEmbedder
 from trailnotes.runs.needs import _wanted
 from trailnotes.types import Tip
-from trailnotes.view.pages import page_of
-from trailnotes.view.window import Window
+from trailnotes_lab.view.pages import page_of
+from trailnotes_lab.view.window import Window
 
 KEY = "sk-secret-0123456789"
 

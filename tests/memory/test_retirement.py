@@ -18,8 +18,8 @@ from trailnotes.memory.migrations import MIGRATIONS, WORTH
 from trailnotes.memory.owner import go_back
 from trailnotes.memory.schema import Identity
 from trailnotes.memory.store import TipStore
+from trailnotes.memory.tip_stats import PRIOR, Lead, Readers, Reading, cautious_gain, mean_gain
 from trailnotes.memory.tipfile import read_tips
-from trailnotes.memory.worth import PRIOR, Lead, Readers, Reading, cautious_gain, mean_gain
 from trailnotes.types import Task, Tip
 
 WELL = "go left at the old well and take the brass key that lies on the third stone behind it"

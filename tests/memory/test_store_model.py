@@ -33,7 +33,7 @@ from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.memory import TipMemory, exchange, indexed, open_memory
 from trailnotes.memory.owner import go_back
 from trailnotes.memory.retrieval import Floats, HashingEmbedder
-from trailnotes.memory.worth import Lead, Reading
+from trailnotes.memory.tip_stats import Lead, Reading
 from trailnotes.types import Tip
 
 pytest.importorskip("faiss", reason="the index needs the extra index")

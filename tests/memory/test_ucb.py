@@ -23,8 +23,8 @@ from trailnotes.memory import open_memory
 from trailnotes.memory.exchange import edit_tip
 from trailnotes.memory.migrations import MIGRATIONS
 from trailnotes.memory.owner import go_back
+from trailnotes.memory.tip_stats import earned_by, mean_gain, upper_bounds
 from trailnotes.memory.tips import TipMemory
-from trailnotes.memory.worth import earned_by, mean_gain, upper_bounds
 from trailnotes.rollout import run_groups
 from trailnotes.runs.directory import RunDir
 from trailnotes.types import Completion, Observation, Step, Task, Tip, Trajectory
@@ -266,7 +266,7 @@ def test_an_adaptation_counts_each_reader_once_however_often_it_is_started(
 def test_training_counts_and_a_resumed_run_is_the_same(
     start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trailnotes.memory.worth.WELL", 0.0)  # a random model does nothing well
+    monkeypatch.setattr("trailnotes.memory.tip_stats.WELL", 0.0)  # a random model does nothing well
 
     def config(iterations: int) -> Config:
         memory = {"order": ["ucb"], "capacity": 3, "retire": "least_worth", "distilled": 0.1, "distilled_readers": 1}

@@ -21,7 +21,7 @@ from trailnotes.memory import clean_tip
 from trailnotes.policies.chat import ChatFormat
 from trailnotes.policies.hf.policy import HFPolicy
 from trailnotes.prompts import Conversation, memory_query, parse_action
-from trailnotes.runs.players import model_policy
+from trailnotes.runs.load_policy import model_policy
 from trailnotes.types import (
     NO_OP,
     THINK,

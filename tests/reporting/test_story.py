@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from trailnotes.reporting.story import Played, Record, before_and_after, followed_tip, tip_that_mattered
 from trailnotes.storage.records import trajectory_to_json
 from trailnotes.types import Completion, Mode, Observation, Step, Task, Tip, Trajectory
+from trailnotes_lab.story import Played, Record, before_and_after, followed_tip, tip_that_mattered
 
 FAMILY = "waymarks/route/amber"
 RULE = "north east south"

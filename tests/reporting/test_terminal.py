@@ -8,12 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from trailnotes.commands import main, webshop
+from trailnotes.commands import main
 from trailnotes.errors import ConfigError
 from trailnotes.memory import open_memory
 from trailnotes.reporting.terminal import PrintableStream, open_console, printable
 from trailnotes.runs.console import Bar
 from trailnotes.types import Tip
+from trailnotes_worlds.commands import webshop
 
 HOSTILE = "\x1b[2J\x9b31m\u202eabc\u2066\r\x07\x7f\U000e0041\ud800"
 SHOWN = r"\x1b[2J\u009b31m\u202eabc\u2066\r\x07\u007f\udb40\udc41\ud800"

@@ -25,9 +25,9 @@ from trailnotes.memory import open_memory
 from trailnotes.rollout import Pool, run_groups
 from trailnotes.rollout.archive import RETURN_TO, Archive, from_start
 from trailnotes.runs.directory import RunDir
-from trailnotes.runs.iteration import Iteration
 from trailnotes.seeds import derive_seed
 from trailnotes.storage.files import read_jsonl
+from trailnotes.training.iteration import Iteration
 from trailnotes.types import Mode, Observation, Sample, Task, Trajectory, TrajectoryGroup
 
 TASK = Task("corridor", "walk")

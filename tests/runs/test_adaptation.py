@@ -30,8 +30,8 @@ from trailnotes.memory.store import TipStore
 from trailnotes.rollout import Request
 from trailnotes.runs.adaptation import FIXED, AdaptationRun
 from trailnotes.runs.directory import RunDir
+from trailnotes.runs.load_policy import Subject
 from trailnotes.runs.panels import PanelResult
-from trailnotes.runs.players import Subject
 from trailnotes.storage.files import read_jsonl
 from trailnotes.storage.records import trajectory_from_json
 from trailnotes.types import MODES, Message, Sampling

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from shelves import DOZEN
-from trailnotes.compare import compare_own, compare_table
 from trailnotes.config.schema import Config
 from trailnotes.envs.tasks import panel_of, seen_in_training
-from trailnotes.envs.webshop.env import opened
-from trailnotes.envs.webshop.writing import write_catalogue
 from trailnotes.errors import RunError
 from trailnotes.runs.directory import RunDir
 from trailnotes.runs.panels import Subject, panel_result, write_evaluation
 from trailnotes.types import Completion, Observation, Step, Trajectory
+from trailnotes_lab.compare import compare_own, compare_table
+from trailnotes_worlds.webshop.env import opened
+from trailnotes_worlds.webshop.writing import write_catalogue
 
 
 @pytest.fixture(scope="module")

@@ -8,10 +8,10 @@ import pytest
 from trailnotes.commands import main
 from trailnotes.commands.adapt import adapt
 from trailnotes.commands.eval import evaluate
-from trailnotes.compare import comparison
 from trailnotes.config.toml import load_config
 from trailnotes.errors import ConfigError, MissingExtraError
 from trailnotes.runs.needs import refuse_missing
+from trailnotes_lab.compare import comparison
 
 GRPO = ["--algorithm.name", "grpo", "--env.name", "waymarks-simulator", "--model.path", "a/model"]
 

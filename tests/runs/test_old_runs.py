@@ -14,7 +14,7 @@ import pytest
 import trailnotes
 from tinyrun import episodes, metrics, tip_rows
 from trailnotes.config.toml import load_config
-from trailnotes.runs.players import examined
+from trailnotes.runs.load_policy import examined
 from trailnotes.storage.files import read_jsonl
 
 DATA = Path(__file__).parents[1] / "data"

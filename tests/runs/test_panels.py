@@ -10,6 +10,7 @@ from small import small_config
 from trailnotes.errors import ConfigError
 from trailnotes.reporting.crossed import MIN_FAMILIES
 from trailnotes.reporting.intervals import Interval, t_quantile, wilson
+from trailnotes.runs.load_policy import Subject
 from trailnotes.runs.panels import (
     PanelResult,
     family_of,
@@ -19,7 +20,6 @@ from trailnotes.runs.panels import (
     write_episodes,
     write_table,
 )
-from trailnotes.runs.players import Subject
 from trailnotes.storage.files import read_jsonl
 from trailnotes.types import Completion, Observation, Step, Task, Trajectory
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import random
 
     from trailnotes.config.methods_schema import AlgorithmConfig
-    from trailnotes.runs.iteration import Iteration
+    from trailnotes.training.iteration import Iteration
     from trailnotes.types import Mode
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from trailnotes.config.methods_schema import GigpoConfig
     from trailnotes.credit import Scores, Visits
-    from trailnotes.runs.iteration import Iteration
+    from trailnotes.training.iteration import Iteration
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from trailnotes.credit import group_advantages
 
 if TYPE_CHECKING:
-    from trailnotes.runs.iteration import Iteration
+    from trailnotes.training.iteration import Iteration
 
 
 async def grpo(iteration: Iteration) -> None:

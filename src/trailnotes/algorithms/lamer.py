@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from trailnotes.memory import TipMemory
     from trailnotes.rollout import WrittenTip
-    from trailnotes.runs.iteration import Iteration
+    from trailnotes.training.iteration import Iteration
     from trailnotes.types import Mode, Sample
 
 Trial = list[TrajectoryGroup]  # a task's groups by episode, 0 to K - 1, each of the same members

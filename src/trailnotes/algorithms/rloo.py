@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from trailnotes.credit import leave_one_out_advantages
 
 if TYPE_CHECKING:
-    from trailnotes.runs.iteration import Iteration
+    from trailnotes.training.iteration import Iteration
 
 
 async def rloo(iteration: Iteration) -> None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from trailnotes.cluster.memory import ServedMemory
     from trailnotes.config.schema import Config
     from trailnotes.envs.workers.hosts import Host
-    from trailnotes.learner.followers import Followers
+    from trailnotes.learner.rank_handles import Followers
     from trailnotes.policies.vllm.replica import Connect
     from trailnotes.types import StrPath
 

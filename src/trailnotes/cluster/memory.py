@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from trailnotes.config.schema import Config
-    from trailnotes.memory.worth import Lead
+    from trailnotes.memory.tip_stats import Lead
     from trailnotes.types import StrPath, Task, Tip, Trajectory
 
 logger = logging.getLogger(__name__)

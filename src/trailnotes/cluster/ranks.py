@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trailnotes.cluster.waiting import Patience, cause_of, result_of
-from trailnotes.learner.followers import LOOPBACK, Failure, Followers, failure_of
+from trailnotes.learner.rank_handles import LOOPBACK, Failure, Followers, failure_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,7 +55,7 @@ class Rank:
         import ray
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-        from trailnotes.learner.circle import interface_of, kept_to, meet
+        from trailnotes.learner.process_group import interface_of, kept_to, meet
         from trailnotes.learner.rank import serve
 
         interface = LOOPBACK if at[0] == LOCALHOST else interface_of(ray.util.get_node_ip_address())
@@ -130,7 +130,7 @@ class ActorOfRank:
 
 def resources_of_rank(config: Config) -> dict[str, float]:
     """What Ray sets aside for each rank but rank 0, which is in the process of the run."""
-    from trailnotes.learner.circle import device_type_of
+    from trailnotes.learner.process_group import device_type_of
 
     return {"CPU": 1.0, "GPU": float(device_type_of(config) == "cuda")}
 
@@ -147,7 +147,7 @@ def start_ranks(config: Config, name_of: Callable[[str], str]) -> Followers:
     """
     import ray
 
-    from trailnotes.learner.circle import device_type_of, interface_of, store_at
+    from trailnotes.learner.process_group import device_type_of, interface_of, store_at
 
     world, seconds, limit = config.learner.world_size, config.learner.timeout, config.cluster.timeout
     each = resources_of_rank(config)

@@ -13,26 +13,25 @@ import sys
 import traceback
 import warnings
 from collections.abc import Sequence
+from importlib.metadata import entry_points
 
-from trailnotes.commands import compare, config, engine, envs, memory, rehearsal, webshop, wikihow
+from trailnotes.commands import config, engine, envs, memory, rehearsal
 from trailnotes.commands.adapt import ADAPT
-from trailnotes.commands.command import Group, Table, parse
+from trailnotes.commands.command import Command, Group, Table, parse
 from trailnotes.commands.critic import CRITIC
-from trailnotes.commands.demo import DEMO
 from trailnotes.commands.diagnose import DIAGNOSE
 from trailnotes.commands.eval import EVAL
 from trailnotes.commands.export import EXPORT
 from trailnotes.commands.rollout import ROLLOUT
 from trailnotes.commands.train import TRAIN
-from trailnotes.commands.view import VIEW
 from trailnotes.commands.warmstart import WARMSTART
-from trailnotes.errors import PACKAGES, Interrupted, TrailnotesError, how_to_install
+from trailnotes.errors import Interrupted, TrailnotesError, how_to_install, known_extras
 from trailnotes.reporting.terminal import PrintableStream, printable, printable_lines
 from trailnotes.runs.signals import ended_by_signals
 
 __all__ = ["TABLE", "main"]
 
-TABLE: Table = (
+CORE: Table = (
     TRAIN,
     EVAL,
     ADAPT,
@@ -41,17 +40,28 @@ TABLE: Table = (
     EXPORT,
     CRITIC,
     DIAGNOSE,
-    VIEW,
-    DEMO,
-    Group("compare", "compare results side by side", compare.COMMANDS),
     Group("rehearsal", "conversations that a training holds on to", rehearsal.COMMANDS),
     Group("memory", "read, edit and carry the tips of a run", memory.COMMANDS),
     Group("config", "settings", config.COMMANDS),
     Group("envs", "environments", envs.COMMANDS),
-    Group("webshop", "the shop and its catalogue", webshop.COMMANDS),
-    Group("wikihow", "the app and its library", wikihow.COMMANDS),
     Group("engine", "engines for runs on other machines", engine.COMMANDS),
 )
+ENTRY_POINTS = "trailnotes.commands"  # group under which other packages offer a `Command`, or a `Group` of them
+
+
+def with_offered(core: Table) -> Table:
+    """Return `core` and the commands that installed packages offer; a group of a known name grows."""
+    table = {entry.name: entry for entry in core}
+    for point in sorted(entry_points(group=ENTRY_POINTS)):
+        entry: Command | Group = point.load()
+        known = table.get(entry.name)
+        if isinstance(entry, Group) and isinstance(known, Group):
+            entry = Group(known.name, known.summary, (*known.commands, *entry.commands))
+        table[entry.name] = entry
+    return tuple(table.values())
+
+
+TABLE = with_offered(CORE)
 
 QUIET = {
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",  # those of transformers, too
@@ -59,7 +69,6 @@ QUIET = {
     "TRANSFORMERS_VERBOSITY": "error",
     "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
 }
-_EXTRAS = {package: extra for extra, packages in PACKAGES.items() for package in packages}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -84,9 +93,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(str(error), debug=args.debug)
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
-        if package not in _EXTRAS:
+        extras = [extra for extra, (_, modules) in known_extras().items() if package in modules]
+        if not extras:
             raise
-        return _fail(f"this needs the package {package}: {how_to_install(_EXTRAS[package])}", debug=args.debug)
+        return _fail(f"this needs the package {package}: {how_to_install(extras[-1])}", debug=args.debug)
     except KeyboardInterrupt as stop:
         number = stop.number if isinstance(stop, Interrupted) else signal.SIGINT
         return _fail(str(stop) or "interrupted", code=128 + number, debug=args.debug)

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from trailnotes.runs.adaptation import Cast, Figure
     from trailnotes.runs.console import Bar
     from trailnotes.runs.directory import RunDir
+    from trailnotes.runs.load_policy import Subject
     from trailnotes.runs.panels import PanelResult
-    from trailnotes.runs.players import Subject
     from trailnotes.types import StrPath
 
 logger = logging.getLogger(__name__)
@@ -72,9 +72,9 @@ def adapt(
     from trailnotes.envs.tasks import refuse_examined, seen_in_training
     from trailnotes.runs.adaptation import FIXED
     from trailnotes.runs.directory import RunDir
+    from trailnotes.runs.load_policy import examined
     from trailnotes.runs.loop import run_to_end
     from trailnotes.runs.needs import refuse_missing
-    from trailnotes.runs.players import examined
 
     with examined(model_or_run) as subject:
         config = settled(config, subject, method, trials)
@@ -126,7 +126,7 @@ async def _adapt(config: Config, directory: RunDir, subject: Subject, progress: 
 def _cast(config: Config, directory: RunDir, subject: Subject, opened: contextlib.ExitStack) -> Policy | Cast:
     """Who plays which role: the subject all, or with `algorithm.author = "start"` the model it was trained from one."""
     from trailnotes.runs.adaptation import Cast
-    from trailnotes.runs.players import Subject, loaded
+    from trailnotes.runs.load_policy import Subject, loaded
 
     policy = opened.enter_context(loaded(config, subject, directory.path))
     if config.algorithm.name != TIPS_ONLY or config.algorithm.author == "policy" or subject.trained is None:

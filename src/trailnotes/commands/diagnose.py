@@ -1,4 +1,4 @@
-"""`trailnotes diagnose`: which link of a run is weak (`runs/chain.py`); with --roles, which role training has hurt."""
+"""`trailnotes diagnose`: which link of a run is weak; with --roles, which role training has hurt."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ def _run(args: Namespace) -> None:
         return
     if any(getattr(args, name) for name in ("config", "out", "start", "trials", "settings")):
         raise ConfigError("without --roles nothing is played, and no setting changes what is read: add --roles")
-    from trailnotes.runs.chain import diagnose
+    from trailnotes.diagnose.checks import diagnose
 
     print(diagnose(args.run_dir))
 
 
 def _exchange(args: Namespace) -> None:
+    from trailnotes.diagnose.roles import TRIALS, exchange_roles
     from trailnotes.reporting.roles import table_of
     from trailnotes.reporting.tables import print_table, print_text
     from trailnotes.runs.console import Bar
-    from trailnotes.runs.roles import TRIALS, exchange_roles
 
     config = config_of(str(args.run_dir), args.config, args.settings)
     trials = TRIALS if args.trials is None else args.trials

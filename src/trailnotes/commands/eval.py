@@ -49,8 +49,8 @@ def evaluate(
     """
     from trailnotes.envs.tasks import seen_in_training
     from trailnotes.runs.evaluation import play_subject
+    from trailnotes.runs.load_policy import examined
     from trailnotes.runs.panels import panel_result, write_evaluation
-    from trailnotes.runs.players import examined
 
     use_memory = config.eval.memory if memory is None else memory
     directory = None if out is None else Path(out)

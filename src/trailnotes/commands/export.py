@@ -41,7 +41,7 @@ def export(
         RunError: the run has no checkpoint, or a damaged one.
     """
     from trailnotes.config.model_schema import ModelConfig
-    from trailnotes.runs.players import examined
+    from trailnotes.runs.load_policy import examined
     from trailnotes.storage.checkpoint import atomic_directory
 
     out = Path(out)

@@ -47,7 +47,7 @@ def _record(args: Namespace) -> None:
     from trailnotes.config.toml import load_config
     from trailnotes.runs.console import Bar
     from trailnotes.runs.needs import refuse_missing
-    from trailnotes.runs.rehearsal import record, recording_config, spent_recording
+    from trailnotes.training.rehearsal import record, recording_config, spent_recording
 
     config = load_config(args.config, args.settings)
     refuse_missing(recording_config(config), plays_only=True)

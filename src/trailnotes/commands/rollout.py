@@ -23,8 +23,8 @@ def rollout(config: Config, model_or_run: StrPath | None = None, *, out: StrPath
         ConfigError: not one of them could be played.
     """
     from trailnotes.runs.evaluation import play_subject
+    from trailnotes.runs.load_policy import examined
     from trailnotes.runs.panels import write_episodes
-    from trailnotes.runs.players import examined
 
     panel = config.eval.model_copy(update={"split": config.train.split, "num_tasks": config.rollout.num_tasks})
     with examined(model_or_run or config.model.path) as subject:

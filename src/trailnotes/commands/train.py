@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from trailnotes.cluster.cluster import Cluster
     from trailnotes.config.schema import Config
     from trailnotes.runs.directory import RunDir
-    from trailnotes.runs.training import TrainingRun
+    from trailnotes.training.training import TrainingRun
     from trailnotes.types import StrPath, Tip
 
 FIXED = ("algorithm.name", "run.seed")
@@ -66,7 +66,7 @@ def train(
     from trailnotes.config.unused import warn_unused
     from trailnotes.runs.directory import RunDir
     from trailnotes.runs.loop import run_to_end
-    from trailnotes.runs.saving import ended_for_good
+    from trailnotes.training.saving import ended_for_good
 
     _refuse_early(config)
     warn_unused(config)
@@ -93,7 +93,7 @@ def _record_rehearsal(config: Config, directory: RunDir) -> None:
     """Have the start model play what is to be rehearsed, unless it has, or a file was given."""
     from trailnotes.runs.console import Bar
     from trailnotes.runs.directory import has_begun
-    from trailnotes.runs.rehearsal import record, rehearsal_path
+    from trailnotes.training.rehearsal import record, rehearsal_path
 
     path = rehearsal_path(config, directory.path)
     if path is None or config.rehearsal.path:
@@ -104,10 +104,10 @@ def _record_rehearsal(config: Config, directory: RunDir) -> None:
 
 
 async def _train(config: Config, directory: RunDir, tips: Sequence[Tip], cluster: Cluster | None) -> Path:
-    from trailnotes.runs.opening import opened_run
-    from trailnotes.runs.saving import drop_state, save
-    from trailnotes.runs.schedule import train_by
     from trailnotes.storage import checkpoint
+    from trailnotes.training.opening import opened_run
+    from trailnotes.training.saving import drop_state, save
+    from trailnotes.training.schedule import train_by
 
     with opened_run(config, directory, tips, cluster) as run:
         try:
@@ -143,7 +143,7 @@ def _refuse_early(config: Config) -> None:
     config.refuse_training()
     refuse_missing(config)
     from trailnotes.policies.hf.policy import refuse_frozen, refuse_longer
-    from trailnotes.runs.rehearsal import refuse_rehearsal
+    from trailnotes.training.rehearsal import refuse_rehearsal
 
     refuse_frozen(config.model)
     refuse_examined(config)
@@ -193,13 +193,13 @@ def dry_run(
 
     config.refuse_training()
     refuse_examined(config)
+    from trailnotes.estimate.footprint import footprint
+    from trailnotes.estimate.forecast import disk, first_and_before, iterations, num_rehearsed, small
+    from trailnotes.estimate.suggestions import refuse_too_large
     from trailnotes.policies.hf.policy import is_here
     from trailnotes.runs.console import clock, megabytes
-    from trailnotes.runs.footprint import footprint
-    from trailnotes.runs.forecast import disk, first_and_before, iterations, num_rehearsed, small
     from trailnotes.runs.needs import refuse_missing
-    from trailnotes.runs.rehearsal import PLACE, refuse_all_spent, refuse_rehearsal, spent_recording
-    from trailnotes.runs.remedies import refuse_too_large
+    from trailnotes.training.rehearsal import PLACE, refuse_all_spent, refuse_rehearsal, spent_recording
 
     refuse_rehearsal(config)
     if memory is not None:

@@ -30,8 +30,8 @@ def dry_run(config: Config, out: Path) -> str:
     Raises:
         ConfigError: whatever would end the real start early.
     """
+    from trailnotes.estimate.forecast import bytes_in
     from trailnotes.runs.console import clock, megabytes
-    from trailnotes.runs.forecast import bytes_in
     from trailnotes.warmstart.training import refuse_taken, warmstart
 
     refuse_taken(out)

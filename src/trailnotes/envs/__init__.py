@@ -18,50 +18,35 @@ from typing import Any
 
 from trailnotes.envs.base import Env, boundary, one_line
 from trailnotes.envs.check import check_env
-from trailnotes.errors import ConfigError, MissingExtraError, how_to_install
+from trailnotes.errors import ConfigError, MissingExtraError, how_to_install, known_extras
 from trailnotes.types import Task
 
 __all__ = [
     "ENTRY_POINTS",
     "ENVS",
-    "EXTRAS",
     "Env",
     "check_env",
     "check_options",
     "env_class",
     "env_identity",
     "env_tasks",
+    "extra_for",
     "make_env",
 ]
 
 ENVS: dict[str, str] = {
-    "alfworld": "trailnotes.envs.alfworld.env:AlfworldEnv",
-    "gymnasium": "trailnotes.envs.gymnasium.env:GymnasiumEnv",
-    "minesweeper": "trailnotes.envs.puzzles.minesweeper:MinesweeperEnv",
-    "openenv": "trailnotes.envs.openenv.env:OpenEnvClient",
-    "scienceworld": "trailnotes.envs.scienceworld.env:ScienceWorldEnv",
-    "sokoban": "trailnotes.envs.puzzles.sokoban:SokobanEnv",
     "textworld": "trailnotes.envs.textworld.env:TextWorldEnv",
-    "textworld-express": "trailnotes.envs.textworld_express.env:TextWorldExpressEnv",
-    "verifiers": "trailnotes.envs.verifiers.env:VerifiersEnv",
     "waymarks": "trailnotes.envs.waymarks.env:WaymarksEnv",
     "waymarks-simulator": "trailnotes.envs.waymarks.env:WaymarksSimulator",
-    "webshop": "trailnotes.envs.webshop.env:WebShopEnv",
-    "wikihow": "trailnotes.envs.wikihow.env:WikiHowEnv",
 }
-ENTRY_POINTS = "trailnotes.envs"  # group under which a package offers environments of its own
+ENTRY_POINTS = "trailnotes.envs"  # group under which other packages offer environments
 
-EXTRAS = {
-    "alfworld": "alfworld",
-    "gymnasium": "gymnasium",
-    "openenv": "openenv",
-    "scienceworld": "scienceworld",
-    "textworld": "textworld",
-    "textworld-express": "textworld-express",
-    "verifiers": "verifiers",
-    "waymarks": "textworld",
-    "webshop": "webshop",
-}
+
+def extra_for(name: str) -> str:
+    """Return the extra that the environment `name` needs: one of its own name; "" where it needs none."""
+    if name == "waymarks":
+        return "textworld"
+    return name if name in known_extras() else ""
 
 
 def make_env(name: str, **options: Any) -> Env:
@@ -185,14 +170,15 @@ def _load(name: str, target: str) -> Callable[..., Any]:
 
 @contextmanager
 def _naming_the_extra(name: str) -> Iterator[None]:
-    """Turn a missing package of a built-in environment into the extra that brings it."""
+    """Turn a missing package of a known environment into the extra that brings it."""
     try:
         yield
     except ModuleNotFoundError as error:
-        if name not in EXTRAS or isinstance(error, MissingExtraError):
+        extra = extra_for(name)
+        if not extra or isinstance(error, MissingExtraError):
             raise
         raise MissingExtraError(
-            f"env.name = {name!r} needs the package {error.name!r}: {how_to_install(EXTRAS[name])}"
+            f"env.name = {name!r} needs the package {error.name!r}: {how_to_install(extra)}"
         ) from error
 
 

@@ -11,10 +11,10 @@ import torch
 from trailnotes.config.model_schema import LearnerConfig
 from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError, LearnerError
-from trailnotes.learner.circle import Circle
 from trailnotes.learner.layout import skips_padding
 from trailnotes.learner.learner import Learner
 from trailnotes.learner.logprobs import TokenScorer, computes
+from trailnotes.learner.process_group import Circle
 from trailnotes.learner.samples import Joining
 from trailnotes.learner.sharding import Sharded
 from trailnotes.policies.hf.policy import load_model

@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trailnotes.learner.followers import Failure, Followers, from_json, shortened, to_json
+from trailnotes.learner.rank_handles import Failure, Followers, from_json, shortened, to_json
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
@@ -78,7 +78,7 @@ def start_processes(config: Config) -> Followers:
     Raises:
         ConfigError: there are more of them than devices.
     """
-    from trailnotes.learner.circle import device_type_of, refuse_too_many
+    from trailnotes.learner.process_group import device_type_of, refuse_too_many
 
     refuse_too_many(config)
     world, seconds = config.learner.world_size, config.learner.timeout

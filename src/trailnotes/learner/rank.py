@@ -23,7 +23,7 @@ from trailnotes.errors import TrailnotesError
 
 if TYPE_CHECKING:
     from trailnotes.config.schema import Config
-    from trailnotes.learner.circle import Circle
+    from trailnotes.learner.process_group import Circle
 
 ALIKE = (TrailnotesError, ValueError, OSError)
 """What every rank raises for the same reasons, or rank 0 alone when the others are done: the next call may come."""
@@ -40,13 +40,13 @@ def main(arguments: list[str]) -> None:
     speaking = threading.Lock()
     watch = threading.Thread(target=_end_with_rank_0, args=(directory, speaking), daemon=True)
     watch.start()  # before torch: that takes seconds
-    from trailnotes.learner.followers import failure_of
     from trailnotes.learner.processes import STORE, say_failed
+    from trailnotes.learner.rank_handles import failure_of
 
     try:
         from torch.distributed import FileStore  # type: ignore[attr-defined]
 
-        from trailnotes.learner.circle import kept_to, meet
+        from trailnotes.learner.process_group import kept_to, meet
 
         with kept_to():
             circle = meet(rank, world, arguments[3], float(arguments[4]), FileStore(str(directory / STORE), world))
@@ -72,8 +72,8 @@ def follow(config: Config) -> None:
         LearnerError: rank 0, or another, is gone.
     """
     from trailnotes.errors import LearnerError
-    from trailnotes.learner.circle import device_type_of, meet, refuse_too_many, started_by_torchrun
-    from trailnotes.learner.followers import failure_of
+    from trailnotes.learner.process_group import device_type_of, meet, refuse_too_many, started_by_torchrun
+    from trailnotes.learner.rank_handles import failure_of
 
     refuse_too_many(config)
     given = started_by_torchrun()

@@ -20,7 +20,8 @@ from torch import Tensor
 from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError, LearnerError
 from trailnotes.learner.building import build_alone, build_rank
-from trailnotes.learner.circle import (
+from trailnotes.learner.learner import Learner
+from trailnotes.learner.process_group import (
     Circle,
     device_type_of,
     kept_to,
@@ -28,10 +29,9 @@ from trailnotes.learner.circle import (
     refuse_too_many,
     started_by_torchrun,
 )
-from trailnotes.learner.followers import Followers, told_alone
-from trailnotes.learner.learner import Learner
 from trailnotes.learner.processes import start_processes
 from trailnotes.learner.rank import ALIKE
+from trailnotes.learner.rank_handles import Followers, told_alone
 from trailnotes.learner.ranks import Alone
 from trailnotes.policies.hf.adapters import trained_parameters
 from trailnotes.types import Sample

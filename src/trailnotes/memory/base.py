@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from trailnotes.memory.worth import Lead
+from trailnotes.memory.tip_stats import Lead
 from trailnotes.types import Task, Tip, Trajectory
 
 

@@ -14,8 +14,8 @@ from trailnotes.errors import ConfigError
 from trailnotes.memory.schema import encodable
 from trailnotes.memory.scope import Met, Place
 from trailnotes.memory.store import TipStore
+from trailnotes.memory.tip_stats import Lead
 from trailnotes.memory.tips import TipMemory
-from trailnotes.memory.worth import Lead
 from trailnotes.seeds import derive_seed
 from trailnotes.types import Task, Tip, Trajectory
 

@@ -24,8 +24,8 @@ from trailnotes.memory.retired import UNMARKED, RetiredTips
 from trailnotes.memory.retrieval import ExactIndex, Floats, Index
 from trailnotes.memory.schema import Identity, named_errors
 from trailnotes.memory.scope import EVERYWHERE, Place, TaskTable, place_named
+from trailnotes.memory.tip_stats import Readers, Reading
 from trailnotes.memory.words import WordIndex
-from trailnotes.memory.worth import Readers, Reading
 from trailnotes.types import StrPath, Tip
 
 CACHED_PAGES = 128

@@ -18,15 +18,15 @@ import numpy as np
 
 from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.errors import ConfigError, MemoryStoreError
+from trailnotes.memory.eviction import make_room
 from trailnotes.memory.index import is_installed
 from trailnotes.memory.retired import DISTILLED
 from trailnotes.memory.retrieval import Embedder, Floats, Ints, embed_soon, make_embedder
-from trailnotes.memory.room import make_room
 from trailnotes.memory.schema import Identity, encodable
 from trailnotes.memory.scope import Place
 from trailnotes.memory.store import Kept, Page, TipStore, added
+from trailnotes.memory.tip_stats import Lead, Numbers, mean_gain, readings_of, upper_bounds
 from trailnotes.memory.words import reciprocal_ranks
-from trailnotes.memory.worth import Lead, Numbers, mean_gain, readings_of, upper_bounds
 from trailnotes.types import StrPath, Task, Tip, Trajectory, answer_of
 
 MAX_TIP_WORDS = 100

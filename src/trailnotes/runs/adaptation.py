@@ -22,7 +22,7 @@ from trailnotes.errors import ConfigError
 from trailnotes.rollout import rollout_metrics, run_groups, write_all
 from trailnotes.runs.evaluation import PLAYED
 from trailnotes.runs.panels import PanelResult, acting_config, panel_result, write_evaluation
-from trailnotes.runs.spent import ENDPOINT_COST, SPENT, Spent
+from trailnotes.runs.usage import ENDPOINT_COST, SPENT, Spent
 from trailnotes.seeds import derive_seed
 from trailnotes.storage.files import append_jsonl, free_name, read_jsonl, set_aside
 from trailnotes.storage.records import (
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from trailnotes.rollout import MakeActor, Pool, Request
     from trailnotes.runs.console import Bar
     from trailnotes.runs.directory import RunDir
-    from trailnotes.runs.players import Subject
+    from trailnotes.runs.load_policy import Subject
     from trailnotes.types import Completion, Mode, Task, Trajectory
 
 PHASE = re.compile(r"[a-z0-9][a-z0-9-]*")

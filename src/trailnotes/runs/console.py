@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from trailnotes.config.schema import Config
 
 
-WATCHED = {"tips": "validation_tips", "new": "validation_new"}  # as shown -> as `runs/watching.py` calls it
+WATCHED = {"tips": "validation_tips", "new": "validation_new"}  # as shown -> as `training/periodic_eval.py` calls it
 
 
 class Bar:

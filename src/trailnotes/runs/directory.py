@@ -38,14 +38,14 @@ from trailnotes.config.schema import Config
 from trailnotes.config.toml import SURROUNDINGS, diff, flatten, load_config, to_toml, toml_value, within
 from trailnotes.envs.base import one_line
 from trailnotes.envs.tasks import identity_of
-from trailnotes.errors import ConfigError, RunError, TrailnotesError
+from trailnotes.errors import ConfigError, MissingExtraError, RunError, TrailnotesError
 from trailnotes.storage import checkpoint
 from trailnotes.storage.files import append_jsonl, open_no_follow, read_jsonl, read_small, set_aside, write_text_atomic
 from trailnotes.storage.parsing import parse_json
 from trailnotes.storage.records import trajectory_to_json
-from trailnotes.tracking.process import Trackers
 from trailnotes.types import StrPath, Trajectory
 
+TRACKERS_GROUP = "trailnotes.trackers"  # group under which another package offers to show runs
 TRAJECTORIES = "trajectories.jsonl"  # in a run directory: all its episodes
 _PACKAGES = ("trailnotes", "numpy", "pydantic", "torch", "transformers", "tokenizers", "peft", "textworld")
 
@@ -60,7 +60,7 @@ class RunDir:
         self.memory_path = path / "memory.db"
         self.checkpoints = path / "checkpoints"
         self._tracked = config.run.tracked
-        self._trackers: Trackers | None = None  # once no line is set aside any more
+        self._trackers: Any = None  # once no line is set aside any more
 
     @classmethod
     def open(
@@ -145,7 +145,7 @@ class RunDir:
 
     def _tell_trackers(self) -> None:
         if self._tracked and self._trackers is None:
-            self._trackers = Trackers(self._tracked, self.path)
+            self._trackers = load_trackers()(self._tracked, self.path)
         if self._trackers is not None:
             self._trackers.tell()
 
@@ -196,6 +196,17 @@ class RunDir:
         if others and identity and has_begun(self.path):
             raise RunError(f"{self.path} holds a run of {self.config.env.name} with another {', '.join(others)}: put "
                            "back what it was begun with, or choose another directory")  # fmt: skip
+
+
+def load_trackers() -> Any:
+    """Return the class that starts the processes of trackers, which another package offers.
+
+    Raises:
+        MissingExtraError: no installed package does.
+    """
+    for point in metadata.entry_points(group=TRACKERS_GROUP):
+        return point.load()
+    raise MissingExtraError("run.trackers needs the package trailnotes-lab: pip install -e ./packages/lab in a clone")
 
 
 class RunLock:

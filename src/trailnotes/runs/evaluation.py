@@ -22,10 +22,10 @@ from trailnotes.errors import ConfigError, RunError
 from trailnotes.memory import TipMemory, embedder_of, open_memory
 from trailnotes.memory.controls import shown
 from trailnotes.runs.console import Bar
+from trailnotes.runs.load_policy import Subject, loaded
 from trailnotes.runs.loop import run_to_end
 from trailnotes.runs.needs import refuse_missing
 from trailnotes.runs.panels import PART, play_panel
-from trailnotes.runs.players import Subject, loaded
 from trailnotes.storage import checkpoint
 from trailnotes.storage.files import append_jsonl, encode_line, free_name, read_jsonl, set_aside
 from trailnotes.storage.records import trajectory_from_json, trajectory_to_json

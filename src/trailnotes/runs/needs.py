@@ -5,9 +5,10 @@ from __future__ import annotations
 from trailnotes.config.methods import TIPS_ONLY, method_of
 from trailnotes.config.model_schema import OPENAI
 from trailnotes.config.schema import Config
-from trailnotes.envs import EXTRAS
+from trailnotes.envs import extra_for
 from trailnotes.errors import MissingExtraError, how_to_install, missing_package
-from trailnotes.runs.players import RANDOM
+from trailnotes.runs.directory import load_trackers
+from trailnotes.runs.load_policy import RANDOM
 
 
 def refuse_missing(config: Config, model: str | None = None, *, plays_only: bool = False, memory: bool = True) -> None:
@@ -23,6 +24,8 @@ def refuse_missing(config: Config, model: str | None = None, *, plays_only: bool
         ConfigError: `engine.python` or `engine.urls` cannot be used.
         MissingExtraError: one line that names each package, the setting that needs it, and the command that brings all.
     """
+    if config.run.tracked:
+        load_trackers()
     absent = {
         extra: (missing_package(extra), why)
         for extra, why in _wanted(config, model).items()
@@ -42,7 +45,7 @@ def refuse_missing(config: Config, model: str | None = None, *, plays_only: bool
 def _wanted(config: Config, model: str | None) -> dict[str, str]:
     """Extra -> the setting that asks for it."""
     wanted = {}
-    if extra := EXTRAS.get(config.env.name):
+    if extra := extra_for(config.env.name):
         wanted[extra] = f"env.name = {config.env.name!r}"
     path = config.model.path if model is None else model
     if path.startswith(OPENAI):

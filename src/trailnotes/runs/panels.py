@@ -19,8 +19,8 @@ from trailnotes.errors import ConfigError
 from trailnotes.reporting.crossed import MIN_FAMILIES, estimate
 from trailnotes.reporting.intervals import RATE, Interval, of_one_sample
 from trailnotes.rollout import OnTrajectory, Pool, run_groups
-from trailnotes.runs.players import Subject
-from trailnotes.runs.spent import row_costs
+from trailnotes.runs.load_policy import Subject
+from trailnotes.runs.usage import row_costs
 from trailnotes.seeds import derive_seed
 from trailnotes.storage.files import encode_line, write_bytes_atomic, write_text_atomic
 from trailnotes.storage.records import trajectory_to_json

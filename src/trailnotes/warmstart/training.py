@@ -30,7 +30,7 @@ from trailnotes.runs.signals import asked_by_signals
 from trailnotes.seeds import derive_seed
 from trailnotes.storage import checkpoint
 from trailnotes.storage.files import write_text_atomic
-from trailnotes.warmstart.demonstrations import DEMONSTRATORS, Demonstration, demonstrator_of, from_jsonl
+from trailnotes.warmstart.demonstrations import Demonstration, demonstrator_of, demonstrators, from_jsonl
 from trailnotes.warmstart.small_model import build_model, train_tokenizer
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ def _demonstrations(config: Config, count_tokens: Callable[[str], int], seed: in
             yield from rng.sample(given, len(given))
     demonstrator = demonstrator_of(config.env.name, config.rollout.style)
     if demonstrator is None:
-        known = ", ".join(sorted(DEMONSTRATORS))
+        known = ", ".join(sorted(name for name in demonstrators() if not name.endswith(".full")))
         raise ConfigError(
             f"env.name = {config.env.name!r} has no scripted episodes (those that have: {known}); "
             "name a JSONL file in warmstart.demonstrations"

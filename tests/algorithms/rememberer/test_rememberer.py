@@ -46,7 +46,7 @@ def cave_config(**keys: Any) -> Config:
 
 def run(out: Path, monkeypatch, policy: ScriptedPolicy | None = None, **keys: Any) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl."""
-    monkeypatch.setattr("trailnotes.runs.players.load_policy", lambda *_: policy or caves.adviser())
+    monkeypatch.setattr("trailnotes.runs.load_policy.load_policy", lambda *_: policy or caves.adviser())
     adapt(cave_config(**keys), "adviser", out=out, method="rememberer")
     return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 

@@ -28,9 +28,9 @@ from trailnotes.policies.scripted import ScriptedPolicy
 from trailnotes.rollout import run_episode, write_tips
 from trailnotes.types import Message, Tip, Trajectory, TrajectoryGroup
 from trailnotes.warmstart.demonstrations import (
-    DEMONSTRATORS,
     Demonstration,
     demonstrator_of,
+    demonstrators,
     from_jsonl,
     scripted_apart,
 )
@@ -442,7 +442,7 @@ def test_all_families_are_drawn_as_before() -> None:
 
 def test_who_has_demonstrations() -> None:
     names = "alfworld minesweeper scienceworld sokoban textworld-express waymarks waymarks-simulator webshop wikihow"
-    assert set(DEMONSTRATORS) == set(names.split())
+    assert {name.removesuffix(".full") for name in demonstrators()} == set(names.split())
 
 
 # -- conversations from a file

@@ -203,7 +203,7 @@ def _enable(args: Namespace) -> None:
 
 def _say_what_is_too_much(store: TipStore, namespaces: Iterable[str], place: Path) -> None:
     """Those who switch tips on hear that these stay only until the next ones are written."""
-    from trailnotes.memory.room import crowded
+    from trailnotes.memory.eviction import crowded
 
     settings = settings_of(place)
     if excess := sum(excess for _, excess in crowded(store, namespaces, settings)):

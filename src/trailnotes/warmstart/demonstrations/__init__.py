@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Literal
 
 from trailnotes.errors import ConfigError
@@ -13,38 +14,30 @@ if TYPE_CHECKING:
 
     from trailnotes.config.schema import Config
 
-__all__ = ["DEMONSTRATORS", "Demonstration", "demonstrator_of", "from_jsonl", "scripted_apart"]
+__all__ = ["DEMONSTRATORS", "Demonstration", "demonstrator_of", "demonstrators", "from_jsonl", "scripted_apart"]
 
 # By environment. Called with (config, count_tokens, seed), it is an endless iterable of `Demonstration`; so is what its
 # class method `apart` returns, of games that `config` neither trains on nor examines.
 DEMONSTRATORS: dict[str, str] = {
-    "alfworld": "trailnotes.warmstart.demonstrations.experts:ExpertDemonstrator",
-    "minesweeper": "trailnotes.warmstart.demonstrations.experts:ExpertDemonstrator",
-    "scienceworld": "trailnotes.warmstart.demonstrations.scienceworld:ScienceWorldDemonstrator",
-    "sokoban": "trailnotes.warmstart.demonstrations.experts:ExpertDemonstrator",
-    "textworld-express": "trailnotes.warmstart.demonstrations.coin:CoinDemonstrator",
     "waymarks": "trailnotes.warmstart.demonstrations.waymarks:WaymarksDemonstrator",
     "waymarks-simulator": "trailnotes.warmstart.demonstrations.waymarks:WaymarksDemonstrator",
-    "webshop": "trailnotes.warmstart.demonstrations.webshop:WebShopDemonstrator",
-    "wikihow": "trailnotes.warmstart.demonstrations.wikihow:WikiHowDemonstrator",
+    # those that have another script where `rollout.style` is "full"
+    "waymarks.full": "trailnotes.warmstart.demonstrations.waymarks_english:EnglishWaymarks",
+    "waymarks-simulator.full": "trailnotes.warmstart.demonstrations.waymarks_english:EnglishWaymarks",
 }
+ENTRY_POINTS = "trailnotes.demonstrations"  # group under which other packages offer ``ENV`` and ``ENV.full``
 
-# Those of them that have another script where `rollout.style` is "full".
-ENGLISH: dict[str, str] = {
-    "scienceworld": "trailnotes.warmstart.demonstrations.scienceworld_english:EnglishScienceWorld",
-    "waymarks": "trailnotes.warmstart.demonstrations.waymarks_english:EnglishWaymarks",
-    "waymarks-simulator": "trailnotes.warmstart.demonstrations.waymarks_english:EnglishWaymarks",
-    "webshop": "trailnotes.warmstart.demonstrations.webshop:EnglishWebShop",
-}
+
+def demonstrators() -> dict[str, str]:
+    """Every known script: ``ENV`` or ``ENV.full`` -> ``module:Class``."""
+    return DEMONSTRATORS | {point.name: point.value for point in entry_points(group=ENTRY_POINTS)}
 
 
 def demonstrator_of(env: str, style: Literal["full", "terse"]) -> Any:
     """The class behind `env`'s scripted episodes in this wording, None if it has none."""
-    if env not in DEMONSTRATORS:
-        return None
-    scripts = DEMONSTRATORS | ENGLISH if style == "full" else DEMONSTRATORS
-    module, _, name = scripts[env].partition(":")
-    return getattr(importlib.import_module(module), name)
+    known = demonstrators()
+    script = known.get(f"{env}.full" if style == "full" else env, known.get(env))
+    return None if script is None else pkgutil.resolve_name(script)
 
 
 def scripted_apart(config: Config, count_tokens: Callable[[str], int], seed: int) -> Iterable[Demonstration]:
@@ -55,7 +48,7 @@ def scripted_apart(config: Config, count_tokens: Callable[[str], int], seed: int
     """
     demonstrator = demonstrator_of(config.env.name, config.rollout.style)
     if demonstrator is None:
-        known = ", ".join(sorted(DEMONSTRATORS))
+        known = ", ".join(sorted(name for name in demonstrators() if not name.endswith(".full")))
         raise ConfigError(
             f"env.name = {config.env.name!r} has no scripted episodes (those that have: {known}); let the start model "
             "play instead: trailnotes rehearsal record"

@@ -1,0 +1,96 @@
+"""The commands that compare results."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trailnotes.commands.command import Command, Group, argument
+from trailnotes.errors import ConfigError
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+
+def _run(args: Namespace) -> None:
+    from trailnotes_lab.compare import comparison
+    from trailnotes_lab.compare.page import print_summary
+    from trailnotes_lab.compare.spec import load_plan
+
+    if args.dry_run:
+        from trailnotes_lab.compare.estimate import estimate
+
+        print(comparison.describe(args.plan, args.out), flush=True)
+        estimated = estimate(args.plan, out=args.out, at_once=args.jobs)
+        print(estimated.text)
+        estimated.refuse_missing()
+        return
+    summary = comparison.compare_run(args.plan, out=args.out, at_once=args.jobs)
+    print_summary(summary)
+    place = comparison.place_of(load_plan(args.plan), args.out)
+    print(f"written to {place}: table.md, table.json, curves.png")
+    summary.refuse_missing()
+
+
+def _table(args: Namespace) -> None:
+    from trailnotes_lab.compare import compare_own, compare_table, is_comparison, published_panel, recompute
+    from trailnotes_lab.compare.page import print_summary
+    from trailnotes_lab.compare.published.page import print_comparison
+
+    if len(args.runs) == 1 and is_comparison(args.runs[0]):
+        if args.panel or args.baseline:
+            raise ConfigError(f"{args.runs[0]} is a whole comparison, which has its own panel and baseline: leave out "
+                              f"--panel and --baseline, or name its runs, {args.runs[0]}/runs/*")  # fmt: skip
+        print_summary(recompute(args.runs[0], args.out))
+    elif panel := args.panel or published_panel(args.runs):
+        print_comparison(compare_table(args.runs, panel=panel, out=args.out))
+    else:
+        print_summary(compare_own(args.runs, out=args.out, baseline=args.baseline))
+    print(f"written to {args.out}")
+
+
+RUN = Command(
+    name="compare run",
+    summary="methods side by side: run them all, then write the table and the picture",
+    about="Run every method of a comparison with every seed on one panel and under one budget, then write the table "
+    "with intervals, differences and costs, and the picture. Every run is an ordinary run directory in DIR/runs. The "
+    "same command runs nothing again that is finished, and resumes what was interrupted. A run that fails leaves "
+    "the others running; its cell says why, and the command ends with 2. Ctrl-C asks each run to stop.",
+    example="trailnotes compare run configs/compare/small.toml --jobs 2",
+    run=_run,
+    arguments=(
+        argument("plan", type=Path, metavar="COMPARISON", help="panel, methods, budget and seeds, a TOML file"),
+        argument("--out", type=Path, metavar="DIR", help="where it all goes; by default runs/compare/NAME"),
+        argument("--jobs", type=int, metavar="N", help="runs side by side; compare.jobs by default"),
+        argument(
+            "--dry-run",
+            action="store_true",
+            help="print the runs, their commands and the time they will take, and try each",
+        ),
+    ),
+)
+
+TABLE = Command(
+    name="compare table",
+    summary="runs side by side, and published rows beside them",
+    about="Read finished evaluations and write one table. Plays nothing: first write an evaluation with `trailnotes "
+    "eval RUN --out RUN/eval`. A run stands for all evaluations at and below its `eval`; DIR=LABEL puts a directory "
+    "under that name. The directory of one `compare run`, or its unpacked record, gives the whole table of that "
+    "comparison again, further panels included. For a panel with published rows there is a row for each task and a "
+    "column for each method, its seeds pooled, with interval and counts, and the published rows in columns of their "
+    "own; a mean of fewer tasks than the panel has is never called its average, and footnotes say where a run left "
+    "the published protocol. For any other panel it is the table of `compare run`: a line for each method. Methods "
+    "are told apart by algorithm.name, algorithm.mode_unit and whether tips were shown.",
+    example='trailnotes compare table --panel scienceworld-18 runs/grpo-0 runs/grpo-1 "runs/tuned=GRPO, tuned"',
+    run=_table,
+    arguments=(
+        argument("runs", metavar="RUN", nargs="+",
+                 help="a run, or what `trailnotes eval --out` wrote, or DIR=LABEL; or one comparison"),
+        argument("--panel", metavar="NAME", help="published rows; by default those of the runs' environment, if any"),
+        argument("--baseline", metavar="LABEL", default="", help="differences are taken to it; without published rows"),
+        argument("--out", type=Path, metavar="DIR", default=Path("runs/compare"),
+                 help="where table.json, table.md and the picture go (runs/compare)"),
+    ),
+)  # fmt: skip
+
+COMPARE = Group("compare", "compare results side by side", (RUN, TABLE))

@@ -1,0 +1,79 @@
+"""`trailnotes view`: the window, on a port of this machine or as files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trailnotes.commands.command import Command, argument
+from trailnotes.errors import ConfigError, MissingExtraError, how_to_install, missing_package
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+MOST = 500  # episodes and tips of a run that are written down
+
+
+def _run(args: Namespace) -> None:
+    if package := missing_package("web"):
+        raise MissingExtraError(f"the window needs {package}: {how_to_install('web')}")
+    if not args.directory.is_dir():
+        raise ConfigError(f"{args.directory} is no directory: name one that holds runs, or a run")
+    if args.export is not None:
+        _export(args)
+    else:
+        _serve(args)
+
+
+def _export(args: Namespace) -> None:
+    from trailnotes_lab.view.export import export
+
+    if args.write:
+        raise ConfigError("files cannot change tips: leave out --write, or --export")
+    if args.limit < 1:
+        raise ConfigError(f"--limit {args.limit} leaves nothing to write: give 1 or more")
+    print(f"{export(args.directory, args.export, args.limit)} pages written: open {args.export / 'index.html'}")
+
+
+def _serve(args: Namespace) -> None:
+    import secrets
+    from contextlib import closing
+
+    from trailnotes.web.serving import address_of, listening, serve
+    from trailnotes_lab.view.app import make_app
+    from trailnotes_lab.view.window import Window
+
+    token = secrets.token_urlsafe(18)
+    with (
+        listening("127.0.0.1", args.port) as door,
+        closing(Window(args.directory, write=args.write, embedder=args.embedder)) as window,
+    ):
+        address = f"{address_of(door)}/?token={token}"
+        serve(make_app(window, token), door, lambda: print(f"ready: {address}", flush=True))
+
+
+VIEW = Command(
+    name="view",
+    summary="look at runs, episodes and tips in a browser",
+    about="Serve pages over all runs and comparisons at and below a directory, live while a run goes on: curves laid "
+    "over each other, episodes with both contexts beside each other, tips with their authors and readers, the chain of "
+    "`diagnose`. Only this machine is answered, and only with the token in the address that is printed. Nothing is "
+    "changed, but with --write, where tips may be edited, switched and deleted by the checks of `memory`. With "
+    "--export, write the same pages as files that need no server. Needs the extra `web`.",
+    example="trailnotes view runs",
+    run=_run,
+    arguments=(
+        argument("directory", type=Path, metavar="DIR", help="a run directory, or one with runs below it"),
+        argument("--port", type=int, metavar="N", default=8765, help="where to serve (8765); 0 takes a free one"),
+        argument("--write", action="store_true", help="let tips be edited, switched and deleted"),
+        argument(
+            "--embedder", metavar="NAME", default="",
+            help="what searches tips, where runs use neither hashing nor minilm, as `memory search` takes it",
+        ),
+        argument("--export", type=Path, metavar="FOLDER", help="write files there, a new folder, instead of serving"),
+        argument(
+            "--limit", type=int, metavar="N", default=MOST,
+            help=f"of each run, the newest N episodes and tips are exported ({MOST})",
+        ),
+    ),
+)  # fmt: skip

@@ -1,0 +1,272 @@
+"""A comparison from its TOML file to its table: `trailnotes compare run`.
+
+::
+
+    DIR/compare.toml      the plan as it was read last
+    DIR/settings/         the settings of each run
+    DIR/runs/NAME-SEED/   ordinary run directories, each with eval/ and cost.json
+    DIR/runs/NAME-SEED/panels/PANEL/   its model on another panel, as `trailnotes adapt` leaves it
+    DIR/table.json, table.md, curves.png
+    DIR/story.txt         an unseen game before and after, where a start model and one that learns from tips play it
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shlex
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from trailnotes.config.methods import known_method
+from trailnotes.config.model_schema import refuse_unmade
+from trailnotes.errors import MissingExtraError, RunError
+from trailnotes.runs.directory import RunLock
+from trailnotes.runs.needs import refuse_missing
+from trailnotes.runs.signals import ended_by_signals
+from trailnotes.storage.files import read_jsonl, write_text_atomic
+from trailnotes.types import StrPath
+from trailnotes_lab.compare.expand import dotted, runs_of
+from trailnotes_lab.compare.live import Board
+from trailnotes_lab.compare.page import draw_summary, summary_json, summary_markdown
+from trailnotes_lab.compare.panels import PanelQuestion, read_trials
+from trailnotes_lab.compare.published.comparability import comparability
+from trailnotes_lab.compare.published.figures import PANELS
+from trailnotes_lab.compare.published.page import to_json, to_markdown
+from trailnotes_lab.compare.published.table import Comparison, compare
+from trailnotes_lab.compare.results import Result, read_result
+from trailnotes_lab.compare.running import (
+    Stage,
+    compile_games,
+    go_through,
+    left_of,
+    panel_result,
+    refuse_changed,
+    stages_of,
+)
+from trailnotes_lab.compare.spec import START, Plan, RunPlace, load_plan, slug
+from trailnotes_lab.compare.summary import Question, Summary, summarise
+from trailnotes_lab.story import Played, Record, before_and_after
+
+logger = logging.getLogger(__name__)
+RUNS = Path("runs/compare")
+PLAN = "compare.toml"
+
+
+def place_of(plan: Plan, out: StrPath | None) -> Path:
+    """The directory of a comparison."""
+    return Path(out) if out else RUNS / slug(plan.compare.name)
+
+
+def compare_run(path: StrPath, *, out: StrPath | None = None, at_once: int | None = None) -> Summary:
+    """Run every method with every seed, and write table and picture.
+
+    What is finished is not run again, and what was interrupted is resumed. A run that fails does not stop the others;
+    its line says what is missing and why.
+
+    Args:
+        path: the comparison, a TOML file (see `plan`).
+        out: its directory; ``runs/compare/NAME`` by default.
+        at_once: processes side by side; `compare.jobs` by default.
+
+    Raises:
+        ConfigError: a comparison that cannot work, before anything is started.
+        RunError: the directory is in use, holds runs of other settings, or in the end no run has a result.
+        KeyboardInterrupt: interrupted; the same command resumes.
+    """
+    path = Path(path)
+    plan = load_plan(path)
+    return run_plan(plan, path, place_of(plan, out), at_once=at_once, text=path.read_text(encoding="utf-8"))
+
+
+def run_plan(plan: Plan, path: Path, out: Path, *, at_once: int | None = None, text: str = "") -> Summary:
+    """As `compare_run`, for a plan that need not be in a file.
+
+    Args:
+        plan: the comparison.
+        path: what errors name; the settings that all runs share lie beside it.
+        out: directory of the comparison.
+        at_once: processes side by side; `compare.jobs` by default.
+        text: the plan as a file, kept beside its runs, from which `recompute` reads it.
+    """
+    runs = runs_of(plan, path, out)
+    refuse_changed(runs)
+    out.mkdir(parents=True, exist_ok=True)
+    lock = RunLock(out / "lock")
+    try:
+        if text:
+            write_text_atomic(out / PLAN, text)
+        left = left_of(runs)
+        missing: dict[str, str] = {}
+        if left:
+            _refuse_missing(left)
+            compile_games(stage.run for stage in left)
+            with ended_by_signals(), Board(runs, left) as board:
+                missing = go_through(left, at_once or plan.compare.jobs, board.update)
+        summary = _conclude(plan, missing, out, out)
+        if played := _played(plan, [run for run in plan.places(out) if run.name not in missing]):
+            write_text_atomic(out / "story.txt", before_and_after(played))
+        return summary
+    finally:
+        lock.release()
+
+
+def _refuse_missing(stages: Sequence[Stage]) -> None:
+    """What any of the runs needs must be there before the first begins; a comparison that is finished needs nothing."""
+    for stage in stages:
+        refuse_missing(stage.settings[1])
+        if stage.starts:
+            refuse_unmade(stage.run.config.model.path)
+
+
+def is_comparison(directory: StrPath) -> bool:
+    """Whether `compare_run` made this directory, or a record of one was unpacked there."""
+    return (Path(directory) / PLAN).is_file()
+
+
+def recompute(directory: StrPath, out: StrPath | None = None) -> Summary:
+    """Compute the table of a comparison again from what its runs left; play nothing.
+
+    Args:
+        directory: of the comparison, or where its record was unpacked.
+        out: where table and picture go; None writes nothing.
+
+    Raises:
+        ConfigError: `directory` holds no comparison.
+        RunError: no run has a result.
+    """
+    directory = Path(directory)
+    plan = load_plan(directory / PLAN, imports=False)
+    return _conclude(plan, {}, directory, None if out is None else Path(out))
+
+
+def _conclude(plan: Plan, missing: dict[str, str], directory: Path, out: Path | None) -> Summary:
+    labels, places = plan.labels(), plan.places(directory)
+    results, trials = [], []
+    for run in places:
+        if run.name not in missing:
+            try:
+                results.append(read_result(run.directory, labels[run.method]))
+            except RunError as error:
+                missing[run.name] = str(error)
+        for panel, place in run.panels.items():
+            try:
+                trials.append(read_trials(place, panel, labels[run.method], run.seed))
+            except RunError as error:
+                missing.setdefault(panel_result(run.name, panel), str(error))
+    question = Question(
+        labels=list(labels.values()),
+        title=plan.compare.title,
+        remark=plan.compare.remark,
+        threshold=plan.compare.threshold,
+        baseline=labels.get(plan.compare.baseline, ""),
+        missing={(labels[run.method], run.seed): missing[run.name] for run in places if run.name in missing},
+        notes=[*_remarked(plan), *_after(plan)],
+        panels=[_asked(plan, name, places, missing) for name in plan.panels],
+    )
+    summary = summarise(results, question, trials)
+    if out is not None:
+        write_summary(summary, results, out)
+    return summary
+
+
+def _played(plan: Plan, runs: Sequence[RunPlace]) -> list[Played]:
+    """The first method that learns from tips beside the start model, seed by seed."""
+    panels, models = {(run.method, run.seed): run.directory for run in runs}, plan.examinable()
+    start = next((name for name in models if plan.algorithm_of(name) == START), "")
+    taught = next((name for name in models if known_method(plan.algorithm_of(name)).shows_tips), "")
+    return [
+        Played(
+            _panel(panels[start, seed]),
+            _panel(panels[taught, seed]),
+            partial(read_jsonl, panels[taught, seed] / "trajectories.jsonl"),
+        )
+        for seed in plan.compare.seeds
+        if {(start, seed), (taught, seed)} <= panels.keys()
+    ]
+
+
+def _panel(run: Path) -> dict[str, Record]:
+    return {record["task"]["id"]: record for record in read_jsonl(run / "eval" / "episodes.jsonl")}
+
+
+def _asked(plan: Plan, name: str, runs: Sequence[RunPlace], missing: Mapping[str, str]) -> PanelQuestion:
+    labels = plan.labels()
+    lost = [(run, missing.get(panel_result(run.name, name))) for run in runs if name in run.panels]
+    return PanelQuestion(
+        name=name,
+        label=plan.panel_labels()[name],
+        num_trials=plan.panels[name].trials,
+        methods=[labels[method] for method in plan.players(name)],
+        start=labels.get(plan.start_of(name), ""),
+        missing={(labels[run.method], run.seed): why for run, why in lost if why},
+    )
+
+
+def _remarked(plan: Plan) -> list[str]:
+    """The remark again, below the table, with what follows from it."""
+    return [f"{plan.compare.remark}: read no order of the methods from this table."] if plan.compare.remark else []
+
+
+def _after(plan: Plan) -> list[str]:
+    """What a reader must know of methods that start from the run of another."""
+    labels, notes = plan.labels(), []
+    for name, method in plan.methods.items():
+        if method.after:
+            learned = bool(known_method(plan.algorithm_of(name)).data)
+            how = "learned from the episodes of" if learned else "plays the last model of"
+            notes.append(f"{labels[name]} {how} {labels[method.after]}, whose cost is not in its line.")
+    return notes
+
+
+def write_summary(summary: Summary, results: Sequence[Result], out: Path) -> None:
+    """`table.json`, `table.md`, and `curves.png` where matplotlib is installed.
+
+    Where the panel is one that figures were published for, they follow in columns of their own.
+    """
+    text, published = summary_markdown(summary), beside_published(summary.env, results)
+    more = {}
+    if published is not None:
+        theirs = to_markdown(published).replace("# ", "## Beside the published figures: ", 1)
+        text = "\n".join([text, theirs, *comparability(), ""])
+        more["published"] = json.loads(to_json(published))
+    write_text_atomic(out / "table.json", summary_json(summary, **more))
+    write_text_atomic(out / "table.md", text)
+    try:
+        draw_summary(summary, out / "curves.png")
+    except MissingExtraError as error:
+        logger.warning("no curves.png: %s", error)
+
+
+def beside_published(env: str, results: Sequence[Result]) -> Comparison | None:
+    """The published table of this environment with ours beside it; None where there is none for what was played."""
+    panel = next((name for name, table in PANELS.items() if table.env == env), None)
+    if panel is None:
+        return None
+    try:
+        return compare([result.evaluation for result in results], panel, PANELS[panel])
+    except RunError as error:
+        logger.warning("no published figures beside these: %s", error)
+        return None
+
+
+def describe(path: Path, out: Path | None) -> str:
+    """The plan in words: what differs, and each run with the commands that are left of it."""
+    plan = load_plan(path)
+    out = place_of(plan, out)
+    runs = runs_of(plan, path, out)
+    refuse_changed(runs)
+    stages_left = left_of(runs)
+    _refuse_missing(stages_left)
+    left = {stage.job.name for stage in stages_left}
+    lines = [f"{len(runs)} runs, {plan.compare.jobs} side by side, in {out}", ""]
+    for name, label in plan.labels().items():
+        own = dotted(plan.methods[name].settings)
+        said = ", ".join(f"{key} = {json.dumps(value)}" for key, value in own.items())
+        lines.append(f"{label}: {said or 'as the settings shared by all'}")
+    for run in runs:
+        stages = [stage for stage in stages_of(run) if stage.job.name in left]
+        lines += ["", f"{run.name}: {'' if stages else 'done'}"]
+        lines += [f"  trailnotes {shlex.join(stage.job.command[3:])}" for stage in stages]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,220 @@
+"""Evaluations on disk: where they are, what they say, and what is refused because it is half there.
+
+An evaluation is a directory that ``trailnotes eval --out DIR`` wrote. Given a run, those at and below ``RUN/eval`` are
+taken.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trailnotes.config.schema import Config
+from trailnotes.config.toml import load_config
+from trailnotes.envs.base import one_line
+from trailnotes.envs.tasks import tasks_of
+from trailnotes.errors import ConfigError, RunError
+from trailnotes.runs.usage import BY_ROW
+from trailnotes.storage.files import read_jsonl
+from trailnotes.storage.parsing import parse_json
+from trailnotes.types import Task
+
+PLACE = "eval"  # inside a run directory
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """What a table needs of one episode."""
+
+    task: Task
+    value: float  # return
+    success: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """One model on one panel, read whole."""
+
+    path: Path
+    label: str  # given on the command line; "" = named after its method
+    player: str  # as its own table calls who played
+    metric: str  # that its own table shows
+    memory: bool  # whether tips were shown
+    costs: Mapping[str, float]  # of the training, by the names of `BY_ROW`
+    model: str  # that played: a checkpoint's directory, a model directory, a hub name
+    settings: Config  # that it was played with
+    trained: Config | None  # settings of the run examined; None for a model that came from no run
+    planned: tuple[str, ...]  # task ids of the panel
+    episodes: tuple[Episode, ...]
+    protocol: Mapping[str, dict[str, Any]] = field(default_factory=dict)  # identities: of the panel, of the training
+
+    @property
+    def seed(self) -> int:
+        """Of the training; of the sampling for a model that came from no run."""
+        return (self.trained or self.settings).run.seed
+
+    @property
+    def run(self) -> tuple[str, int]:
+        """What evaluations of one trained model have in common."""
+        return self.model, self.seed
+
+    def of(self, task: str) -> list[Episode]:
+        """The episodes of one row of the panel."""
+        return [episode for episode in self.episodes if row_of(episode.task.id) == task]
+
+    @property
+    def tasks(self) -> list[str]:
+        """The rows of the panel that were played."""
+        return list(dict.fromkeys(row_of(episode.task.id) for episode in self.episodes))
+
+    def training_tasks(self) -> list[Task]:
+        """List what the run examined was trained on; nothing without training, or where it was in another environment.
+
+        That one may be of a stranger's choice, and listing its tasks imports it.
+        """
+        if self.trained is None or self.trained.env.name != self.settings.env.name:
+            return []
+        return tasks_of(self.trained, self.trained.train.split)
+
+
+def row_of(task_id: str) -> str:
+    """``env/find-animal/225`` belongs to the row ``find-animal``."""
+    return "/".join(task_id.split("/")[1:-1])
+
+
+def variation_of(task_id: str) -> str:
+    """``env/find-animal/225`` is variation ``225``."""
+    return task_id.rpartition("/")[2]
+
+
+def collect(words: Sequence[str], env: str) -> tuple[list[Evaluation], list[str]]:
+    """The evaluations that the words ``DIR`` or ``DIR=LABEL`` stand for, each once, and remarks about them.
+
+    Raises:
+        RunError: nothing to read there, half of it, or an evaluation of another environment.
+    """
+    found: dict[Path, Evaluation] = {}
+    notes: list[str] = []
+    for word in words:
+        place, label = split_label(word)
+        for path in find(place):
+            if path.resolve() in found:
+                notes.append(f"{path} was given twice and is counted once.")
+                continue
+            evaluation = read(path, label)
+            if evaluation.settings.env.name != env:
+                raise RunError(f"{path} was played in {evaluation.settings.env.name}, but the panel is one of {env}: "
+                               "leave it out")  # fmt: skip
+            found[path.resolve()] = evaluation
+    return list(found.values()), notes
+
+
+def refuse_two_protocols(evaluations: Sequence[Evaluation], place: str) -> None:
+    """Refuse to set beside each other what was played, or trained, on other goals or data.
+
+    Args:
+        evaluations: of one `place`.
+        place: "column" or "table".
+
+    Raises:
+        RunError: names two evaluations, in what they differ, and the fix.
+    """
+    firsts: dict[str, Evaluation] = {}
+    for evaluation in evaluations:
+        for name, identity in evaluation.protocol.items():
+            first = firsts.setdefault(name, evaluation)
+            before = first.protocol[name]
+            if keys := [key for key in before | identity if before.get(key) != identity.get(key)]:
+                differing = ", ".join(
+                    f"{key} {_short(before.get(key))} and {_short(identity.get(key))}" for key in keys
+                )
+                other = f", or name one otherwise, {evaluation.path}=LABEL" if place == "column" else ""
+                raise RunError(f"{first.path} and {evaluation.path} are of two protocols ({differing}), and one "
+                               f"{place} is of one: leave one out{other}")  # fmt: skip
+
+
+def _short(value: object) -> str:
+    return "others" if isinstance(value, Mapping) else str(value)
+
+
+def split_label(word: str) -> tuple[Path, str]:
+    """``DIR=LABEL`` in two; a directory that has "=" in its own name stays whole."""
+    place, equals, label = word.rpartition("=")
+    if not equals or Path(word).exists():
+        return Path(word), ""
+    if not label.strip():
+        raise ConfigError(f"{word}: the label after = is empty: write DIR=LABEL")
+    return Path(place), " ".join(label.split())
+
+
+def find(path: Path) -> list[Path]:
+    """The directory itself if it is an evaluation, else all at and below its `eval`.
+
+    Raises:
+        RunError: there are none; says how to make one.
+    """
+    if not path.is_dir():
+        raise RunError(f"{path} is not a directory: name a run, or what `trailnotes eval --out` wrote")
+    if (path / "panel.json").is_file():
+        return [path]
+    if inside := sorted(file.parent for file in (path / PLACE).rglob("panel.json")):
+        return inside
+    if (path / "config.toml").is_file():
+        raise RunError(f"{path} has not been evaluated: trailnotes eval {path} --out {path / PLACE}")
+    raise RunError(f"{path} holds neither a run nor an evaluation: name a run, or what `trailnotes eval --out` wrote")
+
+
+def read(path: Path, label: str = "") -> Evaluation:
+    """One evaluation.
+
+    Raises:
+        RunError: it is unfinished or damaged; names the file.
+    """
+    again = "evaluate again, by the same `trailnotes eval --out` command"
+    for name in ("table.json", "eval.toml", "episodes.jsonl"):
+        if not (path / name).is_file():
+            raise RunError(f"{path} is not a whole evaluation (there is no {name}): {again}")
+    try:
+        (row,) = _json(path / "table.json")["rows"]
+        player, metric = str(row["algorithm"]), str(row["metric"])
+        memory, counted = bool(row["memory"]), int(row["num_episodes"])
+        costs = {name: float(row[name]) for name in BY_ROW}
+        panel = _json(path / "panel.json")
+        model, planned = str(panel["model"]), tuple(map(str, panel["tasks"]))
+        protocol = {name: dict(panel[name]) for name in ("environment", "trained_environment") if name in panel}
+        episodes = tuple(_episodes(path / "episodes.jsonl"))
+    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+        raise RunError(f"{path} is damaged ({one_line(error)}): {again}") from error
+    if len(episodes) != counted:
+        raise RunError(f"{path} is damaged (table.json counts {counted} episodes, episodes.jsonl holds "
+                       f"{len(episodes)}): {again}")  # fmt: skip
+    settings = _settings(path / "eval.toml")
+    trained = _settings(path / "trained.toml") if (path / "trained.toml").is_file() else None
+    return Evaluation(path, label, player, metric, memory, costs, model, settings, trained, planned, episodes,
+                      protocol)  # fmt: skip
+
+
+def _episodes(path: Path) -> Iterator[Episode]:
+    for record in read_jsonl(path):
+        value = record["return"]
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise ValueError(f"episodes.jsonl has the return {value!r}")
+        yield Episode(Task(**record["task"]), float(value), record["success"] is True)
+
+
+def _json(path: Path) -> Mapping[str, Any]:
+    try:
+        value: Mapping[str, Any] = parse_json(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path.name}: {error}") from None
+    return value
+
+
+def _settings(path: Path) -> Config:
+    try:
+        return load_config(path)
+    except ConfigError as error:
+        raise RunError(f"settings of an evaluation cannot be used: {error}") from error

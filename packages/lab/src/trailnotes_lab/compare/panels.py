@@ -1,0 +1,160 @@
+"""What the models of a comparison did on the panels beside the main one, trial after trial with the tips they wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from trailnotes.errors import RunError
+from trailnotes.reporting.crossed import Values, common_games
+from trailnotes.reporting.intervals import Estimate
+from trailnotes.runs.panels import family_of
+from trailnotes_lab.compare.evaluations import PLACE, Evaluation, read
+from trailnotes_lab.compare.results import Games, Result, trials_of
+from trailnotes_lab.compare.statistics import Difference, paired, pooled
+
+
+@dataclass(frozen=True, slots=True)
+class Trials:
+    """The model of one run on one panel."""
+
+    panel: str  # name
+    label: str  # of its method
+    seed: int
+    evaluation: Evaluation  # the last trial
+    games: tuple[Games, ...]  # of each trial; trial 0 is without tips, each other with those of the trials before it
+    families: Mapping[str, str]  # game -> family
+
+    @property
+    def last(self) -> Games:
+        """What the model is judged by on this panel."""
+        return self.games[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class PanelLine:
+    """One method on a panel; without a trial where there is no result."""
+
+    label: str
+    seeds: tuple[int, ...]
+    num_games: int
+    trials: tuple[Estimate, ...]
+    by_seed: tuple[tuple[float, ...], ...]  # of each seed its means, one a trial
+    difference: Difference | None  # of the last trial: see `PanelSummary.against`
+    missing: Mapping[int, str] = field(default_factory=dict)  # seed -> why it has no result
+
+    @property
+    def final(self) -> Estimate | None:
+        """The last trial."""
+        return self.trials[-1] if self.trials else None
+
+
+@dataclass(frozen=True, slots=True)
+class PanelSummary:
+    """All methods on one panel."""
+
+    label: str
+    metric: str
+    games: str  # how many of what, as a title says it
+    num_trials: int  # after trial 0
+    same_games: bool  # whether they are those of the main panel
+    start: str  # label of the start model; "" where it does not play
+    lines: tuple[PanelLine, ...]
+
+    @property
+    def against(self) -> str:
+        """What differences are taken to; "" for nothing."""
+        return "the same run without tips" if self.same_games else self.start
+
+    def final_of(self, label: str) -> float | None:
+        """The mean of a method's last trial; None where there is no result."""
+        return next((line.final.mean for line in self.lines if line.label == label and line.final), None)
+
+
+@dataclass(frozen=True, slots=True)
+class PanelQuestion:
+    """What is asked of the results on one panel."""
+
+    name: str
+    label: str
+    num_trials: int
+    methods: Sequence[str]  # labels of those who play it, in their order
+    start: str = ""  # label of the start model among them
+    missing: Mapping[tuple[str, int], str] = field(default_factory=dict)  # (label, seed) -> why
+
+
+def read_trials(directory: Path, panel: str, label: str, seed: int) -> Trials:
+    """What an adaptation left.
+
+    Raises:
+        RunError: it is not whole.
+    """
+    evaluation = read(directory / PLACE, label)
+    games = trials_of(directory, evaluation.metric)
+    if len(games) != evaluation.settings.eval.trials + 1:
+        raise RunError(f"{directory} is damaged ({len(games)} trials of {evaluation.settings.eval.trials + 1}): remove "
+                       "it to have it played again")  # fmt: skip
+    families = {episode.task.id: family_of(episode.task) for episode in evaluation.episodes}
+    kept = tuple({game: value for game, value in trial.items() if game in families} for trial in games)
+    return Trials(panel, label, seed, evaluation, kept, families)
+
+
+def summarise_panel(question: PanelQuestion, played: Sequence[Trials], main: Sequence[Result]) -> PanelSummary:
+    """The table of one panel.
+
+    Args:
+        question: which panel, and who plays it.
+        played: all that has been, on any panel.
+        main: the same methods on the main panel.
+
+    Raises:
+        RunError: two models have played other games.
+    """
+    own = [trials for trials in played if trials.panel == question.name]
+    _refuse_mixed(own)
+    first = own[0].evaluation if own else main[0].evaluation
+    same_games = bool(own) and set(first.planned) == set(main[0].evaluation.planned)
+    start = {trials.seed: trials.last for trials in own if trials.label == question.start}
+    lines = []
+    for label in question.methods:
+        group = [trials for trials in own if trials.label == label]
+        without = {result.seed: result.final for result in main if result.label == label} if same_games else start
+        baseline = without if same_games or label != question.start else {}
+        missing = {seed: why for (name, seed), why in question.missing.items() if name == label}
+        lines.append(_line(label, group, baseline, missing))
+    return PanelSummary(
+        label=question.label,
+        metric=first.metric,
+        games=f"{len(first.planned)} games ({first.settings.env.name}, {first.settings.eval.split})" if own else "",
+        num_trials=question.num_trials,
+        same_games=same_games,
+        start=question.start,
+        lines=tuple(lines),
+    )
+
+
+def _line(label: str, group: Sequence[Trials], baseline: Values, missing: Mapping[int, str]) -> PanelLine:
+    if not group:
+        return PanelLine(label, (), 0, (), (), None, missing)
+    families = {game: family for trials in group for game, family in trials.families.items()}
+    metric = group[0].evaluation.metric
+    last = {trials.seed: trials.last for trials in group}
+    by_trial = [{trials.seed: trials.games[i] for trials in group} for i in range(len(group[0].games))]
+    return PanelLine(
+        label=label,
+        seeds=tuple(last),
+        num_games=len(common_games(last)),
+        trials=tuple(pooled(values, families, metric) for values in by_trial),
+        by_seed=tuple(tuple(pooled({0: games}, families, metric).mean for games in own.games) for own in group),
+        difference=paired(last, baseline, families, metric) if baseline else None,
+        missing=missing,
+    )
+
+
+def _refuse_mixed(own: Sequence[Trials]) -> None:
+    for trials in own[1:]:
+        one, other = own[0].evaluation, trials.evaluation
+        if (one.planned, one.metric, len(own[0].games)) != (other.planned, other.metric, len(trials.games)):
+            raise RunError(f"{one.path} and {other.path} are of different games, metrics or numbers of trials: remove "
+                           "one to have it played again")  # fmt: skip

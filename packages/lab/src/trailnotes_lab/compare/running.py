@@ -1,0 +1,191 @@
+"""The runs of a comparison as processes: what is left of each, in which order, and what became of it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from trailnotes.config.schema import Config
+from trailnotes.config.toml import SURROUNDINGS, diff, to_toml, within
+from trailnotes.envs.waymarks.env import compile_all, games_of
+from trailnotes.errors import RunError
+from trailnotes.runs.console import Bar
+from trailnotes.runs.directory import has_begun, is_trained, run_config
+from trailnotes.storage.files import write_text_atomic
+from trailnotes_lab.compare.cost import EXAMINING, note_process
+from trailnotes_lab.compare.expand import PlannedPanel, PlannedRun
+from trailnotes_lab.compare.processes import Ended, Job, failure, run_jobs
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One process of a run, as a person would start it."""
+
+    run: PlannedRun
+    name: str  # train | eval | adapt; "eval NAME" of a panel
+    job: Job
+    panel: PlannedPanel | None = None
+
+    @property
+    def result(self) -> str:
+        """Of what there is no result without this stage: the run, or its model on a panel."""
+        return panel_result(self.run.name, self.panel.name) if self.panel else self.run.name
+
+    @property
+    def starts(self) -> bool:
+        """Whether it loads the model that the settings name, not one that an earlier stage leaves."""
+        return self.name != EXAMINING and not self.panel and not self.run.follows
+
+    @property
+    def settings(self) -> tuple[Path, Config]:
+        """The file that its settings are written to before it starts, and what they are."""
+        if self.panel:
+            return settings_file(self.run, self.panel), self.panel.config
+        return settings_file(self.run), self.run.config
+
+    @property
+    def done(self) -> bool:
+        """Whether it has been gone through to its end.
+
+        Raises:
+            RunError: what it left is damaged.
+        """
+        if self.name == "train":
+            return is_trained(self.run.directory, self.run.config)
+        directory = self.panel.directory if self.panel else self.run.directory
+        tables = [directory / EXAMINING / "table.json"]  # written last
+        tables += [] if self.name == EXAMINING else [directory / "table.json"]
+        return all(table.is_file() for table in tables)
+
+
+def panel_result(run: str, panel: str) -> str:
+    """What the result of a run's model on a panel goes by."""
+    return f"{run} {panel}"
+
+
+def settings_file(run: PlannedRun, panel: PlannedPanel | None = None) -> Path:
+    """Where the settings of a run, or of its model on a panel, are written before it starts."""
+    folder = run.directory.parents[1] / "settings"
+    return folder / run.name / f"{panel.directory.name}.toml" if panel else folder / f"{run.name}.toml"
+
+
+def stages_of(run: PlannedRun) -> list[Stage]:
+    """The processes of a run, in their order."""
+    settings, directory = settings_file(run), run.directory
+    panels = [_panel_stage(run, panel) for panel in run.panels]
+    if not run.trains:
+        words = _adapting(run.start, run.config, directory, settings)
+        return [_stage(run, "adapt", words, [f"{run.after} train"] if run.after else []), *panels]
+    allowed = [word for name in _changed(run) for word in ("--allow-change", name)]
+    examined = str(directory / EXAMINING)
+    return [
+        _stage(run, "train", ["train", str(settings), "--run-dir", str(directory), *allowed]),
+        _stage(run, EXAMINING, ["eval", str(directory), "--out", examined], [f"{run.name} train"]),
+        *panels,
+    ]
+
+
+def _panel_stage(run: PlannedRun, panel: PlannedPanel) -> Stage:
+    """A process of its own, which begins with an empty memory: that of the training is not shown."""
+    words = _adapting(panel.subject, panel.config, panel.directory, settings_file(run, panel))
+    return _stage(run, f"{EXAMINING} {panel.name}", words, [f"{run.name} train"] if run.trains else [], panel)
+
+
+def _adapting(subject: str, config: Config, directory: Path, settings: Path) -> list[str]:
+    return ["adapt", subject, "--method", config.algorithm.name, "--out", str(directory), "--config", str(settings)]
+
+
+def _stage(
+    run: PlannedRun, name: str, words: Sequence[str], needs: Sequence[str] = (), panel: PlannedPanel | None = None
+) -> Stage:
+    command, directory = (sys.executable, "-m", "trailnotes", *words), panel.directory if panel else run.directory
+    return Stage(run, name, Job(f"{run.name} {name}", directory, command, tuple(needs)), panel)
+
+
+def left_of(runs: Sequence[PlannedRun]) -> list[Stage]:
+    """The stages that have not been gone through; a damaged one is among them, and will say what is wrong."""
+
+    def is_left(stage: Stage) -> bool:
+        try:
+            return not stage.done
+        except RunError:
+            return True
+
+    return [stage for run in runs for stage in stages_of(run) if is_left(stage)]
+
+
+def refuse_changed(runs: Sequence[PlannedRun]) -> None:
+    """Results of two kinds of settings must not meet in one table.
+
+    Raises:
+        RunError: some runs were made with other settings; names them and the keys.
+    """
+    changed: dict[str, list[str]] = {}
+    for run in runs:
+        own = [name for name in _changed(run) if not within(name, SURROUNDINGS)]
+        changed |= {run.name: own} if own else {}
+        for panel in run.panels:  # what has changed in the run itself is said once
+            if more := [name for name in _changed_panel(panel) if not within(name, SURROUNDINGS) and name not in own]:
+                changed[f"{run.name} on panel {panel.name}"] = more
+    if changed:
+        named = "; ".join(f"{name}: {', '.join(names)}" for name, names in changed.items())
+        raise RunError(f"{runs[0].directory.parents[1]} holds runs with other settings ({named}): remove their "
+                       "directories to run them again, or choose another --out")  # fmt: skip
+
+
+def _changed(run: PlannedRun) -> list[str]:
+    changed = _changed_in(run.directory, run.config)
+    return [name for name in changed if not (name == "model.path" and run.follows)]  # its own names the checkpoint
+
+
+def _changed_panel(panel: PlannedPanel) -> list[str]:
+    return [name for name in _changed_in(panel.directory, panel.config) if name != "model.path"]  # likewise
+
+
+def _changed_in(directory: Path, config: Config) -> list[str]:
+    if not (directory / "config.toml").is_file() or not has_begun(directory):
+        return []
+    return diff(run_config(directory), config)
+
+
+def compile_games(runs: Iterable[PlannedRun]) -> None:
+    """Compile what the runs will play before any of them has to wait for it; games in the cache cost nothing."""
+    configs = [config for run in runs for config in (run.config, *(panel.config for panel in run.panels))]
+    for folder, games in games_of(configs).items():
+        with Bar(len(games), "compiling games") as bar:
+            compile_all(games, progress=lambda done, _, bar=bar: bar.update(done), folder=folder)  # type: ignore[misc]
+
+
+def go_through(stages: Sequence[Stage], at_once: int, watch: Callable[[Sequence[Stage]], None]) -> dict[str, str]:
+    """Run the stages that are left, `at_once` side by side.
+
+    Returns:
+        `Stage.result` -> why there is none. The others ran.
+    """
+    by_name = {stage.job.name: stage for stage in stages}
+    for stage in stages:
+        path, config = stage.settings
+        write_text_atomic(path, to_toml(config))
+
+    def on_end(job: Job, ended: Ended) -> str:
+        stage = by_name[job.name]
+        note_process(stage.run.directory, stage.name, ended)
+        if why := failure(job, ended):
+            return why
+        try:
+            return "" if stage.done else "stopped before its end; the same command resumes from there"
+        except RunError as error:
+            return str(error)
+
+    failures = run_jobs(
+        [stage.job for stage in stages],
+        at_once,
+        watch=lambda running: watch([by_name[job.name] for job in running]),
+        on_end=on_end,
+    )
+    missing: dict[str, str] = {}
+    for name, why in failures.items():
+        missing.setdefault(by_name[name].result, why)
+    return missing

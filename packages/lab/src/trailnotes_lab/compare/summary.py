@@ -1,0 +1,216 @@
+"""The table of a comparison: one line a method, with what may be said of it and what it cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+
+from trailnotes.errors import RunError
+from trailnotes.reporting.crossed import ALIKE, CONSTANT, MIN_FAMILIES, Values, common_games
+from trailnotes.reporting.intervals import Estimate
+from trailnotes.runs.usage import BY_RUN
+from trailnotes_lab.compare.panels import PanelQuestion, PanelSummary, Trials, summarise_panel
+from trailnotes_lab.compare.results import Games, Result, refuse_mixed
+from trailnotes_lab.compare.statistics import Difference, iqm, paired, pooled, steps_to
+
+TOLERANCE = 0.02  # share by which the environment steps of trained methods may differ without a word about it
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One method. Estimates are None where nothing was played that they could be of."""
+
+    label: str
+    trains: bool
+    seeds: tuple[int, ...]  # that have a result
+    num_games: int
+    num_attempts: int  # at a game; 1 for most methods
+    one: Estimate | None  # one attempt: the evaluation, or the first trial
+    last: Estimate | None  # last of several attempts
+    best: Estimate | None  # any of several attempts
+    iqm: float | None  # of what the method is judged by: the last attempt
+    difference: Difference | None  # likewise
+    reached: tuple[float | None, ...]  # environment steps to the threshold, a seed each
+    costs: Mapping[str, float]  # mean of a run; of peak memory the largest
+    missing: Mapping[int, str] = field(default_factory=dict)  # seed -> why it has no result
+    one_return: Estimate | None = None  # return where success is judged and does not say all: of one attempt
+    last_return: Estimate | None = None  # and of the last of several
+
+    @property
+    def final(self) -> Estimate | None:
+        """What the method is judged by."""
+        return self.last or self.best or self.one
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """All methods on one panel."""
+
+    title: str
+    metric: str  # success | return
+    env: str
+    threshold: float
+    baseline: str  # label, or ""
+    lines: tuple[Line, ...]
+    curves: Mapping[str, Sequence[Sequence[tuple[float, float]]]]  # label -> one curve a seed
+    notes: tuple[str, ...]
+    panels: tuple[PanelSummary, ...] = ()  # beside the main one
+
+    def refuse_missing(self) -> None:
+        """Have a command fail that leaves a run without a result.
+
+        Raises:
+            RunError: names each of them and why.
+        """
+        missing = [f"{line.label} with seed {seed}: {why}" for line in self.lines for seed, why in line.missing.items()]
+        for panel in self.panels:
+            missing += [f"{line.label} with seed {seed} on panel {panel.label}: {why}"
+                        for line in panel.lines for seed, why in line.missing.items()]  # fmt: skip
+        if missing:
+            raise RunError(f"{len(missing)} run{'s' * (len(missing) > 1)} without a result; {'; '.join(missing)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked of the results."""
+
+    labels: Sequence[str] = ()  # lines in their order, also those without any result; () = as the results come
+    title: str = ""
+    remark: str = ""  # before the title
+    threshold: float = 0.5
+    baseline: str = ""  # label
+    missing: Mapping[tuple[str, int], str] = field(default_factory=dict)  # (label, seed) -> why
+    notes: Sequence[str] = ()  # what else a reader must know
+    panels: Sequence[PanelQuestion] = ()
+
+
+def summarise(results: Sequence[Result], question: Question, trials: Sequence[Trials] = ()) -> Summary:
+    """The table of `results`, and of `trials` one for each further panel.
+
+    Raises:
+        RunError: there are none, or they do not belong together.
+    """
+    if not results:
+        whys = [f"{label} with seed {seed} {why}" for (label, seed), why in question.missing.items()]
+        raise RunError(f"no run of the comparison has a result: {whys[0] if whys else 'run it first'}")
+    refuse_mixed(results)
+    labels = list(question.labels) or list(dict.fromkeys(result.label for result in results))
+    families = {game: family for result in results for game, family in result.families.items()}
+    groups = {label: [result for result in results if result.label == label] for label in labels}
+    baseline = _values(groups.get(question.baseline, []))
+    first = results[0].evaluation
+    panels = tuple(summarise_panel(panel, trials, results) for panel in question.panels)
+    line_of = partial(_line, families=families, baseline=baseline, question=question, metric=first.metric)
+    lines = tuple(line_of(label, groups[label]) for label in labels)
+    games = f"{len(first.planned)} games ({first.settings.env.name}, {first.settings.eval.split})"
+    return Summary(
+        title=(f"{question.remark}: " if question.remark else "") + (question.title or f"{first.metric} on {games}"),
+        metric=first.metric,
+        env=first.settings.env.name,
+        threshold=question.threshold,
+        baseline=question.baseline,
+        lines=lines,
+        curves={line.label: [r.curve for r in groups[line.label] if r.curve] for line in lines if line.trains},
+        notes=(*_notes(lines, groups), *question.notes, *_notes_on_panels(panels)),
+        panels=panels,
+    )
+
+
+def _values(results: Sequence[Result]) -> dict[int, Games]:
+    return {result.seed: result.final for result in results}
+
+
+def _line(
+    label: str,
+    results: Sequence[Result],
+    *,
+    families: Mapping[str, str],
+    baseline: Values,
+    question: Question,
+    metric: str,
+) -> Line:
+    final = _values(results)
+    several = [(result.seed, result.attempts) for result in results if result.attempts]
+    one = {r.seed: r.attempts.first if r.attempts else r.games for r in results}
+    last = {seed: attempts.last for seed, attempts in several if attempts.last}
+    best = {seed: attempts.best for seed, attempts in several}
+    compared = bool(baseline and results) and label != question.baseline
+    returns = {r.seed: r.returns for r in results if r.returns}
+    first_returns = {seed: own[0] for seed, own in returns.items()}
+    last_returns = {seed: own[-1] for seed, own in returns.items() if seed in last}
+    return Line(
+        label=label,
+        trains=any(result.trains for result in results),
+        seeds=tuple(final),
+        num_games=len({game for games in final.values() for game in games}),
+        num_attempts=max((attempts.number for _, attempts in several), default=1),
+        one=pooled(one, families, metric) if one else None,
+        last=pooled(last, families, metric) if last else None,
+        best=pooled(best, families, metric) if best else None,
+        iqm=iqm(final, families) if final else None,
+        difference=paired(final, baseline, families, metric) if compared else None,
+        reached=tuple(steps_to(result.curve, question.threshold) for result in results if result.trains),
+        costs=_costs(results),
+        missing={seed: why for (name, seed), why in question.missing.items() if name == label},
+        one_return=pooled(first_returns, families, "return") if first_returns else None,
+        last_return=pooled(last_returns, families, "return") if last_returns else None,
+    )
+
+
+def _costs(results: Sequence[Result]) -> dict[str, float]:
+    """Means over the runs that know them; of peak memory the largest."""
+    known = {name: [r.costs[name] for r in results if name in r.costs] for name in BY_RUN}
+    return {
+        name: float(max(values) if name == "peak_memory" else np.mean(values))
+        for name, values in known.items()
+        if values
+    }
+
+
+def _notes(lines: Sequence[Line], groups: Mapping[str, Sequence[Result]]) -> list[str]:
+    """What a reader must know before believing the table."""
+    notes = _notes_on_intervals(lines)
+    steps = {line.label: line.costs["env_steps"] for line in lines if line.trains and "env_steps" in line.costs}
+    if steps and max(steps.values()) - min(steps.values()) > TOLERANCE * max(steps.values()):
+        said = ", ".join(f"{label} {count:,.0f}" for label, count in steps.items())
+        notes.append(f"The environment steps of training differ by more than {TOLERANCE:.0%} ({said}).")
+    for label, results in groups.items():
+        if any(r.attempts and not r.attempts.last for r in results):
+            notes.append(f"{label}: its last trial did not play the whole panel again, since what was solved was left "
+                         "out; so it has no last attempt, and is judged by the cumulative figure.")  # fmt: skip
+        lost = sum(len(r.evaluation.planned) - len(r.games) for r in results)
+        if lost:
+            common = len(common_games(_values(results)))
+            notes.append(f"{label}: {lost} games failed in the environment; its line is of the {common} games that "
+                         "every seed of it has played.")  # fmt: skip
+    for line in lines:
+        notes += [f"{line.label}, seed {seed} is missing: {why}." for seed, why in line.missing.items()]
+    return notes
+
+
+def _notes_on_panels(panels: Sequence[PanelSummary]) -> list[str]:
+    return [
+        f"{line.label}, seed {seed} is missing on panel {panel.label}: {why}."
+        for panel in panels
+        for line in panel.lines
+        for seed, why in line.missing.items()
+    ]
+
+
+def _notes_on_intervals(lines: Sequence[Line]) -> list[str]:
+    """Why an interval is not given, of the methods that lack it."""
+    finals = [(line, line.final) for line in lines if line.final is not None]
+    notes = []
+    if alike := [line.label for line, final in finals if final.not_on_panel == ALIKE]:
+        notes.append(f"The seeds of {', '.join(alike)} are equal in every game, and count as one run.")
+    if any(line.difference and line.difference.estimate.not_on_panel == ALIKE for line in lines):
+        notes.append("Where the differences of all seeds are equal in every game, they count as one pair.")
+    if any(final.not_beyond and final.not_beyond[0].isdigit() for _, final in finals):
+        notes.append(f"Beyond this panel nothing is claimed: that takes {MIN_FAMILIES} families of games.")
+    if any(final.not_beyond == CONSTANT for _, final in finals):
+        notes.append("Where all families came out the same and the metric has no bounds, there is nothing to tell how "
+                     "much others would differ.")  # fmt: skip
+    return notes

@@ -1,0 +1,61 @@
+"""What runs in the process of one tracker: it shows the run whenever it is told that there is more.
+
+Each line of its input says so; the last one, ``end``, that the run ended by itself. Nothing that a package prints gets
+out; what ends this process early is its one line of output. A call to the tracker that takes longer than `LIMIT` ends
+the process by a signal, even in the middle of foreign code, so that none of these processes is left behind by a run
+that was killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from functools import partial
+from pathlib import Path
+
+from trailnotes.envs.base import one_line
+from trailnotes.errors import TrailnotesError
+from trailnotes_lab.tracking.base import make_tracker
+from trailnotes_lab.tracking.presentable import presentable
+from trailnotes_lab.tracking.showing import Showing
+
+END = b"end\n"
+LIMIT = 120.0  # seconds for one call to a tracker, the start of its package among them
+NICE = 10  # what trains comes first
+
+
+def main(name: str, directory: str, limit: float) -> None:
+    """Serve standard input until it ends, for the run in `directory`."""
+    told, said = _own_streams()
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    os.nice(NICE)
+    before = partial(signal.setitimer, signal.ITIMER_REAL, limit)
+    rest = partial(signal.setitimer, signal.ITIMER_REAL, 0)  # an iteration of the run may take hours
+    try:
+        showing = Showing(name, Path(directory), partial(make_tracker, name), before)
+        finished = False
+        with os.fdopen(told, "rb") as lines:
+            showing.catch_up()
+            rest()
+            for line in lines:
+                finished = line == END
+                showing.catch_up()
+                rest()
+        showing.end(finished=finished)
+    except BaseException as error:  # noqa: BLE001 - the boundary to other people's code
+        text = str(error) if isinstance(error, TrailnotesError) else one_line(error)
+        with contextlib.suppress(OSError):  # the run may be gone
+            os.write(said, presentable(text).encode(errors="replace"))
+        os._exit(1)
+    os._exit(0)  # what a package still wants to do at exit could take for ever
+
+
+def _own_streams() -> tuple[int, int]:
+    """Input and output for us alone: packages, and processes that they start, get an empty one and one without end."""
+    told, said = os.dup(sys.stdin.fileno()), os.dup(sys.stdout.fileno())
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        os.dup2(nothing, stream.fileno())
+    return told, said

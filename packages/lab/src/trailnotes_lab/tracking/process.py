@@ -1,0 +1,146 @@
+"""The run's side of its trackers: it starts a process for each, tells them that there is more, and never waits.
+
+What goes through the pipe is one byte line for an iteration, and what does not fit is left out: the process reads the
+run's own files, so nothing is lost by that, and nothing piles up here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from trailnotes_lab.tracking.main import END, LIMIT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+logger = logging.getLogger(__name__)
+END_LIMIT = 90.0  # seconds that a run waits for its trackers when it ends
+_WORDS = 4096  # bytes of what a process says last
+_BOOTSTRAP = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from trailnotes_lab.tracking.main import main; main(sys.argv[2], sys.argv[3], float(sys.argv[4]))"
+)
+
+
+class Trackers:
+    """All trackers of the run in `directory`. Nothing here raises for what a tracker does, or waits for it but `close`.
+
+    Args:
+        names: of ``run.trackers``.
+        directory: with the run's config.toml.
+        limit: seconds for one call to a tracker.
+    """
+
+    def __init__(self, names: Iterable[str], directory: Path, limit: float = LIMIT) -> None:
+        self._running = [_Process(name, directory, limit) for name in names]
+
+    def tell(self) -> None:
+        """Say that an iteration has ended; once for each tracker that has failed meanwhile, warn."""
+        for process in self._running:
+            process.tell(b"\n")
+
+    def close(self, *, finished: bool, limit: float = END_LIMIT) -> None:
+        """Let all show the rest, for `limit` seconds together, and end those that do not.
+
+        `finished`: the run ended by itself, and was not stopped.
+        """
+        try:
+            for process in self._running:
+                process.tell(END if finished else b"")
+                process.stop_telling()
+            deadline = time.monotonic() + limit
+            for process in self._running:
+                process.wait(max(0.0, deadline - time.monotonic()), limit)
+        finally:
+            for process in self._running:
+                process.kill()
+            self._running = []
+
+
+class _Process:
+    """One tracker's process, in a group of its own, so that Ctrl-C in the terminal does not reach it."""
+
+    def __init__(self, name: str, directory: Path, limit: float) -> None:
+        self._name, self._limit = name, limit
+        words = [json.dumps([str(path) for path in sys.path]), name, str(directory), str(limit)]
+        self._process: subprocess.Popen[bytes] | None = None
+        try:
+            self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and code
+                [sys.executable, "-c", _BOOTSTRAP, *words],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                bufsize=0,
+                process_group=0,
+            )
+        except OSError as error:
+            self._warn(f"its process cannot be started ({error.strerror}): free memory or processes")
+            return
+        for stream in (self._process.stdin, self._process.stdout):
+            assert stream is not None
+            os.set_blocking(stream.fileno(), False)
+
+    def tell(self, line: bytes) -> None:
+        """Write `line` if there is room, and see whether the process is still there."""
+        if self._process is None:
+            return
+        if self._process.poll() is not None:
+            self._ended(self._process)
+            return
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):  # full: it is told enough; broken: the next call sees why
+            self._process.stdin.write(line)
+
+    def stop_telling(self) -> None:
+        """It shows the rest, and ends."""
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.close()
+
+    def wait(self, seconds: float, limit: float) -> None:
+        """Until it has ended; warn if it does not."""
+        if self._process is None:
+            return
+        try:
+            self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self._warn(f"it was not done {limit:g} s after the run had ended: the same command on this directory "
+                       "shows what is missing")  # fmt: skip
+        else:
+            self._ended(self._process)
+
+    def kill(self) -> None:
+        """End it, and what it started. Twice is fine."""
+        if self._process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                stream.close()
+        self._process = None
+
+    def _ended(self, process: subprocess.Popen[bytes]) -> None:
+        """Say why, unless it had done all; from here on there is nobody to tell."""
+        assert process.stdout is not None
+        words = (process.stdout.read(_WORDS) or b"").decode(errors="replace").strip().rstrip(".")
+        if process.returncode == -signal.SIGALRM:
+            self._warn(f"a call to it took longer than {self._limit:g} s: see whether its service answers")
+        elif process.returncode:
+            self._warn(words or f"its process died (status {process.returncode}): start again to show the rest")
+        self.kill()
+
+    def _warn(self, why: str) -> None:
+        logger.warning(
+            "tracker %s shows no more of this run: %s. The run goes on, and its own files have everything; "
+            "docs/trackers.md", self._name, why
+        )  # fmt: skip

@@ -1,0 +1,195 @@
+"""What a run directory has to say, shown to a tracker: each iteration once, however often the run is resumed.
+
+Beside the run, ``trackers/NAME.json`` keeps the tracker's id for it and the number of iterations that were shown. What
+a start could not show any more, the next one shows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trailnotes.config.toml import flatten, load_config
+from trailnotes.errors import RunError
+from trailnotes.memory.store import TipStore
+from trailnotes.reporting.episodes import render_episode
+from trailnotes.storage.files import iteration_of, read_on, write_text_atomic
+from trailnotes.storage.parsing import parse_json
+from trailnotes.storage.records import trajectory_from_json
+from trailnotes_lab.tracking.base import PLACE, About, Cell, Table, Tracker
+from trailnotes_lab.tracking.presentable import presentable
+
+if TYPE_CHECKING:
+    from trailnotes.types import Trajectory
+
+MOST_TIPS = 1000  # in the table: the newest
+_COLUMNS = ["id", "task", "tip", "score", "max_score", "step", "support", "shown", "earned", "enabled", "retired"]
+
+
+@dataclass
+class Shown:
+    """What is kept beside the run."""
+
+    id: str = ""
+    iterations: int = 0
+
+
+@dataclass
+class _Tail:
+    """A file of lines that grows, read once from its beginning."""
+
+    path: Path
+    offset: int = 0
+
+    def lines(self) -> Iterator[bytes]:
+        for line in read_on(self.path, self.offset):
+            self.offset += len(line)
+            yield line
+
+
+@dataclass
+class _Episodes:
+    """The episodes of one iteration after another; no more than those of one are held."""
+
+    tail: _Tail
+    lines: list[bytes] = field(default_factory=list)
+    iteration: int = -1
+
+    def of(self, iteration: int) -> list[bytes]:
+        """The records of an iteration whose line of metrics there is; `iteration` never falls."""
+        if self.iteration < iteration:
+            self.lines = []
+            for line in self.tail.lines():
+                found = iteration_of(line)
+                self.iteration = self.iteration if found is None else found
+                if self.iteration == iteration:
+                    self.lines.append(line)
+                elif self.iteration > iteration:  # of the next one, whose metrics are still to come
+                    self.tail.offset -= len(line)
+                    self.iteration = iteration
+                    break
+        return self.lines
+
+
+class Showing:
+    """Shows one run to one tracker.
+
+    Args:
+        name: in ``run.trackers``.
+        directory: of the run.
+        make: the tracker from what it is told of the run.
+        before: called before each call to the tracker, which may take its time.
+    """
+
+    def __init__(
+        self, name: str, directory: Path, make: Callable[[About], Tracker], before: Callable[[], object] = lambda: None
+    ) -> None:
+        self._directory, self._before = directory, before
+        self._file = directory / PLACE / f"{name.replace(':', '.')}.json"
+        kept = _kept(self._file)
+        before()
+        self._tracker = make(about_run(directory, kept.id))
+        keeps = self._tracker.id and self._tracker.id == kept.id
+        self._shown = Shown(self._tracker.id, kept.iterations if keeps else 0)
+        self._metrics = _Tail(directory / "metrics.jsonl")
+        self._episodes = _Episodes(_Tail(directory / "trajectories.jsonl"))
+        self._last = -1  # the newest iteration that this process has shown
+
+    def catch_up(self) -> None:
+        """Show the iterations that have ended since the last call."""
+        for line in self._metrics.lines():
+            values = parse_json(line, "drop")
+            iteration = int(values.pop("iteration"))
+            if iteration < self._shown.iterations:
+                continue
+            self._last = iteration
+            self._before()
+            self._tracker.curves(iteration, {n: float(v) for n, v in values.items() if isinstance(v, int | float)})
+            records = self._episodes.of(iteration)
+            if iteration & (iteration - 1) == 0:  # 0, 1, 2, 4, 8: a few in all, however long the run is
+                self._show_episodes(iteration, records)
+            self._keep(iteration + 1)
+
+    def end(self, *, finished: bool) -> None:
+        """Show the last episodes, the table, and the tips; nothing comes after this."""
+        self.catch_up()
+        if self._last >= 0 and self._last & (self._last - 1):
+            self._show_episodes(self._last, self._episodes.of(self._last))
+        for name, table in (("table", _table_of(self._directory)), ("tips", _tips_of(self._directory))):
+            if table is not None:
+                self._before()
+                self._tracker.table(name, Table(table.columns, presentable(table.rows)))
+        self._before()
+        self._tracker.close(finished=finished)
+
+    def _show_episodes(self, iteration: int, records: list[bytes]) -> None:
+        ended = [trajectory_from_json(record) for record in map(parse_json, records) if record["outcome"] != "error"]
+        for name, episode in _notable(ended).items():
+            self._before()
+            self._tracker.text(iteration, f"episode/{name}", presentable(render_episode(episode)))
+
+    def _keep(self, iterations: int) -> None:
+        self._shown.iterations = iterations
+        if self._shown.id:
+            write_text_atomic(self._file, json.dumps(vars(self._shown)) + "\n")
+
+
+def _kept(file: Path) -> Shown:
+    if not file.is_file():
+        return Shown()
+    try:
+        record = parse_json(file.read_text(encoding="utf-8"))
+        return Shown(str(record["id"]), int(record["iterations"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        raise RunError(f"{file} is damaged: delete it, and the run is shown from its beginning") from None
+
+
+def about_run(directory: Path, tracker_id: str = "") -> About:
+    """What a tracker is told of the run in `directory`."""
+    config = load_config(directory / "config.toml")
+    name = directory.resolve().name if config.run.name == "run" else config.run.name
+    settings = json.loads(json.dumps(flatten(config), default=str))
+    return About(directory, name, presentable(settings), tracker_id)
+
+
+def _notable(episodes: list[Trajectory]) -> dict[str, Trajectory]:
+    """The best and the worst; of equals the first, and of one that is both, one."""
+    if not episodes:
+        return {}
+    by_return = sorted(episodes, key=lambda episode: -episode.episode_return)
+    return {"best": by_return[0]} | ({"worst": by_return[-1]} if len(by_return) > 1 else {})
+
+
+def _table_of(directory: Path) -> Table | None:
+    """The figures of an adaptation, where it has written them."""
+    file = directory / "table.json"
+    rows: list[dict[str, Any]] = parse_json(file.read_text(encoding="utf-8"))["rows"] if file.is_file() else []
+    if not rows:
+        return None
+    columns = [*rows[0]]
+    return Table(columns, [[_cell(row.get(name)) for name in columns] for row in rows])
+
+
+def _tips_of(directory: Path) -> Table | None:
+    """The newest tips, and what came of reading them; None for a method without a memory."""
+    file = directory / "memory.db"
+    if not file.is_file():
+        return None
+    rows: list[list[Cell]] = []
+    with TipStore(file) as store:
+        marks = store.retirements()
+        for tip in store.listed(None, "recency", MOST_TIPS):
+            assert tip.id is not None
+            for readers in store.readers(tip.id).values():  # none of one that was just deleted
+                earned = readers.earned / readers.shown if readers.shown else None
+                retired = marks[tip.id].rule if tip.id in marks else ""
+                rows.append([tip.id, tip.namespace, tip.text, tip.score, tip.max_score, tip.step, tip.support,
+                             readers.shown, earned, float(tip.enabled), retired])  # fmt: skip
+    return Table(_COLUMNS, rows)
+
+
+def _cell(value: object) -> Cell:
+    return value if value is None or isinstance(value, str | int | float) else json.dumps(value)

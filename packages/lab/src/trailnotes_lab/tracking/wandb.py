@@ -1,0 +1,54 @@
+"""Weights & Biases: offline beside the run, unless ``WANDB_MODE`` says online; `wandb sync` brings it up later."""
+
+from __future__ import annotations
+
+import html
+import os
+from collections.abc import Mapping
+from typing import Any
+from uuid import uuid4
+
+import wandb
+
+from trailnotes_lab.tracking.base import PLACE, PROJECT, About, Table
+
+
+class Wandb:
+    """One run of W&B. Key, server, project, entity, group and tags are those of its own environment variables."""
+
+    def __init__(self, about: About) -> None:
+        self.id = about.id or uuid4().hex
+        place = about.directory / PLACE
+        place.mkdir(exist_ok=True)
+        self._run: Any = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", PROJECT),
+            name=about.name,
+            id=self.id,
+            resume="allow",
+            mode=os.environ.get("WANDB_MODE", "offline"),
+            dir=place,
+            config=dict(about.settings),
+            settings=wandb.Settings(  # nothing of this machine that nobody asked for
+                console="off", silent=True, disable_git=True, disable_code=True, x_disable_stats=True,
+                x_disable_machine_info=True,
+            ),
+        )  # fmt: skip
+        self._last = 0
+
+    def curves(self, iteration: int, values: Mapping[str, float]) -> None:
+        """A step of the history."""
+        self._last = iteration
+        self._run.log(dict(values), step=iteration)
+
+    def text(self, iteration: int, name: str, text: str) -> None:
+        """A panel that shows the text of each step."""
+        self._run.log({name: wandb.Html(f"<pre>{html.escape(text)}</pre>", inject=False)}, step=iteration)
+
+    def table(self, name: str, table: Table) -> None:
+        """A table of W&B's own."""
+        rows = [[*row] for row in table.rows]
+        self._run.log({name: wandb.Table(columns=table.columns, data=rows, allow_mixed_types=True)}, step=self._last)
+
+    def close(self, *, finished: bool) -> None:
+        """Write or send what is left; a run that was stopped is marked as failed."""
+        self._run.finish(exit_code=0 if finished else 1)

@@ -1,0 +1,153 @@
+"""The window as an ASGI application: a token at the door, pages, and forms only where they were asked for."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from typing import TYPE_CHECKING, Final
+from urllib.parse import parse_qs, quote
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+
+from trailnotes.errors import MemoryStoreError, TrailnotesError
+from trailnotes.web.guard import LOOPBACK, POLICY, Guard
+from trailnotes_lab.view import tips
+from trailnotes_lab.view.drawing import ASSETS
+from trailnotes_lab.view.pages import page_of
+from trailnotes_lab.view.places import MOST
+from trailnotes_lab.view.window import Missing, Window, refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from starlette.requests import Request
+    from starlette.types import ASGIApp
+
+    from trailnotes.memory.store import TipStore
+
+LONGEST_FORM: Final = 65_536  # bytes
+SCRIPTS: Final = f"{POLICY}; script-src 'self'; connect-src 'self'"
+NO_TOKEN: Final = "Open the address that the command has printed: it holds the token that this window asks for."  # noqa: S105
+KEPT: Final = {"cache-control": "private, max-age=31536000, immutable"}
+
+
+def make_app(window: Window, token: str) -> ASGIApp:
+    """The application that `trailnotes view` serves, and tests call.
+
+    Args:
+        window: what is looked at.
+        token: opens the door as ``?token=``, and is a cookie from then on.
+    """
+    app = Starlette(
+        routes=[Route("/{path:path}", Site(window, token).answer, methods=["GET", "HEAD", "POST"])],
+        exception_handlers={HTTPException: _failed, Exception: _failed},
+    )
+    return Guard(app, LOOPBACK, lambda status, text: _page(refusal(status, text), status), SCRIPTS)
+
+
+class Site:
+    """The handlers of one window."""
+
+    def __init__(self, window: Window, token: str) -> None:
+        self.window, self.token = window, token
+        self.cookie = f"trailnotes-view-{hashlib.blake2b(token.encode(), digest_size=4).hexdigest()}"
+
+    async def answer(self, request: Request) -> Response:
+        """Any request."""
+        path = request.url.path
+        if (given := request.query_params.get("token")) is not None and self._is_token(given):
+            answer = RedirectResponse(f"/{quote(path.lstrip('/'))}", 303, {"cache-control": "no-store"})
+            answer.set_cookie(self.cookie, self.token, httponly=True, samesite="lax", path="/")
+            return answer
+        if not self._is_token(request.cookies.get(self.cookie, "")):
+            raise HTTPException(403, NO_TOKEN)
+        if path in ASSETS:
+            kind, text = ASSETS[path]
+            return Response(text, headers=KEPT, media_type=kind)
+        if request.method == "POST":
+            return await self._change(request)
+        try:
+            query = parse_qs(request.url.query, max_num_fields=MOST)
+        except ValueError:
+            raise HTTPException(400, f"An address of the window has {MOST:,} fields at most.") from None
+        found = await run_in_threadpool(self.window.page, page_of, path, query)
+        return _page(found.text, found.status)
+
+    def _is_token(self, given: str) -> bool:
+        return hmac.compare_digest(given.encode(), self.token.encode())
+
+    async def _change(self, request: Request) -> Response:
+        """A form of a tip's page: answered by a redirect to what it led to."""
+        if not self.window.write:
+            raise HTTPException(405, "This window only looks: start it with --write to change tips.")
+        match request.url.path.split("/"):
+            case ["", "run", slug, "tips", number, verb] if number.isascii() and number.isdigit() and verb in CHANGES:
+                fields = await _fields(request)
+                try:
+                    place = self.window.place("run", slug)
+                    act = CHANGES[verb](int(number[:12]), fields)
+                    await run_in_threadpool(
+                        tips.change, place.path / "memory.db", int(number[:12]), fields.get("seen", ""), act
+                    )
+                except Missing as error:
+                    raise HTTPException(404, str(error)) from error
+                except (TrailnotesError, OSError) as error:
+                    raise HTTPException(409, str(error)) from error
+                there = f"/run/{quote(slug)}/tips" + ("" if verb == "delete" else f"/{int(number[:12])}")
+                return RedirectResponse(f"{there}?said={verb}", 303, {"cache-control": "no-store"})
+        raise HTTPException(404, "there is no form of this address")
+
+
+def _edit(tip_id: int, fields: Mapping[str, str]) -> Callable[[TipStore], object]:
+    try:
+        score = float(fields.get("score", ""))
+    except ValueError:
+        raise MemoryStoreError(f"a tip's score must be a number, got {fields.get('score', '')[:40]!r}") from None
+    return tips.edited(tip_id, fields.get("text", ""), score)
+
+
+def _switch(tip_id: int, fields: Mapping[str, str]) -> Callable[[TipStore], object]:
+    return tips.switched(tip_id, enabled=fields.get("to") == "on")
+
+
+def _delete(tip_id: int, _fields: Mapping[str, str]) -> Callable[[TipStore], object]:
+    return tips.deleted(tip_id)
+
+
+CHANGES: Final = {"edit": _edit, "switch": _switch, "delete": _delete}
+
+
+async def _fields(request: Request) -> dict[str, str]:
+    """The fields of a form, read within bounds; of one that comes twice the last.
+
+    Raises:
+        HTTPException: it is none, or too long.
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/x-www-form-urlencoded":
+        raise HTTPException(400, "The window reads forms as a browser sends them. Nothing was done.")
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > LONGEST_FORM:
+            raise HTTPException(413, f"The window reads {LONGEST_FORM:,} bytes at once. Nothing was done.")
+    try:
+        found = parse_qs(body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=16)
+    except ValueError:
+        raise HTTPException(400, "That form has more fields than any of the window's. Nothing was done.") from None
+    return {name: values[-1] for name, values in found.items()}
+
+
+async def _failed(_request: Request, error: Exception) -> Response:
+    status, text = 500, "This is a fault of the window; the terminal says more."
+    if isinstance(error, HTTPException):
+        status, text = error.status_code, error.detail
+    return _page(refusal(status, text), status)
+
+
+def _page(text: str, status: int = 200) -> Response:
+    return Response(text, status, {"cache-control": "no-store"}, "text/html; charset=utf-8")

@@ -1,0 +1,64 @@
+"""Templates, style and script, and how numbers are written. Whatever a template is given is text, never markup."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from trailnotes.memory.schema import encodable
+from trailnotes_lab.view.curves import short
+
+HERE: Final = Path(__file__).parent
+STYLE: Final = (HERE / "view.css").read_text(encoding="utf-8")
+SCRIPT: Final = (HERE / "view.js").read_text(encoding="utf-8")
+ICON: Final = (
+    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 24 24" fill="none" stroke="#3a7ca5" stroke-width="2.4">'
+    '<path d="M4 19c4 0 3-6 7-6s3-7 9-8"/><circle cx="4" cy="19" r="2.4"/><circle cx="20" cy="5" r="2.4"/></svg>'
+)
+ASSETS: Final = {
+    "/view.css": ("text/css", STYLE), "/view.js": ("text/javascript", SCRIPT), "/icon.svg": ("image/svg+xml", ICON),
+}  # fmt: skip
+VERSION: Final = hashlib.blake2b((STYLE + SCRIPT).encode(), digest_size=6).hexdigest()
+
+Href = Callable[..., str]  # (path, **query) -> where a link leads
+
+
+def draw(template: str, href: Href, **values: Any) -> str:
+    """A page that UTF-8 can hold, with "?" for half surrogate pairs. `href` makes the addresses of its links."""
+    return encodable(_ENVIRONMENT.get_template(f"{template}.html").render(href=href, version=VERSION, **values))
+
+
+def number(value: float | None) -> str:
+    """A count or a measure, ``-`` where it is not known."""
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:.3g}"
+
+
+def share(value: float | None) -> str:
+    """A share in percent."""
+    return "-" if value is None else f"{100 * value:.0f} %"
+
+
+def span(seconds: float | None) -> str:
+    """A time in words: ``12 s``, ``3 min``, ``2.5 h``."""
+    if seconds is None:
+        return "-"
+    for size, word in ((3600.0, "h"), (60.0, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.3g} {word}"
+    return f"{seconds:.0f} s"
+
+
+_ENVIRONMENT: Final = Environment(
+    loader=FileSystemLoader(HERE / "templates"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_ENVIRONMENT.filters |= {"number": number, "share": share, "span": span, "short": short}

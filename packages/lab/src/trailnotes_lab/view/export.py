@@ -1,0 +1,115 @@
+"""The window as files: the same pages, with links between them, that open without a server.
+
+Pages are followed from the first one on, as far as the newest episodes and tips of each run; a link that leads further
+leads nowhere.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict, deque
+from contextlib import closing
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Final
+
+from trailnotes.errors import RunError
+from trailnotes.storage.files import write_text_atomic
+from trailnotes_lab.view.drawing import ASSETS
+from trailnotes_lab.view.pages import page_of
+from trailnotes_lab.view.tips import PAGE
+from trailnotes_lab.view.window import Window, live
+
+FIRST: Final = "index.html"
+_ONE: Final = re.compile(r"/run/([^/]+)/(episodes|tips)/(\d+)")
+_LIST: Final = re.compile(r"/run/([^/]+)/(episodes|tips)")
+# What the server says in a header, a file says itself.
+_POLICY: Final = (
+    '<meta charset="utf-8">\n<meta http-equiv="content-security-policy" content="default-src \'none\'; '
+    "style-src 'self' file:; script-src 'self' file:; img-src 'self' file:; base-uri 'none'; form-action 'none'\">"
+)
+
+
+def export(root: Path, folder: Path, limit: int) -> int:
+    """Write all pages over `root` to `folder`; returns how many.
+
+    Args:
+        root: as for `Window`.
+        folder: new or empty.
+        limit: of each run the newest so many episodes and tips have pages.
+
+    Raises:
+        RunError: the folder holds something, or cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise RunError(f"{folder} is not empty: name a new folder")
+        with closing(Window(root, exported=True)) as window:
+            for path, (_, text) in ASSETS.items():
+                write_text_atomic(folder / path.strip("/"), text)
+            return _write_pages(window, folder, limit)
+    except OSError as error:
+        raise RunError(f"cannot write {folder} ({error.strerror}): name another folder") from error
+
+
+def _write_pages(window: Window, folder: Path, limit: int) -> int:
+    links = Links(limit)
+    links("/")
+    while links.waiting:
+        path, query = links.waiting.popleft()
+        found = window.page(page_of, path, {name: [str(value)] for name, value in query.items()}, links)
+        text = found.text.replace('<meta charset="utf-8">', _POLICY, 1)
+        write_text_atomic(folder / links.names[live(path, **query)], text)
+    return len(links.names)
+
+
+class Links:
+    """Makes the links of exported pages, and remembers which pages they ask for; a `Href`.
+
+    Single episodes and tips are taken in the order in which pages ask for them, `limit` of each run: the lists begin
+    with the newest. What is beyond leads to no page.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.names: dict[str, str] = {}  # address -> file
+        self.waiting: deque[tuple[str, dict[str, Any]]] = deque()
+        self._taken: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
+
+    def __call__(self, path: str, **query: Any) -> str:
+        """Where a link leads: the file of that page, or nowhere on the same page."""
+        if path in ASSETS:
+            return path.strip("/")
+        query = {name: value for name, value in query.items() if value not in (None, "")}
+        address = live(path, **query)
+        if address not in self.names:
+            if not self._takes(path, query):
+                return "#main"
+            self.names[address] = file_of(path, address)
+            self.waiting.append((path, query))
+        return self.names[address]
+
+    def _takes(self, path: str, query: dict[str, Any]) -> bool:
+        if query.keys() - {"page", "turn", "metric", "before"}:  # lists that were narrowed: there are too many ways
+            return False
+        if one := _ONE.fullmatch(path):
+            taken = self._taken[one[1], one[2]]
+            if len(taken) < self.limit:
+                taken.add(one[3])
+            return one[3] in taken
+        listed = _LIST.fullmatch(path)
+        if listed and "before" in query:
+            return len(self._taken[listed[1], listed[2]]) < self.limit
+        return not listed or (query.get("page", 1) - 1) * PAGE < self.limit
+
+
+def file_of(path: str, address: str) -> str:
+    """The name of a page's file: its address in harmless letters, and where that is not all of it, a hash."""
+    if address == "/":
+        return FIRST
+    words = path.strip("/").replace("/", "+")
+    if address == path and re.fullmatch(r"[A-Za-z0-9._~+-]{1,150}", words):
+        return f"{words}.html"
+    harmless = re.sub(r"[^A-Za-z0-9._~+-]+", "-", words)[:80] or "runs"
+    return f"{harmless}+{blake2b(address.encode(), digest_size=6).hexdigest()}.html"

@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+import json
+import signal
+import sqlite3
+import time
+from contextlib import closing
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from odd_trackers import calls, damage
+from trailnotes.config.toml import load_config
+from trailnotes.runs.directory import RunDir
+from trailnotes_lab.tracking.process import Trackers
+from viewed import HOSTILE, make_run
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name == "trailnotes_lab.tracking.process"]
+
+
+def tracked(path: Path, *names: str, **more: Any) -> Path:
+    return make_run(path, run={"trackers": names}, **more)
+
+
+def again(path: Path, *names: str, iterations: int = 0) -> None:
+    """The same command on the same directory, which plays some more, or nothing."""
+    with RunDir.open(path, load_config(path / "config.toml", ["--run.trackers", json.dumps(names)])) as run:
+        done = len(run.metrics())
+        run.set_aside_after(done)
+        for iteration in range(done, done + iterations):
+            run.append_metrics({"iteration": iteration, "rollout/success": 0.5})
+
+
+def test_a_tracker_that_fails_harms_neither_the_run_nor_another(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ODD_TOKEN", "sesame-0123456789")
+    (tmp_path / "wandb.py").write_text("raise ModuleNotFoundError('gone', name='wandb')")
+    monkeypatch.syspath_prepend(tmp_path)
+    damage(tmp_path / "trackers" / "odd_trackers.Recorder.json")
+    names = [f"odd_trackers:{name}" for name in ("Prints", "FailsAtOnce", "FailsLater", "Dies", "Recorder")]
+    run = tracked(tmp_path, *names, "wandb")
+    assert len(calls(run, "curves", "Prints")) == 3
+    assert calls(run, "close", "Prints") == [[True]]
+    assert [iteration for iteration, _ in calls(run, "curves", "FailsLater")] == [0]
+    said = warnings_of(caplog)
+    assert len(said) == 5
+    by_name = {text.split()[1].removeprefix("odd_trackers:"): text for text in said}
+    assert "ValueError: no key in the environment: log in first" in by_name["FailsAtOnce"]
+    assert "ConnectionError: no route to https://***@tracker.example" in by_name["FailsLater"]
+    assert "its process died (status -9)" in by_name["Dies"]
+    assert "Recorder.json is damaged: delete it, and the run is shown from its beginning" in by_name["Recorder"]
+    assert "it needs the package wandb: " in by_name["wandb"]
+    assert "[wandb]'" in by_name["wandb"]
+    assert all("The run goes on, and its own files have everything" in text for text in said)
+
+
+def test_a_run_that_is_stopped_and_resumed_is_one_tracked_run(tmp_path: Path) -> None:
+    name = "odd_trackers:Recorder"
+
+    def stop() -> None:
+        with RunDir.open(tmp_path, load_config(None, ["--run.trackers", f'["{name}"]'])) as run:
+            run.append_metrics({"iteration": 0, "value": 1.0})
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        stop()
+    again(tmp_path, name, iterations=2)
+    assert [known for known, *_ in calls(tmp_path, "made")] == ["", "known"]
+    assert [iteration for iteration, _ in calls(tmp_path, "curves")] == [0, 1, 2]
+    assert calls(tmp_path, "close") == [[False], [True]]
+
+
+def test_one_that_hangs_is_ended_at_its_limit_and_at_the_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = make_run(tmp_path)
+    ended, left = (Trackers(["odd_trackers:Hangs"], run, limit) for limit in (2.0, 1000.0))
+    assert ended._running[0]._process is not None
+    assert ended._running[0]._process.wait() == -signal.SIGALRM
+    for _ in range(100_000):  # more than a pipe holds: nobody waits for one who does not read
+        left.tell()
+    ended.tell()
+    ended.tell()
+    ended.close(finished=True)
+    left.close(finished=True, limit=0.1)
+    left.close(finished=True)
+    first, second = warnings_of(caplog)
+    assert "a call to it took longer than 2 s: see whether its service answers" in first
+    assert "it was not done 0.1 s after the run had ended: the same command on this directory shows what is" in second
+
+
+def test_between_two_iterations_no_call_is_under_way(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = make_run(tmp_path)
+    trackers = Trackers(["odd_trackers:Waits"], run, 1000.0)
+    process = trackers._running[0]._process
+    assert process is not None
+    rests, tries = False, 0
+    while not rests and process.poll() is None and tries < 600:  # half a minute, where nobody ever rests
+        time.sleep(0.05)
+        rests, tries = bool(calls(run, "rests", "Waits")), tries + 1
+    trackers.close(finished=True)
+    assert rests
+    assert not warnings_of(caplog)
+
+
+def test_a_process_that_cannot_be_started_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.executable", str(tmp_path / "no-python"))
+    trackers = Trackers(["odd_trackers:Recorder"], tmp_path)
+    trackers.tell()
+    trackers.close(finished=True)
+    (said,) = warnings_of(caplog)
+    assert "cannot be started (No such file or directory)" in said
+
+
+# -- the real packages, each in the mode that needs no network
+
+PACKAGES = {"wandb": ("wandb",), "mlflow": ("mlflow", "sqlalchemy", "alembic"), "trackio": ("trackio",)}
+
+
+@pytest.fixture
+def local(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Where the packages keep what they keep."""
+    for name in ("WANDB_MODE", "WANDB_PROJECT", "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "TRACKIO_PROJECT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def needs(name: str) -> None:
+    if lacking := [package for package in PACKAGES[name] if find_spec(package) is None]:
+        pytest.skip(f"needs {', '.join(lacking)}: pip install '.[{name}]'")
+
+
+def twice(local: Path, name: str, caplog: pytest.LogCaptureFixture) -> Path:
+    """A run with texts that no page may take for its own, resumed once."""
+    needs(name)
+    run = tracked(local / "run", name, words=HOSTILE)
+    again(run, name, iterations=2)
+    assert not warnings_of(caplog)
+    return run
+
+
+def test_weights_and_biases_offline(local: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = twice(local, "wandb", caplog)
+    offline = sorted((run / "trackers" / "wandb").glob("offline-run-*"))
+    known = json.loads((run / "trackers" / "wandb.json").read_text())["id"]
+    assert len(offline) == 2
+    assert all(folder.name.endswith(f"-{known}") for folder in offline)
+    files = [next(folder.glob("*.wandb")).read_bytes() for folder in offline]
+    assert all(b"memory.order" in data and b"rollout/success" in data for data in files)
+    assert b"rollout/success/plain" in files[0]
+    assert b"rollout/success/plain" not in files[1]  # those iterations were shown before
+    (tips, *_) = offline[0].glob("files/media/table/tips*.json")
+    assert "shown" in json.loads(tips.read_text())["columns"]
+    pages = [page.read_text() for page in offline[0].glob("files/media/html/episode/*.html")]
+    assert pages
+    assert not any("<script>" in page or "<svg" in page or "<img" in page for page in pages)
+
+
+def test_mlflow_in_its_local_store(local: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = twice(local, "mlflow", caplog)
+    with closing(sqlite3.connect(local / "mlflow.db")) as store:
+        ((known, status),) = store.execute("SELECT run_uuid, status FROM runs").fetchall()
+        points = store.execute("SELECT step, value FROM metrics WHERE key = 'rollout/success' ORDER BY step").fetchall()
+        params = dict(store.execute("SELECT key, value FROM params").fetchall())
+    assert json.loads((run / "trackers" / "mlflow.json").read_text()) == {"id": known, "iterations": 5}
+    assert status == "FINISHED"
+    assert points == [(i, 0.5) for i in range(5)]
+    assert params["algorithm.name"] == "empo2"
+    (kept,) = local.glob(f"mlruns/*/{known}/artifacts")
+    assert "shown" in json.loads((kept / "tips.json").read_text())["columns"]
+    assert (kept / "episode" / "best" / "000002.txt").is_file()
+
+
+def test_trackio_in_its_local_store(local: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = twice(local, "trackio", caplog)
+    known = json.loads((run / "trackers" / "trackio.json").read_text())["id"]
+    with closing(sqlite3.connect(local / "trackio" / "trailnotes.db")) as store:
+        found = store.execute("SELECT run_name, step, metrics FROM metrics ORDER BY id").fetchall()
+        ((config,),) = store.execute("SELECT config FROM configs").fetchall()
+    assert {name for name, _, _ in found} == {known}
+    logged = [(step, json.loads(metrics)) for _, step, metrics in found]
+    assert [step for step, metrics in logged if "rollout/success" in metrics] == [*range(5)]
+    assert json.loads(config)["algorithm.name"] == "empo2"
+    texts = [metrics["episode/best"]["_value"] for _, metrics in logged if "episode/best" in metrics]
+    assert texts
+    assert all(line.startswith("    ") for text in texts for line in text.splitlines())
+    assert any("tips" in metrics for _, metrics in logged)

@@ -1,0 +1,533 @@
+"""The window: what its pages say is what the runs hold, nobody gets in without the token, and no text can act."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from trailnotes.config.memory_schema import MemoryConfig
+from trailnotes.diagnose.checks import diagnose
+from trailnotes.memory import open_memory
+from trailnotes.memory.exchange import list_tips, open_store
+from trailnotes.memory.tip_stats import Lead, Reading
+from trailnotes.types import Task, Tip
+from trailnotes.web.guard import ELSEWHERE, OTHER_NAME
+from trailnotes_lab.view.app import LONGEST_FORM, NO_TOKEN, make_app
+from trailnotes_lab.view.export import export
+from trailnotes_lab.view.tips import STALE
+from trailnotes_lab.view.window import Window
+from viewed import HOSTILE, WORDS, Seen, make_run
+
+HERE, TOKEN = "http://127.0.0.1:8765", "open-sesame"
+
+
+class Person:
+    """Goes to pages with a browser's cookies."""
+
+    def __init__(self, root: Path, *, write: bool = False, token: str = TOKEN) -> None:
+        self.window = Window(root, write=write)
+        self.client = TestClient(make_app(self.window, TOKEN), base_url=HERE, raise_server_exceptions=True)
+        if token:
+            self.client.get("/", params={"token": token})
+
+    def look(self, path: str, status: int = 200) -> Seen:
+        answer = self.client.get(path)
+        assert answer.status_code == status, answer.text
+        return Seen(answer.text)
+
+    def send(self, path: str, origin: str = HERE, **fields: str) -> Any:
+        return self.client.post(path, data=fields, headers={"origin": origin})
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has changed below the directory shows on the next page."""
+    monkeypatch.setattr("trailnotes_lab.view.window.FRESH_S", 0.0)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    make_run(tmp_path / "runs/first")
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def person(root: Path) -> Iterator[Person]:
+    person = Person(root)
+    yield person
+    person.window.close()
+
+
+# -- pages
+
+
+def test_the_table_of_runs(root: Path, person: Person) -> None:
+    make_run(root / "second", run={"seed": 3}, optim={"lr": 0.5})
+    page = person.look("/")
+    assert "2 runs in runs" in page.text
+    assert "optim.lr 0.5" in page.text, "what differs"
+    assert "memory.threshold" not in page.text, "what is the same in all"
+    assert "75 %" in page.text
+    assert "seed 3" in page.text
+    assert page.values("polyline", "points"), "curves"
+    laid = person.look("/?run=second&metric=memory/tips")
+    assert len([tag for tag, values in laid.tags if "data-series" in values]) == 1
+
+
+def test_a_run_has_its_curves_and_settings(person: Person) -> None:
+    page = person.look("/run/first")
+    assert "Success" in page.text
+    assert "memory.order" in page.text
+    assert "trailnotes train" in page.text
+    assert "memory/tips" in page.text
+
+
+def test_episodes_are_narrowed(person: Person) -> None:
+    assert "6 episodes" in person.look("/run/first/episodes").text
+    assert "2 episodes" in person.look("/run/first/episodes?iteration=1").text
+    assert "3 episodes" in person.look("/run/first/episodes?mode=off_policy").text
+    assert "2 episodes" in person.look("/run/first/episodes?success=no").text
+    assert "0 episodes" in person.look("/run/first/episodes?task=keys").text
+    assert "2 episodes" in person.look("/run/first/episodes?tip=1").text
+    for nonsense in ("?iteration=x&page=0", "?page=99999999999999999999", "?tip=-1&success=perhaps", "?page=7"):
+        person.look(f"/run/first/episodes{nonsense}")
+
+
+def test_an_episode_stands_in_both_its_contexts(person: Person) -> None:
+    page = person.look("/run/first/episodes/4")
+    acting, plain = page.text.split("trained on, without them", 2)[1].split("trained on, without them")[0], page.text
+    assert f'- "{WORDS[2]}" (action taken: "go north"; score 1 of 1)' in acting
+    assert plain.count(WORDS[2]) == 1, "only where it entered"
+    assert page.text.count("Observation: a dim hall") == 2
+    assert "log-probability -1.75" in page.text
+    assert "policy version 3" in page.text
+    assert "reward +1" in page.text
+    assert "mean 0.5, this one +0.5" in page.text, "beside its group"
+    assert "Not recorded, so not shown: the advantage of each step" in page.text
+    assert "/run/first/tips/1" in page.values("a", "href")
+    alone = person.look("/run/first/episodes/1")
+    assert "both contexts are the same" in alone.text
+    assert alone.text.count("Observation: a dim hall") == 1
+
+
+def test_long_episodes_and_texts_are_shown_in_parts(root: Path, person: Person) -> None:
+    file = root / "first/trajectories.jsonl"
+    record = json.loads(file.read_text(encoding="utf-8").splitlines()[0])
+    step = record["steps"][0]
+    step["observation"]["text"] = "x" * 50_000
+    record["steps"] = [step] * 95
+    file.write_text(json.dumps(record) + "\n", encoding="utf-8")
+    page = person.look("/run/first/episodes/1")
+    assert "turns 1 to 40 of 95" in page.text
+    assert "more characters are in trajectories.jsonl" in page.text
+    assert "turns 81 to 95 of 95 " in person.look("/run/first/episodes/1?turn=81").text
+
+
+def test_a_tip_knows_its_author_and_its_readers(person: Person) -> None:
+    page = person.look("/run/first/tips/1")
+    assert WORDS[2] in page.text
+    assert "/run/first/episodes/2" in page.values("a", "href"), "it was written after that one"
+    assert {f"/run/first/episodes/{n}" for n in (4, 6)} <= set(page.values("a", "href")), "these have read it"
+    assert "2 readers" in page.text
+    assert "2, who earned 1.00" in page.text
+
+
+def test_a_tip_says_what_it_was_worth_and_why_it_was_retired(root: Path, person: Person) -> None:
+    assert "no reader can be compared" in person.look("/run/first/tips/1").text
+    with open_memory(root / "first/memory.db", MemoryConfig(capacity=1, order=("ucb",))) as memory:
+        with memory.store.transaction():
+            memory.store.read([Reading(1, 1.0, 0.5)])
+        memory.measure([Lead(1, 0.25)])
+        memory.add([Tip("maze/1", "a newer one", "a dim hall", 1.0)])
+    text = person.look("/run/first/tips/1").text
+    assert "+0.25: 1 reader gained +0.50 over members without it" in text
+    assert "0.78 as often without tips as with them (+0.25 nats): what 1 reader did who did well" in text
+    assert "oldest (memory.capacity = 1)" in text
+    text = person.look("/run/first/tips").text
+    assert "retired: oldest" in text
+    assert "worth +0.25" in text
+    assert "found by agents" in person.look("/run/first/tips/2").text
+
+
+def test_tips_that_became_one_lead_to_each_other(root: Path, person: Person) -> None:
+    config = MemoryConfig(capacity=1, retire="merge", merge_similarity=0.5)
+    with open_memory(root / "first/memory.db", config) as memory:
+        memory.add([Tip("maze/1", f"{WORDS[2]} now", WORDS[0], 1.0)])
+    gone, kept = (person.look(f"/run/first/tips/{number}") for number in (1, 2))
+    assert "retired on 2" in gone.text
+    assert "one with tip 2" in gone.text
+    assert "/run/first/tips/2" in gone.values("a", "href")
+    assert "a tip that said nearly the same: tip 1" in kept.text
+    assert "/run/first/tips/1" in kept.values("a", "href")
+    assert "retired: one with tip 2" in person.look("/run/first/tips").text
+
+
+def test_a_search_is_as_wide_as_the_agents(root: Path, person: Person) -> None:
+    run = make_run(root / "wide", memory={"scope": "family"})
+    with open_memory(run / "memory.db", MemoryConfig(scope="family")) as memory:
+        memory.meet([Task(f"maze/{number}", "maze", family=family) for number, family in enumerate("aaba", 1)])
+        memory.add([Tip(f"maze/{number}", f"the way of {number}", WORDS[0], 1.0) for number in (2, 3)])
+    found = person.look("/run/wide/tips?task=maze/1&q=a+dim+hall").text
+    assert "2 found" in found
+    assert "among the tips of the task's family" in found
+    assert "the way of 2" in found
+    run = make_run(root / "strict", memory={"scope": "family", "threshold": 1.0})
+    (run / "memory.db").write_bytes((root / "wide/memory.db").read_bytes())
+    assert "No tip would be found" in person.look("/run/strict/tips?task=maze/4&q=nothing+of+the+kind").text
+    assert "has no tip of 'maze/9'" in person.look("/run/strict/tips?task=maze/9&q=nothing", 409).text
+
+
+def test_pages_beyond_the_end_are_empty_and_no_fault(person: Person) -> None:
+    for query in ("page=999999999", "task=maze/1&page=7", "before=0", "before=1", "page=-1", "before=999999999999"):
+        assert person.look(f"/run/first/tips?{query}").text
+    for page in ("tips?page=7&order=score", "episodes?page=7"):
+        beyond = person.look(f"/run/first/{page}")
+        assert "There is no page 7" in beyond.text
+        assert any("page=1" in link for link in beyond.values("a", "href")), "one step leads back"
+    assert "There are no older tips" in person.look("/run/first/tips?before=1").text
+    assert "No tip of this task is kept here" in person.look("/run/first/tips?task=maze/9").text
+    assert "there is no tip 999999999999" in person.look("/run/first/tips/999999999999", 409).text
+
+
+def test_an_address_of_too_many_fields_is_told_so(person: Person) -> None:
+    many = "&".join(f"run=run{number}" for number in range(1000))  # all that are chosen of so many
+    assert "1 run" in person.look(f"/?{many}").text
+    assert "fields at most" in person.look(f"/?{'&' * 10_000}", 400).text
+
+
+def test_a_memory_that_opens_slowly_is_said_to(person: Person, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = threading.Event()
+    person.window.searcher._thread.submit(opened.wait)
+    monkeypatch.setattr("trailnotes_lab.view.tips.PATIENCE_S", 0.01)
+    page = person.look("/run/first/tips?task=maze/1&q=a+dim+hall")
+    assert "The memory is being opened" in page.text
+    assert "refresh" in page.values("meta", "http-equiv")
+    assert "would be found" not in page.text
+    opened.set()
+    monkeypatch.setattr("trailnotes_lab.view.tips.PATIENCE_S", 60.0)
+    page = person.look("/run/first/tips?task=maze/1&q=a+dim+hall")
+    assert "1 found" in page.text
+    assert "refresh" not in page.values("meta", "http-equiv")
+
+
+def test_what_comes_too_late_for_one_page_is_told_to_the_next(person: Person, monkeypatch: pytest.MonkeyPatch) -> None:
+    searcher, opened = person.window.searcher, threading.Event()
+    searcher._thread.submit(opened.wait)
+    monkeypatch.setattr("trailnotes_lab.view.tips.PATIENCE_S", 0.01)
+    for task in ("keys", "keys", "maze/1"):
+        assert "The memory is being opened" in person.look(f"/run/first/tips?task={task}&q=hall").text
+    opened.set()
+    searcher._thread.submit(lambda: None).result()  # all that was asked is done
+    monkeypatch.setattr(searcher._thread, "submit", None)  # and nothing is searched twice
+    monkeypatch.setattr("trailnotes_lab.view.tips.PATIENCE_S", 60.0)
+    assert "has no tip of 'keys'" in person.look("/run/first/tips?task=keys&q=hall", 409).text
+    assert "found" in person.look("/run/first/tips?task=maze/1&q=hall").text
+    monkeypatch.undo()
+    assert "1 found" in person.look("/run/first/tips?task=maze/1&q=hall").text, "the next time it is searched anew"
+
+
+def test_tips_are_searched_as_the_agent_searches(person: Person) -> None:
+    assert "1 tip" in person.look("/run/first/tips").text
+    found = person.look("/run/first/tips?task=maze/1&q=a+dim+hall")
+    assert "1 found" in found.text
+    assert "similarity 1.000" in found.text
+    assert "best by ucb" in found.text
+    assert "A search needs the task" in person.look("/run/first/tips?q=hall").text
+    assert "has no tip of 'keys'" in person.look("/run/first/tips?task=keys&q=hall", 409).text
+
+
+def test_the_chain_is_that_of_diagnose(root: Path, person: Person) -> None:
+    page = person.look("/run/first/chain")
+    assert "0.75" not in page.text
+    with (root / "first/metrics.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"iteration": 3, "env_steps": 16, "tips/written": 8, "tips/unusable": 2}) + "\n")
+    assert "0.75" in person.look("/run/first/chain").text, "what is kept is renewed"
+    assert "return without tips" in page.text
+    assert len(re.findall(r'class="ring"', page.html)) == 8
+
+
+def test_a_comparison_is_read_as_it_was_written(root: Path, person: Person) -> None:
+    estimate = {"mean": 0.75, "on_panel": {"mean": 0.75, "low": 0.5, "high": 1.0}, "beyond": None}
+    line = {
+        "label": "EMPO2", "seeds": [0, 1], "num_games": 8, "num_attempts": 1, "one": estimate, "last": None,
+        "best": None, "difference": None, "missing": {"2": "it failed"}, "costs": {"env_steps": 1500},
+    }  # fmt: skip
+    panel = {"label": "new", "metric": "success", "lines": [{"label": "EMPO2", "trials": [{"mean": 0.125}]}]}
+    record = {
+        "title": "small", "metric": "success", "baseline": "", "lines": [line], "panels": [panel],
+        "notes": ["too short"], "methods": [],
+        "curves": {"EMPO2": [[[0, 0.0], [10, 0.5]]]},
+    }  # fmt: skip
+    (root / "table.json").write_text(json.dumps(record), encoding="utf-8")
+    (root / "runs").mkdir()
+    page = person.look("/compare/here")
+    for words in ("small", "0.75", "[0.5, 1]", "1,500", "seed 2: it failed", "too short", "0.125"):
+        assert words in page.text
+    (root / "table.json").write_text("{}", encoding="utf-8")
+    assert "run `trailnotes compare` again" in person.look("/compare/here", 409).text
+    side = {"low": {}, "high": 1.0}
+    others: tuple[dict[str, Any], ...] = (
+        {"one": "x"}, {"one": {"mean": 1.0}}, {"one": estimate | {"mean": "x"}}, {"last": estimate | {"beyond": side}},
+        {"difference": "x"}, {"difference": {"estimate": estimate | {"mean": []}, "call": "better"}},
+        {"num_attempts": {}}, {"costs": "x"},
+    )  # fmt: skip
+    for other in others:
+        changed = record | {"baseline": "EMPO2", "lines": [line | other]}
+        (root / "table.json").write_text(json.dumps(changed), encoding="utf-8")
+        assert "run `trailnotes compare` again" in person.look("/compare/here", 409).text, other
+    changed = record | {"lines": [line | {"costs": {"env_steps": "x", "seconds": None}}]}
+    (root / "table.json").write_text(json.dumps(changed), encoding="utf-8")
+    person.look("/compare/here")
+
+
+@pytest.mark.parametrize("place", ["completion.text", "completion.logprobs", "action", "reward", "prompt_tokens"])
+def test_an_episode_of_other_types_is_told_so(root: Path, person: Person, place: str) -> None:
+    file = root / "first/trajectories.jsonl"
+    record = json.loads(file.read_text(encoding="utf-8").splitlines()[0])
+    part = record["steps"][0]
+    *inside, name = place.split(".")
+    part = part[inside[0]] if inside else part
+    part[name] = ["x"] * len(part[name]) if name == "logprobs" else {"a": 1}
+    file.write_text(json.dumps(record) + "\n", encoding="utf-8")
+    assert "holds no episode that this version can read" in person.look("/run/first/episodes/1", 409).text
+
+
+# -- the door
+
+
+def test_nothing_is_shown_without_the_token(root: Path) -> None:
+    stranger = Person(root, token="")
+    for path in ("/", "/run/first", "/view.css", "/?token=guess", "/run/first/tips/1"):
+        page = stranger.look(path, 403)
+        assert NO_TOKEN in page.text
+        assert WORDS[2] not in page.text
+
+
+def test_the_token_leads_to_the_page_that_was_asked_for(root: Path) -> None:
+    stranger = Person(root, token="")
+    answer = stranger.client.get(f"//evil.example/?token={TOKEN}", follow_redirects=False)
+    assert not answer.headers["location"].startswith("//")
+    answer = stranger.client.get(f"/run/first?token={TOKEN}", follow_redirects=False)
+    assert answer.headers["location"] == "/run/first"
+    assert "HttpOnly" in answer.headers["set-cookie"]
+
+
+def test_other_names_and_forms_from_elsewhere_are_refused(root: Path) -> None:
+    person = Person(root, write=True)
+    assert OTHER_NAME in person.client.get("/", headers={"host": "evil.example"}).text
+    answer = person.send("/run/first/tips/1/delete", "http://evil.example", sure="on")
+    assert answer.status_code == 403
+    assert ELSEWHERE in answer.text
+
+
+def test_every_answer_forbids_what_no_page_needs(person: Person) -> None:
+    for path in ("/", "/view.js", "/nowhere"):
+        policy = person.client.get(path).headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+
+
+# -- changes
+
+
+def test_a_window_that_only_looks_changes_nothing(root: Path, person: Person) -> None:
+    assert not [values for tag, values in person.look("/run/first/tips/1").tags if values.get("method") == "post"]
+    assert person.send("/run/first/tips/1/delete").status_code == 405
+    with closing(open_store(root / "first")) as store:
+        assert len(list_tips(store)) == 1
+
+
+def seen_by(person: Person) -> str:
+    page = person.look("/run/first/tips/1")
+    return next(values["value"] or "" for _, values in page.tags if values.get("name") == "seen")
+
+
+def test_tips_are_changed_by_the_checks_of_the_command_line(root: Path) -> None:
+    person = Person(root, write=True)
+    at = "/run/first/tips/1"
+    answer = person.send(f"{at}/edit", text='go "right"', score="0.5", seen=seen_by(person))
+    assert answer.status_code == 200
+    assert "The tip was changed." in answer.text
+    assert "go 'right'" in Seen(answer.text).text
+    for text, score, why in [("?!", "1", "needs a letter"), ("fine", "nan", "finite"), ("fine", "many", "a number")]:
+        answer = person.send(f"{at}/edit", text=text, score=score, seen=seen_by(person))
+        assert answer.status_code == 409
+        assert why in answer.text
+    assert "off" in Seen(person.send(f"{at}/switch", to="off", seen=seen_by(person)).text).text
+    with closing(open_store(root / "first")) as store:
+        (found,) = list_tips(store)
+        assert (found.text, found.score, found.enabled) == ("go 'right'", 0.5, False)
+        assert len(store.changes(after=0)) == 2, "a run that goes back makes them again"
+    assert person.send(f"{at}/delete", seen=seen_by(person)).status_code == 200
+    assert "there is no tip 1 any more" in person.look(at, 409).text
+
+
+def test_a_form_of_an_old_page_changes_nothing(root: Path) -> None:
+    person = Person(root, write=True)
+    old = seen_by(person)
+    person.send("/run/first/tips/1/switch", to="off", seen=old)
+    answer = person.send("/run/first/tips/1/edit", text="other", score="1", seen=old)
+    assert STALE in answer.text
+    for path, fields, status in [
+        ("/run/first/tips/1/explode", {}, 404), ("/run/none/tips/1/delete", {"seen": ""}, 404), ("/", {}, 404),
+        ("/run/first/tips/1/edit", {"text": "x" * LONGEST_FORM}, 413),
+        ("/run/first/tips/99/delete", {"seen": ""}, 409), ("/run/first/tips/\u0661/delete", {"seen": ""}, 404),
+        ("/run/first/tips/1/delete", {}, 400),
+    ]:  # fmt: skip
+        assert person.send(path, **fields).status_code == status
+
+
+# -- hostile texts and damaged runs
+
+
+def test_no_text_of_a_run_becomes_markup(tmp_path: Path) -> None:
+    make_run(tmp_path / "runs/mild")
+    make_run(tmp_path / "runs/hostile", words=HOSTILE)
+    folder = tmp_path / "runs" / HOSTILE[3].replace("/", "")
+    shutil.copytree(tmp_path / "runs/mild", folder)
+    person = Person(tmp_path / "runs", write=True)
+    pages = ("", "/episodes", "/episodes/4", "/tips", "/tips/1", "/chain", f"/episodes?task={HOSTILE[0]}")
+    ours = {tag for page in pages for tag, _ in person.look(f"/run/mild{page}").tags}
+    for page in pages:
+        hostile = person.look(f"/run/hostile{page}")
+        assert {tag for tag, _ in hostile.tags} <= ours
+        assert not [name for _, values in hostile.tags for name in values if name.startswith("on")]
+        assert all(link.startswith(("/", "#")) for link in hostile.values("a", "href"))
+        assert hostile.values("script", "src") == person.look("/").values("script", "src")
+    assert HOSTILE[1] in " ".join(person.look("/run/hostile/episodes/4").texts), "shown as it is, as text"
+    assert folder.name in " ".join(person.look("/").texts)
+
+
+@pytest.mark.parametrize("name", ["config.toml", "metrics.jsonl", "trajectories.jsonl", "memory.db", "run.json"])
+@pytest.mark.parametrize("content", [None, b"", b"\xff\xfe{", b"{}\n[1]\n", b'{"iteration": 0, "task'])
+def test_a_damaged_run_gives_pages_that_say_so(root: Path, name: str, content: bytes | None) -> None:
+    file = root / "first" / name
+    for beside in root.glob(f"first/{name}-*"):
+        beside.unlink()
+    file.unlink() if content is None else file.write_bytes(content)
+    person = Person(root)
+    for page in (
+        "/",
+        "/run/first",
+        "/run/first/episodes",
+        "/run/first/episodes/1",
+        "/run/first/tips",
+        "/run/first/chain",
+    ):
+        answer = person.client.get(page)
+        assert answer.status_code in {200, 404, 409}, (page, answer.text)
+        assert "<h1>" in answer.text
+
+
+NUMBERS = ("NaN", "1e308", "1e999", "9" * 5000, "9" * 400, "[" * 5000)
+
+
+@pytest.mark.parametrize("number", NUMBERS, ids=lambda number: number[:8])
+def test_no_number_of_a_run_takes_the_list_of_all_runs_down(root: Path, number: str) -> None:
+    """Wherever it stands in metrics, episodes, settings and starts of one run; the other run is shown all the same."""
+    make_run(root / "bad")
+    for name in ("metrics.jsonl", "trajectories.jsonl", "config.toml", "run.json"):
+        text = (root / "first" / name).read_text(encoding="utf-8")
+        places = list(re.finditer(r"(?<=[:=] )-?\d[\d.]*", text))
+        for place in (places[3:4], places):
+            changed = text
+            for found in reversed(place):
+                changed = changed[: found.start()] + number + changed[found.end() :]
+            (root / "bad" / name).write_text(changed, encoding="utf-8")
+            person = Person(root)
+            page = person.look("/")
+            assert "2 runs in runs" in page.text
+            assert "75 %" in page.text, "of the other one"
+            for other in ("", "/episodes/1", "/chain"):
+                assert person.client.get(f"/run/bad{other}").status_code in {200, 404, 409}, other
+            person.window.close()
+        (root / "bad" / name).write_text(text, encoding="utf-8")
+
+
+@pytest.mark.parametrize("settings", ["env.options.a = " + "[" * 100_000, "a." * 50_000 + "a = 1", "[" * 5000])
+def test_settings_without_end_are_a_line_in_the_list(root: Path, settings: str) -> None:
+    (root / "first/config.toml").write_text(settings)
+    page = Person(root).look("/")
+    assert "1 run in runs" in page.text
+    assert "not valid TOML" in page.text
+
+
+def test_a_pipe_in_a_run_holds_no_page_up(root: Path) -> None:
+    for name in ("metrics.jsonl", "trajectories.jsonl", "run.json", "lock"):
+        (root / "first" / name).unlink(missing_ok=True)
+        os.mkfifo(root / "first" / name)
+    person = Person(root)
+    for page in ("/", "/run/first", "/run/first/episodes", "/run/first/chain"):
+        assert "<h1>" in person.look(page).html
+
+
+IMPORTED = "import pathlib; pathlib.Path(__file__).with_name('imported').touch()"
+
+
+def test_looking_at_a_run_imports_nothing_that_its_settings_name(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not by its pages, written down or served, and not by `diagnose`."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "stranger.py").write_text(IMPORTED)
+    file = root / "first/config.toml"
+    text = file.read_text(encoding="utf-8").replace('name = "empo2"', 'name = "stranger:METHOD"')
+    file.write_text(text.replace("[env]\nname = ", '[env]\nname = "stranger:Env" # '), encoding="utf-8")
+    assert file.read_text(encoding="utf-8").count("stranger:") == 2
+    person = Person(root)
+    for page in (
+        "/",
+        "/run/first",
+        "/run/first/episodes",
+        "/run/first/episodes/4",
+        "/run/first/tips",
+        "/run/first/chain",
+    ):
+        person.look(page)
+    assert "stranger:METHOD" in person.look("/").text
+    assert "return without tips" in diagnose(root / "first")
+    export(root, tmp_path / "pages", 10)
+    assert not (tmp_path / "imported").exists()
+
+
+def test_runs_of_earlier_versions(tmp_path: Path) -> None:
+    shutil.unpack_archive(Path(__file__).parents[4] / "tests/data/old_runs.tar.xz", tmp_path, filter="data")
+    person = Person(tmp_path)
+    assert "2 runs" in person.look("/").text
+    for page in ("", "/episodes", "/episodes/1", "/chain"):
+        person.look(f"/run/trained{page}")
+    assert "trailnotes memory stats" in person.look("/run/trained/tips", 409).text
+    assert "adapted" in person.look("/run/adapted/episodes/1").text
+
+
+def test_a_memory_of_a_later_version_is_told_so(root: Path, person: Person) -> None:
+    with closing(sqlite3.connect(root / "first/memory.db")) as connection:
+        connection.execute("PRAGMA user_version = 9999")
+    assert "by a newer version: upgrade Trailnotes" in person.look("/run/first/tips", 409).text
+
+
+def test_a_run_that_is_deleted_while_it_is_looked_at(root: Path, person: Person) -> None:
+    person.look("/run/first/episodes")
+    shutil.rmtree(root / "first")
+    assert "(any more)" in person.look("/run/first/episodes", 404).text
+    shutil.rmtree(root)
+    assert "is no directory" in person.look("/", 409).text
+
+
+def test_a_run_that_is_being_written_is_kept_up_with(root: Path, person: Person) -> None:
+    assert "6 episodes" in person.look("/run/first/episodes").text
+    lines = (root / "first/trajectories.jsonl").read_bytes().splitlines(keepends=True)
+    with (root / "first/trajectories.jsonl").open("ab") as file:
+        file.write(lines[0] + lines[1][:40])
+    assert "7 episodes" in person.look("/run/first/episodes").text

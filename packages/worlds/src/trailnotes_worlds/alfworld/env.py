@@ -1,0 +1,149 @@
+"""ALFWorld as an environment: things are found in a room, cleaned, heated or cooled, and put where they are wanted.
+
+Source: Shridhar et al. 2021 (arXiv 2010.03768), package 0.4.2. See ``docs/envs/alfworld.md``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from trailnotes.envs.base import as_offered
+from trailnotes.envs.options import one_of, whole
+from trailnotes.errors import ConfigError, EnvError
+from trailnotes.storage.parsing import parse_json
+from trailnotes.types import Observation, Task
+from trailnotes_worlds.alfworld.engine import Engine, read_game, translated
+from trailnotes_worlds.alfworld.games import GAME_FILE, GAMES, alfworld_tasks, data_folder
+from trailnotes_worlds.alfworld.rooms import TASK_TYPES, VERSION, made, package
+
+MAX_STEPS = 50  # as everywhere in the literature
+
+
+class AlfworldEnv:
+    """Plays ALFWorld by the engine of its package, in games made from its floor plans or downloaded by the user."""
+
+    def __init__(
+        self,
+        *,
+        games: str = "generated",
+        task_types: str | Sequence[str] = "all",
+        num_games: int = 20,
+        dataset_seed: int = 0,
+        data: str = "",
+        max_steps: int = MAX_STEPS,
+        actions: bool = True,
+    ) -> None:
+        """Choose how it is played; the engine is loaded by the first reset.
+
+        Args:
+            games: read by `tasks` only.
+            task_types: read by `tasks` only.
+            num_games: read by `tasks` only.
+            dataset_seed: read by `tasks` only.
+            data: folder of the published games; "" takes that of ALFWORLD_DATA.
+            max_steps: actions until the episode is truncated.
+            actions: offer the admissible actions.
+        """
+        package("info")  # what is missing is said before anything is played
+        alfworld_tasks("train", "generated", task_types, num_games or 1, dataset_seed)
+        if one_of("games", games, GAMES) == "published":
+            data_folder(data)
+        self._max_steps, self._offers, self._data = whole("max_steps", max_steps, 1, 100_000), bool(actions), data
+        self._engine: Engine | None = None
+        self._steps_left = 0
+
+    tasks = staticmethod(alfworld_tasks)
+
+    @staticmethod
+    def identity(games: str = "generated") -> dict[str, Any]:
+        """The version of the package, whose texts changed between versions, and of the generator."""
+        try:
+            found = version("alfworld")
+        except PackageNotFoundError:
+            return {}
+        return {"alfworld": found, "games": games, **({"generator": VERSION} if games == "generated" else {})}
+
+    def reset(self, task: Task) -> Observation:
+        """Start `task`. The first time in a process its game is translated, which takes most of a second."""
+        self._steps_left = 0
+        problem, words = self._game(task)
+        engine = self._ready()
+        seen = engine.begin(translated(problem), words)
+        self._steps_left = self._max_steps
+        return Observation(seen, actions=self._offered(), instruction=f"{words}.")
+
+    def step(self, action: str) -> Observation:
+        """Take one action: an admissible one whatever its case and final punctuation; for any other nothing happens.
+
+        The last step ends an episode without success: only the goal is one.
+        """
+        if not self._steps_left or self._engine is None:
+            raise EnvError("the episode is over, or it failed, or none has begun: call reset before step")
+        left, self._steps_left = self._steps_left - 1, 0  # what raises below ends the episode
+        said = self._engine.step(as_offered(action, self._engine.commands))
+        won = self._engine.won
+        self._steps_left = 0 if won else left
+        return Observation(
+            said,
+            reward=float(won),
+            terminated=won,
+            truncated=not won and not left,
+            actions=self._offered(over=won),
+            success=won,
+            score=float(won),
+        )
+
+    def solution(self, task: Task) -> tuple[str, ...]:
+        """Actions that win `task`: of somebody who knows where everything is, or what the published game says.
+
+        The episode that was begun is over.
+
+        Raises:
+            EnvError: the published game has none.
+        """
+        self.reset(task)
+        self._steps_left = 0
+        if "game" in task.options:
+            walk = parse_json(self._read(task)).get("walkthrough")
+            if not isinstance(walk, list) or not walk:
+                raise EnvError(f"{task.id} has no walkthrough: make one with alfworld-generate --expert_type planner")
+            return tuple(map(str, walk))
+        assert self._engine
+        return self._engine.named(made(task.options["plan"], task.options["type"], task.seed).plan)
+
+    def close(self) -> None:
+        """Let go of the engine. Twice is fine."""
+        self._steps_left = 0
+        if self._engine:
+            self._engine.close()
+        self._engine = None
+
+    def _game(self, task: Task) -> tuple[str, str]:
+        """Problem and task in words."""
+        if "game" in task.options:
+            return read_game(self._read(task))
+        plan, kind = task.options.get("plan"), task.options.get("type")
+        if not isinstance(plan, int) or kind not in TASK_TYPES:
+            raise ConfigError(f"task {task.id} is none of ALFWorld: it has neither a game nor a plan and a type")
+        game = made(plan, kind, task.seed)
+        return game.problem, game.task
+
+    def _read(self, task: Task) -> str:
+        path = data_folder(self._data) / str(task.options["game"]) / GAME_FILE
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise EnvError(f"{task.id} cannot be read ({type(error).__name__}): download the data again") from error
+
+    def _ready(self) -> Engine:
+        if self._engine is None:
+            self._engine = Engine()
+        return self._engine
+
+    def _offered(self, *, over: bool = False) -> tuple[str, ...] | None:
+        if not self._offers:
+            return None
+        assert self._engine
+        return () if over else self._engine.commands

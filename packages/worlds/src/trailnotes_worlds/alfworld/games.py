@@ -1,0 +1,117 @@
+"""Which games of ALFWorld there are: made from floor plans, or those of its data.
+
+Source: Shridhar et al. 2021, "ALFWorld: Aligning Text and Embodied Environments for Interactive Learning" (arXiv
+2010.03768), package 0.4.2.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Sequence
+from functools import lru_cache
+from pathlib import Path
+
+from trailnotes.envs.options import one_of, whole
+from trailnotes.errors import ConfigError
+from trailnotes.storage.parsing import parse_json
+from trailnotes.types import Task
+from trailnotes_worlds.alfworld.rooms import PLANS, TASK_TYPES, plan_numbers
+
+GAMES = ("generated", "published")
+# Split -> its folder in the data. A model is examined in rooms that it has not seen.
+FOLDERS = {"train": "train", "validation": "valid_seen", "test": "valid_unseen"}
+GAME_FILE = "game.tw-pddl"
+_SEEDS_PER_SPLIT = 100_000
+_UNSUPPORTED = ("movable", "Sliced")  # kinds of task that the package leaves out, by words in the names of folders
+
+
+def resolve_types(task_types: str | Sequence[str]) -> tuple[str, ...]:
+    """The kinds of task that an option stands for: a name, "all", or a list of names. Raises `ConfigError`."""
+    if task_types == "all":
+        return tuple(TASK_TYPES)
+    names = (task_types,) if isinstance(task_types, str) else tuple(map(str, task_types))
+    if not names or len(set(names)) < len(names):
+        raise ConfigError("task_types must name each kind of task once, and one at least; or say 'all'")
+    return tuple(one_of("task_types", name, TASK_TYPES) for name in names)
+
+
+def alfworld_tasks(
+    split: str,
+    games: str = "generated",
+    task_types: str | Sequence[str] = "all",
+    num_games: int = 20,
+    dataset_seed: int = 0,
+    data: str = "",
+) -> list[Task]:
+    """The games of one split, one kind of task after the other.
+
+    Args:
+        split: train, validation or test. No floor plan of one is in another; but published games to validate on
+            (valid_seen) are in rooms of the train split, by their nature.
+        games: "generated" from the floor plans, or "published": those that `alfworld-download` has fetched.
+        task_types: a kind of task, "all", or a list.
+        num_games: of each kind; published ones are the first, in the order of their names, and 0 takes all of them.
+        dataset_seed: another one has other generated games.
+        data: folder of the published ones; "" takes that of ALFWORLD_DATA.
+
+    Raises:
+        ConfigError: an unknown name, a number out of range, or no data.
+        MissingExtraError: the package is not installed.
+    """
+    one_of("split", split, FOLDERS)
+    kinds = resolve_types(task_types)
+    published = one_of("games", games, GAMES) == "published"
+    whole("num_games", num_games, 0 if published else 1, _SEEDS_PER_SPLIT)
+    whole("dataset_seed", dataset_seed, 0, 9999)
+    if published:
+        found = _published(data_folder(data) / FOLDERS[split])
+        return [_published_task(split, name, kind) for kind in kinds for name in _of_kind(found, kind, num_games)]
+    first = (dataset_seed * len(PLANS) + list(FOLDERS).index(split)) * _SEEDS_PER_SPLIT
+    tasks = []
+    for kind in kinds:
+        plans, family = plan_numbers(split, kind), f"alfworld/{kind}"
+        for seed in range(first, first + num_games):
+            options = {"type": kind, "plan": plans[seed % len(plans)]}
+            tasks.append(Task(f"{family}/{split}-{seed}", "alfworld", seed, split, options, family))
+    return tasks
+
+
+def data_folder(data: str) -> Path:
+    """The folder ``json_2.1.1`` of the published games. Raises `ConfigError` if there is none."""
+    root = data or os.environ.get("ALFWORLD_DATA", "")
+    if not root:
+        raise ConfigError('games = "published" needs them: run alfworld-download, and set data or ALFWORLD_DATA')
+    folder = Path(root).expanduser()
+    inner = folder / "json_2.1.1"
+    found = inner if inner.is_dir() else folder
+    if not found.is_dir():
+        raise ConfigError(f"there is no folder {folder}: correct env.options.data or ALFWORLD_DATA")
+    return found
+
+
+@lru_cache(8)
+def _published(folder: Path) -> tuple[str, ...]:
+    """Names of the games below a folder of the data that the package would play: solvable, of a kind that it has."""
+    names = []
+    for file in sorted(folder.glob(f"*/*/{GAME_FILE}")):
+        name = file.parent.relative_to(folder.parent).as_posix()
+        if any(word in name for word in _UNSUPPORTED):
+            continue
+        try:
+            solvable = parse_json(file.read_text(encoding="utf-8")).get("solvable")
+        except (OSError, ValueError, AttributeError) as error:
+            raise ConfigError(f"{name}/{GAME_FILE} cannot be read ({error}): download the data again") from error
+        if solvable:
+            names.append(name)
+    if not names:
+        raise ConfigError(f"there are no games in {folder}: run alfworld-download, or alfworld-generate")
+    return tuple(names)
+
+
+def _of_kind(names: Collection[str], kind: str, num: int) -> list[str]:
+    chosen = [name for name in names if name.split("/")[1].partition("-")[0] == kind]
+    return chosen[:num] if num else chosen
+
+
+def _published_task(split: str, name: str, kind: str) -> Task:
+    return Task(f"alfworld/{name}", "alfworld", 0, split, {"type": kind, "game": name}, f"alfworld/{kind}")

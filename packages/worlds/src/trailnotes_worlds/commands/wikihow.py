@@ -1,0 +1,107 @@
+"""`trailnotes wikihow`: libraries of the articles, and what is in them."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trailnotes.commands.command import Command, Group, argument
+from trailnotes.errors import ConfigError
+from trailnotes.reporting.terminal import printable
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from trailnotes_worlds.wikihow.library import Library
+
+
+def _import(args: Namespace) -> None:
+    from trailnotes.runs.console import Bar
+    from trailnotes_worlds.wikihow.importing import import_library
+    from trailnotes_worlds.wikihow.library import REPORT
+
+    if args.limit is not None and args.limit < 1:
+        raise ConfigError(f"--limit {args.limit} leaves no page: give 1 or more, or leave it out")
+    with Bar(1.0, "import") as bar:
+        library = import_library(
+            args.folder,
+            args.pages,
+            args.meta,
+            limit=args.limit,
+            progress=lambda done, total: bar.update(done / total, label=f"page {done:,} of {total:,}"),
+        )
+    with closing(library):
+        _describe(library)
+        if library.meta["left_out"]:
+            print(f"what was left out, page by page: {library.folder / REPORT}")
+
+
+def _show(args: Namespace) -> None:
+    from trailnotes_worlds.wikihow.articles import to_record
+    from trailnotes_worlds.wikihow.synthetic import open_library
+
+    if args.path is not None and args.search is not None:
+        raise ConfigError("--path and --search ask for two things: give one of them")
+    if args.limit < 1:
+        raise ConfigError(f"--limit {args.limit} shows no article: give 1 or more, or leave it out")
+    with closing(open_library(args.library)) as library:
+        if args.path is not None:
+            page = library.get(args.path)
+            if page is None:
+                raise ConfigError(f"{args.library} has no page {args.path}: --search WORDS finds some")
+            print(json.dumps(to_record(page), ensure_ascii=True, indent=1))
+        elif args.search is not None:
+            found = [*library.articles(library.search(args.search, args.limit))]
+            for article in found:
+                print(printable(f"{article.path}  {article.headed}"))
+            if not found:
+                print("no title has any of these words")
+        else:
+            _describe(library)
+
+
+def _describe(library: Library) -> None:
+    counts = ", ".join(f"{count:,} x {kind}" for kind, count in sorted(library.meta["counts"].items()))
+    print(f"{counts}; library {library.name}")
+    for reason, count in sorted(library.meta.get("left_out", {}).items()):
+        print(printable(f"  left out     {count:,} x {reason}"))
+
+
+COMMANDS = (
+    Command(
+        name="wikihow import",
+        summary="make a library of recorded pages",
+        about="Read recorded pages of the real site (the folder dumps of the published archive, or HTML files that are "
+        "named by their paths) into a library: one folder that any number of processes read without a copy of their "
+        "own. What is no article, author or category is counted by its reason, and listed in the library's "
+        "report.jsonl.",
+        example="trailnotes wikihow import runs/pages --pages dumps --meta doc_meta.csv",
+        run=_import,
+        arguments=(
+            argument("folder", type=Path, metavar="FOLDER", help="the library, which is not there yet"),
+            argument(
+                "--pages", type=Path, required=True, metavar="DIR", help="a file for each page: HTML, or HTTP responses"
+            ),
+            argument("--meta", type=Path, metavar="FILE", help="doc_meta.csv: views, dates and marks of the articles"),
+            argument("--limit", type=int, metavar="N", help="the first N files only, by name"),
+        ),
+    ),
+    Command(
+        name="wikihow show",
+        summary="what is in a library",
+        about="Say how many pages a library holds, and what its import left out. Or show one page, or see what a "
+        "search finds. The word synthetic names the library that Trailnotes makes itself.",
+        example="trailnotes wikihow show synthetic --search 'sharpen a bread knife'",
+        run=_show,
+        arguments=(
+            argument("library", metavar="LIBRARY", help="a folder that wikihow import made, or synthetic"),
+            argument("--search", metavar="WORDS", help="the articles that these words find, best first"),
+            argument("--limit", type=int, default=10, metavar="N", help="so many of them (default 10)"),
+            argument("--path", metavar="PATH", help="one page in full: Boil-an-Egg, Author/NAME or Category:NAME"),
+        ),
+    ),
+)
+
+WIKIHOW = Group("wikihow", "the app and its library", COMMANDS)

@@ -1,0 +1,1 @@
+"""Scripted episodes, one script for each world, from which initial models are trained."""

@@ -1,0 +1,230 @@
+"""Scripted searches for the coin of TextWorldExpress, with tips to act on and to write.
+
+What a start model learns here is to take the coin where it sees it, to look into rooms that it has not seen and that no
+tip calls empty, to go the way that a tip with a full score tells, and to write down where the coin was and how to get
+there, or which rooms held none. Searchers know what they have been shown and told; only games of the train split are
+played.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING, Final, Self, cast
+
+from trailnotes.envs import env_tasks, make_env
+from trailnotes.envs.tasks import kept_apart
+from trailnotes.errors import ConfigError
+from trailnotes.types import Tip
+from trailnotes.warmstart.demonstrations.episodes import conversations, follow, of_rehearsal, played
+from trailnotes_worlds.demonstrations.experts import ExpertDemonstrator
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+
+    from trailnotes.config.schema import Config
+    from trailnotes.storage.demonstrations import Demonstration
+    from trailnotes.types import Observation, Task, Trajectory
+    from trailnotes.warmstart.demonstrations.episodes import Script
+    from trailnotes_worlds.textworld_express.env import TextWorldExpressEnv
+
+TAKE: Final = "take coin"
+LONGEST: Final = 100  # steps of the search from which a right tip is made
+PATIENCE: Final = 200  # episodes in a row that have nothing to teach
+_ROOM: Final = re.compile(r"You are in the ([^.]+)\.")
+_WAY_ON: Final = re.compile(r"To the (\w+) you see the ([^.]+)\.")
+
+
+class Searcher:
+    """Goes to rooms that it has not seen, and takes the coin.
+
+    Args:
+        rng: draws among equally good ways.
+        empty: rooms that tips call empty: others come first.
+    """
+
+    def __init__(self, rng: random.Random, empty: Collection[str] = ()) -> None:
+        self.rng, self.empty = rng, frozenset(empty)
+        self.rooms: dict[str, Mapping[str, str]] = {}  # seen room -> direction -> the room there
+
+    def search(self, num: int, first: Observation) -> Script:
+        """As long as the coin is not found, or for `num` steps."""
+        observation = first
+        for _ in range(num):
+            observation = yield self.next(observation)
+
+    def wander(self, num: int, first: Observation) -> Script:
+        """Anywhere, without a thought of where it has been; it takes the coin where it sees it."""
+        observation = first
+        for _ in range(num):
+            _, ways = place(observation.text)
+            observation = yield TAKE if sees_coin(observation) else f"move {self.rng.choice([*ways])}"
+
+    def next(self, observation: Observation) -> str:
+        """The next step of a search."""
+        room, ways = place(observation.text)
+        self.rooms[room] = ways
+        if sees_coin(observation):
+            return TAKE
+        known = {*self.rooms, *self.empty}
+        return f"move {self._towards(room, known) or self._towards(room, self.rooms) or self.rng.choice([*ways])}"
+
+    def _towards(self, start: str, known: Collection[str]) -> str:
+        """The direction of the nearest room that is not in `known`, by way of seen rooms; "" if there is none."""
+        reached, waiting = {start}, deque([(start, "")])
+        while waiting:
+            room, first = waiting.popleft()
+            ways = self.rooms[room]
+            for direction in self.rng.sample([*ways], len(ways)):
+                there = ways[direction]
+                if there not in known:
+                    return first or direction
+                if there in self.rooms and there not in reached:
+                    reached.add(there)
+                    waiting.append((there, first or direction))
+        return ""
+
+
+class CoinDemonstrator(ExpertDemonstrator):
+    """Endless fresh demonstrations of coin games without doors; those of an `ExpertDemonstrator` for all other games.
+
+    Args:
+        config: prompts, memory, `env.options`, and the shares of `config.warmstart`: `obey` of the episodes follow a
+            tip with a full score, `read` of the others wander, and the rest search.
+        count_tokens: of the tokenizer, for the length caps.
+        seed: of everything drawn here.
+    """
+
+    def __init__(self, config: Config, count_tokens: Callable[[str], int], seed: int) -> None:
+        super().__init__(config, count_tokens, seed)
+        tasks = env_tasks("textworld-express", "train", config.env.options)
+        self.coins = tasks if all(map(is_searched, tasks)) else []
+        self.env = cast(
+            "TextWorldExpressEnv",
+            make_env("textworld-express", **{**config.env.options, "max_steps": LONGEST, "actions": True}),
+        )
+
+    @classmethod
+    def apart(cls, config: Config, count_tokens: Callable[[str], int], seed: int) -> Self:
+        """Those of the games that `rehearsal.options` names and `config` neither trains on nor examines.
+
+        Raises:
+            ConfigError: none is left.
+        """
+        subject = cls(of_rehearsal(config), count_tokens, seed)
+        if not subject.coins:
+            return super().apart(config, count_tokens, seed)
+        subject.coins = kept_apart(subject.coins, config)
+        if not subject.coins:
+            raise ConfigError(
+                "every game of the train split is trained on or examined: name others in rehearsal.options"
+            )
+        return subject
+
+    def __iter__(self) -> Iterator[Demonstration]:
+        if not self.coins:
+            yield from super().__iter__()
+        in_vain = 0
+        try:
+            while in_vain < PATIENCE:
+                made = self.searched(self.rng.choice(self.coins))
+                in_vain = 0 if made else in_vain + 1
+                yield from made
+        finally:
+            self.env.close()
+        raise ConfigError(
+            f"the coin was further away than rollout.max_steps = {self.config.rollout.max_steps} in each of {PATIENCE} "
+            "games: raise it, or set warmstart.obey below 1"
+        )
+
+    def searched(self, task: Task) -> list[Demonstration]:
+        """One episode's demonstrations: a row to act, and where it acted on tips, a tip-free row to write."""
+        warm = self.config.warmstart
+        tips: tuple[Tip, ...] = ()
+        if self.rng.random() < warm.obey:
+            told = self.told(task)
+            if told is None:
+                return []
+            trajectory, tips = told
+        elif self.rng.random() < warm.read:
+            trajectory = self.play(task, "wander")
+        else:
+            tips = self.failed_searches(task) if self.rng.random() < 0.4 else ()
+            trajectory = self.play(task, "search", told_empty(tips))
+        return conversations(trajectory, self.ranked(tips), note_of_search(trajectory), self.config, self.count_tokens)
+
+    def told(self, task: Task) -> tuple[Trajectory, tuple[Tip, ...]] | None:
+        """An episode that goes the way of a right tip, and the tips that it has seen; None if the way is too long."""
+        found = played(self.env, task, partial(Searcher(self.rng).search, LONGEST))
+        way = way_of(found)
+        if not found.success or len(way) >= self.config.rollout.max_steps:
+            return None
+        actions = [*(f"move {direction}" for _, direction in way), TAKE]
+        others = self.failed_searches(task) if self.rng.random() < 0.4 else ()
+        return played(self.env, task, partial(follow, actions)), (self.tip(found, found.score), *others)
+
+    def failed_searches(self, task: Task) -> tuple[Tip, ...]:
+        """Up to two tips about searches that did not find the coin."""
+        tries = (self.play(task, self.rng.choice(("search", "wander"))) for _ in range(self.rng.randint(1, 2)))
+        return tuple(self.tip(trajectory, trajectory.score) for trajectory in tries if not trajectory.success)
+
+    def play(self, task: Task, manner: str, empty: Collection[str] = ()) -> Trajectory:
+        """An episode of a searcher: "search" or "wander"."""
+        acting = getattr(Searcher(self.rng, empty), manner)
+        return played(self.env, task, partial(acting, self.config.rollout.max_steps))
+
+    def note(self, trajectory: Trajectory, score: float) -> str:
+        """What a good writer writes about an episode."""
+        return note_of_search(trajectory) if is_searched(trajectory.task) else super().note(trajectory, score)
+
+    def ranked(self, tips: Sequence[Tip]) -> tuple[Tip, ...]:
+        """As many as are shown, by score."""
+        most = min(self.config.warmstart.num_tips, self.config.memory.top_k)
+        return tuple(sorted(tips, key=lambda tip: -tip.score)[:most])
+
+
+def is_searched(task: Task) -> bool:
+    """Whether searchers play a game: they know no doors."""
+    return bool(task.options["game"] == "coin" and task.options["params"].get("includeDoors") == 0)
+
+
+def sees_coin(observation: Observation) -> bool:
+    """Whether the coin can be taken."""
+    return TAKE in (observation.actions or ())
+
+
+def place(text: str) -> tuple[str, Mapping[str, str]]:
+    """The room that an observation shows, and the rooms around it by direction. ("", {}) if it shows none."""
+    room = _ROOM.search(text)
+    return (room[1] if room else ""), {direction.lower(): there for direction, there in _WAY_ON.findall(text)}
+
+
+def way_of(trajectory: Trajectory) -> list[tuple[str, str]]:
+    """The rooms before the last one with the direction that led on, detours left out."""
+    left: dict[str, str] = {}
+    for step in trajectory.steps:
+        room, _ = place(step.observation.text)
+        if room in left:  # what came since was a detour
+            names = [*left]
+            left = {name: left[name] for name in names[: names.index(room)]}
+        left[room] = step.action.removeprefix("move ")
+    return [(room, direction) for room, direction in left.items() if direction != TAKE]
+
+
+def note_of_search(trajectory: Trajectory) -> str:
+    """The tip that a good writer writes: the way to the coin and its room, or the rooms that held none."""
+    texts = [step.observation.text for step in trajectory.steps] + [trajectory.final_observation.text]
+    rooms = [room for room in dict.fromkeys(place(text)[0] for text in texts) if room]
+    if not trajectory.success:
+        return f"no coin in {' , '.join(rooms)}"
+    last, _ = place(trajectory.steps[-1].observation.text)
+    return " , ".join([*(f"{room} {direction}" for room, direction in way_of(trajectory)), f"coin in {last}"])
+
+
+def told_empty(tips: Sequence[Tip]) -> frozenset[str]:
+    """The rooms that tips call empty."""
+    return frozenset(
+        room for tip in tips for room in tip.text.removeprefix("no coin in ").split(" , ") if not tip.score
+    )

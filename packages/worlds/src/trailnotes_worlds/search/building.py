@@ -1,0 +1,180 @@
+"""Building an index: documents stream in, memory holds the vocabulary and one run of postings.
+
+A run is a few million tokens, sorted by term and document and put aside on disk. When the last document is in, the
+runs are laid into the final arrays one after the other, each posting at the place that its term's count reserves.
+"""
+
+from __future__ import annotations
+
+import shutil
+from array import array
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trailnotes.errors import ConfigError
+from trailnotes_worlds.search.analyzer import term_of
+from trailnotes_worlds.search.bm25 import MAX_FREQUENCY, encode_lengths
+from trailnotes_worlds.search.mapped import allocate, write_meta
+from trailnotes_worlds.search.words import split_words
+
+KIND, VERSION = "search index", 1
+FILES = ["ids.npy", "terms.npy", "term_offsets.npy", "posting_offsets.npy", "docs.npy", "codes.npy", "frequent.npy"]
+MAX_ID = 255  # bytes
+
+_RUN = 4_000_000  # tokens
+_CACHED = 1 << 20  # words
+
+
+class _Numbers(dict[str, int]):
+    """Word -> number of its term, -1 for a stopword; `terms` keeps the numbers when the words are forgotten."""
+
+    def __init__(self) -> None:
+        self.terms: dict[str, int] = {}
+
+    def __missing__(self, word: str) -> int:
+        if len(self) >= _CACHED:
+            self.clear()
+        term = term_of(word)
+        self[word] = number = self.of_term(term) if term else -1
+        return number
+
+    def of_term(self, term: str) -> int:
+        """The number of a term, a new one if need be."""
+        return self.terms.setdefault(term, len(self.terms))
+
+
+class IndexBuilder:
+    """Builds the index of `folder`, which must not hold one. A context manager; what fails leaves no ``meta.json``.
+
+    ::
+
+        with IndexBuilder(folder) as builder:
+            for name, text in documents:
+                builder.add(name, text)
+            builder.finish()
+    """
+
+    def __init__(self, folder: Path, *, run: int = _RUN) -> None:
+        self._folder, self._run = folder, run
+        self._spool = folder / "runs"
+        self._spool.mkdir(parents=True, exist_ok=True)
+        self._numbers = _Numbers()
+        self._ids: list[bytes] = []
+        self._tokens, self._lengths = array("i"), array("q")  # of the run: term numbers; words in each document
+        self._first, self._runs = 0, 0  # first document of the run; runs put aside
+        self._total, self._filled = 0, 0  # tokens; documents that have any
+        self._frequent: list[tuple[int, int, int]] = []  # (term, document, frequency) above `MAX_FREQUENCY` - 1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        shutil.rmtree(self._spool, ignore_errors=True)
+
+    def add(self, name: str, text: str) -> None:
+        """Add one document. Names are to be different, of 1 to 255 bytes.
+
+        Raises:
+            ConfigError: a name that cannot be stored.
+        """
+        self._append(name, list(map(self._numbers.__getitem__, split_words(text))))
+
+    def add_terms(self, name: str, terms: Iterable[str]) -> None:
+        """Add one document whose terms are there already, and found by `Index.holding` as they are. Raises as `add`."""
+        self._append(name, list(map(self._numbers.of_term, terms)))
+
+    def _append(self, name: str, numbers: list[int]) -> None:
+        encoded = name.encode()
+        if not 0 < len(encoded) <= MAX_ID or encoded.endswith(b"\0"):
+            raise ConfigError(f"document name {name[:40]!r} is not of 1 to {MAX_ID} bytes: give it another")
+        self._ids.append(encoded)
+        self._tokens.extend(numbers)
+        self._lengths.append(len(numbers))
+        if len(self._tokens) >= self._run:
+            self._put_aside()
+
+    def finish(self) -> None:
+        """Write the index.
+
+        Raises:
+            RunError: the disk is full.
+        """
+        self._put_aside()
+        order = sorted(self._numbers.terms, key=str.encode)
+        rank = np.empty(len(order), np.int64)  # number -> place in the sorted vocabulary
+        rank[[self._numbers.terms[term] for term in order]] = np.arange(len(order))
+        encoded = [term.encode() for term in order]
+        self._save("ids.npy", np.array(self._ids, dtype=bytes))
+        self._save("terms.npy", np.frombuffer(b"".join(encoded), np.uint8))
+        self._save("term_offsets.npy", _offsets(np.array([*map(len, encoded)], np.int64)))
+        starts = self._starts(rank)
+        self._save("posting_offsets.npy", starts)
+        self._merge(rank, starts)
+        facts = {"documents": len(self._ids), "filled": self._filled, "tokens": self._total}
+        write_meta(self._folder, KIND, VERSION, FILES, facts)
+
+    def _put_aside(self) -> None:
+        """Sort the postings of the run by term and document, and save them."""
+        lengths = np.array(self._lengths, np.int64)
+        tokens = np.array(self._tokens, np.int64)
+        documents = np.repeat(np.arange(len(lengths)), lengths)[tokens >= 0]
+        keys, counts = np.unique((tokens[tokens >= 0] << 32) | documents, return_counts=True)
+        terms, documents = keys >> 32, keys & 0xFFFFFFFF
+        kept = np.bincount(documents, weights=counts, minlength=len(lengths)).astype(np.int64)  # without stopwords
+        codes = np.minimum(counts, MAX_FREQUENCY) << 8 | encode_lengths(kept)[documents]
+        documents += self._first
+        often = counts >= MAX_FREQUENCY
+        self._frequent += zip(terms[often].tolist(), documents[often].tolist(), counts[often].tolist(), strict=True)
+        for name, values in (
+            ("terms", terms.astype(np.int32)),
+            ("docs", documents.astype(np.int32)),
+            ("codes", codes.astype(np.uint16)),
+        ):
+            np.save(self._spool / f"{self._runs}.{name}.npy", values)
+        self._runs += 1
+        self._first += len(lengths)
+        self._total += int(kept.sum())
+        self._filled += int(np.count_nonzero(kept))
+        self._tokens, self._lengths = array("i"), array("q")
+
+    def _starts(self, rank: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Where the postings of each term begin, and the end of the last."""
+        sizes = np.zeros(len(rank), np.int64)
+        for run in range(self._runs):
+            sizes += np.bincount(rank[self._part(run, "terms")], minlength=len(rank))
+        return _offsets(sizes)
+
+    def _merge(self, rank: NDArray[np.int64], starts: NDArray[np.int64]) -> None:
+        docs = allocate(self._folder / "docs.npy", np.int32, int(starts[-1]))
+        codes = allocate(self._folder / "codes.npy", np.uint16, int(starts[-1]))
+        cursor = starts[:-1].copy()
+        for run in range(self._runs):
+            terms = rank[self._part(run, "terms")]
+            begins = np.flatnonzero(np.diff(terms, prepend=-1))  # of the groups of one term
+            sizes = np.diff(begins, append=len(terms))
+            places = np.repeat(cursor[terms[begins]] - begins, sizes) + np.arange(len(terms))
+            docs[places] = self._part(run, "docs")
+            codes[places] = self._part(run, "codes")
+            cursor[terms[begins]] += sizes
+        docs.flush()
+        codes.flush()
+        frequent = np.zeros((len(self._frequent), 2), np.int64)  # (posting, frequency), by posting
+        for row, (number, document, frequency) in enumerate(self._frequent):
+            start, stop = starts[rank[number]], starts[rank[number] + 1]
+            frequent[row] = start + np.searchsorted(docs[start:stop], document), frequency
+        self._save("frequent.npy", frequent[np.argsort(frequent[:, 0])])
+
+    def _part(self, run: int, name: str) -> NDArray[np.int32]:
+        part: NDArray[np.int32] = np.load(self._spool / f"{run}.{name}.npy", allow_pickle=False)
+        return part
+
+    def _save(self, name: str, values: NDArray[Any]) -> None:
+        np.save(self._folder / name, values)
+
+
+def _offsets(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])

@@ -1,0 +1,213 @@
+"""An index on disk, searched where it lies."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trailnotes_worlds.search import bm25
+from trailnotes_worlds.search.analyzer import analyze
+from trailnotes_worlds.search.building import KIND, VERSION
+from trailnotes_worlds.search.mapped import MappedFolder
+
+MAX_TERMS = 1024  # different terms of a query that count, the first ones: Lucene refuses a query of more
+
+_BLOCK = 1024  # documents whose best score is looked at together
+_FEW = 100_000  # postings of a query that are all read; of more, those that can decide
+_RARE = 8  # documents to each posting of a term that is read sooner than all documents are looked through
+_READ = 12  # postings that are read while one document is looked up
+_SLACK = 1e-4  # of a score: more than a sum of `MAX_TERMS` in single precision may be wrong by
+
+Documents = NDArray[np.int64]  # their numbers, ascending
+
+
+class _Term(NamedTuple):
+    """A term of a query: its postings, and how much it weighs."""
+
+    start: int
+    stop: int
+    weight: np.float32
+
+    @property
+    def size(self) -> int:
+        """How many documents hold it."""
+        return self.stop - self.start
+
+
+class Index:
+    """Finds the documents that share terms with a query, best first, as Lucene's BM25 ranks them.
+
+    Open one with `Index.open`; build one with `IndexBuilder` of `building.py`. Any number of threads and
+    processes may search it.
+    """
+
+    def __init__(self, files: MappedFolder) -> None:
+        self._files = files
+        self._ids: NDArray[np.bytes_] = files.array("ids.npy")
+        self._docs: NDArray[np.int32] = files.array("docs.npy")
+        self._codes: NDArray[np.uint16] = files.array("codes.npy")
+        self._frequent: NDArray[np.int64] = files.array("frequent.npy")
+        self._terms = files.array("terms.npy").data
+        self._term_offsets = files.array("term_offsets.npy").data
+        self._starts = files.array("posting_offsets.npy").data
+        self._filled: int = files.meta["filled"]
+        mean_length = files.meta["tokens"] / self._filled if self._filled else 1.0
+        self._inverse = bm25.inverse_norms(mean_length)
+        self._saturation = bm25.saturation(self._inverse)
+
+    @classmethod
+    def open(cls, folder: Path) -> Self:
+        """Map the index of `folder`; nothing is read but its directory.
+
+        Raises:
+            ConfigError: it is no index, damaged, or of another version.
+        """
+        return cls(MappedFolder(folder, KIND, VERSION, {"filled": int, "tokens": int}))
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def close(self) -> None:
+        """Close the files."""
+        self._files.close()
+
+    def search(self, query: str, limit: int = 50) -> list[tuple[str, float]]:
+        """The best documents of a bag of words: (name, score), equal scores by name.
+
+        Raises:
+            ConfigError: a file of the index was changed meanwhile.
+        """
+        self._files.check()
+        counts = islice(Counter(analyze(query)).items(), MAX_TERMS)
+        terms = [term for text, count in counts if (term := self._term(text.encode(), count))]
+        if not terms or limit < 1:
+            return []
+        # Terms add a float32 each, as in Lucene, and their sum is double, in the order of the query.
+        if _size(terms) <= _FEW or limit * _BLOCK > len(self._ids):
+            ids, totals = self._ids, np.zeros(len(self._ids))
+            for term in terms:
+                self._add(totals, term)
+        else:
+            documents = self._promising(terms, limit)
+            ids, totals = self._ids[documents], np.zeros(len(documents))
+            for term in terms:
+                totals += self._looked_up(term, documents)
+        best, scores = _best(totals.astype(np.float32), ids, limit)
+        names: list[bytes] = ids[best].tolist()
+        return [(name.decode(), score) for name, score in zip(names, scores.tolist(), strict=True)]
+
+    def holding(self, term: str) -> list[str]:
+        """The names of all documents with this very term, in the order in which they were added."""
+        self._files.check()
+        place = self._term(term.encode(errors="surrogatepass"))
+        if place is None:
+            return []
+        found: list[bytes] = self._ids[self._docs[place.start : place.stop]].tolist()
+        return [name.decode() for name in found]
+
+    def _term(self, text: bytes, count: int = 1) -> _Term | None:
+        """A term of the sorted vocabulary that stands `count` times in the query."""
+        offsets, low, high = self._term_offsets, 0, len(self._term_offsets) - 1
+        while low < high:
+            middle = (low + high) // 2
+            if bytes(self._terms[offsets[middle] : offsets[middle + 1]]) < text:
+                low = middle + 1
+            else:
+                high = middle
+        if low >= len(offsets) - 1 or bytes(self._terms[offsets[low] : offsets[low + 1]]) != text:
+            return None
+        start, stop = self._starts[low], self._starts[low + 1]
+        return _Term(start, stop, np.float32(count) * bm25.idf(self._filled, stop - start))
+
+    def _promising(self, terms: list[_Term], limit: int) -> Documents:
+        """Some documents, the `limit` best among them.
+
+        A term adds less than its weight (as in Turtle and Flood's MaxScore, doi 10.1016/0306-4573(95)00020-H). Rare
+        terms come first, which weigh most: once `limit` documents have more than all that are left could add, only some
+        documents can still get there, and the frequent terms are looked up for these instead of read.
+        """
+        totals, left = np.zeros(len(self._ids), np.float32), sorted(terms, key=lambda term: term.size)
+        documents = None
+        while documents is None:
+            self._add(totals, left.pop(0))
+            if not left or left[0].size > len(totals) // _RARE:
+                documents = _candidates(totals, left, limit)
+        sums = totals[documents].astype(np.float64)
+        while left:
+            sums += self._looked_up(left.pop(0), documents)
+            kept = sums >= _least(np.partition(sums, -limit)[-limit], left)
+            documents, sums = documents[kept], sums[kept]
+        return documents
+
+    def _add(self, totals: NDArray[Any], term: _Term) -> None:
+        """Add a term's scores to those of its documents; codes repeat, so the score of each is computed once."""
+        codes = self._codes[term.start : term.stop]
+        table = _saturated(term, self._saturation[: int(codes.max()) + 1])
+        scores = table.astype(totals.dtype).take(codes, mode="clip")  # several times as fast as [codes]
+        postings, added = self._often(term)
+        scores[postings] = added
+        np.add.at(totals, self._docs[term.start : term.stop].astype(np.intp), scores)
+
+    def _looked_up(self, term: _Term, documents: Documents) -> NDArray[np.float32]:
+        """What a term adds to each of some documents."""
+        docs = self._docs[term.start : term.stop]
+        places = np.minimum(np.searchsorted(docs, documents.astype(np.int32)), len(docs) - 1)
+        scores = _saturated(term, self._saturation[self._codes[term.start : term.stop][places]])
+        postings, added = self._often(term)
+        if len(postings):
+            which = np.minimum(np.searchsorted(postings, places), len(postings) - 1)
+            scores = np.where(postings[which] == places, added[which], scores)
+        return np.where(docs[places] == documents, scores, np.float32(0))
+
+    def _often(self, term: _Term) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """The postings of a term whose frequency does not fit in a code, and what each adds."""
+        first, last = np.searchsorted(self._frequent[:, 0], (term.start, term.stop))
+        postings = self._frequent[first:last, 0]
+        frequencies = self._frequent[first:last, 1].astype(np.float32)
+        inverse = self._inverse[self._codes[postings] & 0xFF]
+        return postings - term.start, _saturated(term, np.float32(1) + frequencies * inverse)
+
+
+def _saturated(term: _Term, saturation: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Lucene's ``weight - weight / (1 + frequency * inverse norm)``."""
+    return np.asarray(term.weight - term.weight / saturation)
+
+
+def _candidates(totals: NDArray[np.float32], left: list[_Term], limit: int) -> Documents | None:
+    """The documents that may be among the best when the terms that are `left` have added; None if they are many."""
+    least = _least(_floor(totals, limit), left)
+    if left and least <= 0:
+        return None
+    documents = np.flatnonzero(totals >= least if least > 0 else totals)
+    return documents if not left or len(documents) * len(left) * _READ <= _size(left) else None
+
+
+def _size(terms: list[_Term]) -> int:
+    """How many postings some terms have."""
+    return sum(term.size for term in terms)
+
+
+def _least(floor: float, left: list[_Term]) -> float:
+    """What a document needs that is to reach `floor` by the terms that are left."""
+    return (1 - _SLACK) * floor - sum(float(term.weight) for term in left)
+
+
+def _best(
+    scores: NDArray[np.float32], ids: NDArray[np.bytes_], limit: int
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """The places and scores of the `limit` best documents. Only those that reach a floor are sorted."""
+    floor = _floor(scores, limit)
+    documents = np.flatnonzero(scores >= floor if floor > 0 else scores)
+    best = documents[np.lexsort((ids[documents], -scores[documents]))[:limit]]
+    return best, scores[best]
+
+
+def _floor(scores: NDArray[Any], limit: int) -> float:
+    """A score that at least `limit` documents reach: the limit-th best of the best of each block; 0 of too few."""
+    blocks = np.maximum.reduceat(scores, np.arange(0, len(scores), _BLOCK))
+    return float(np.partition(blocks, -limit)[-limit]) if len(blocks) >= limit else 0.0

@@ -1,0 +1,113 @@
+"""What is asked of TextWorldExpress: one round trip a step, where the package's own client makes two."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from trailnotes.errors import ConfigError, EnvError
+from trailnotes.storage.parsing import parse_json
+from trailnotes_worlds.java.simulator import Program, Reference, Simulator, find_jars
+
+EXTRA: Final = "textworld-express"
+TITLE: Final = "TextWorldExpress"
+SERVER: Final = "textworldexpress.runtime.PythonInterface"
+HEAP: Final = "64m"
+# Java's own: steps are so many and so short that the second compiler, which ScienceWorld is better without, pays here.
+COMPILING: Final = (
+    "-XX:Tier4InvocationThreshold=5000",
+    "-XX:Tier4MinInvocationThreshold=600",
+    "-XX:Tier4CompileThreshold=15000",
+    "-XX:Tier4BackEdgeThreshold=40000",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What the simulator says after a step, or at the beginning."""
+
+    text: str
+    look: str  # what would be seen by looking around; "" in games without rooms
+    inventory: str
+    actions: tuple[str, ...]  # admissible ones, each once, in the simulator's order
+    score: float  # so far: up to 1; -1 once the task has failed
+    succeeded: bool
+    failed: bool
+
+
+class Client:
+    """One simulator in a Java process of its own. Every call raises as `Simulator.call` does."""
+
+    def __init__(self, java: str = "", timeout: float = 30.0) -> None:
+        """Start the process (half a second). Raises as `Simulator` and `find_jars` do."""
+        jars = find_jars(TITLE, "textworld_express", EXTRA, "textworld-express.jar")
+        self.simulator = Simulator(Program(TITLE, jars, SERVER, EXTRA, COMPILING), java, timeout, HEAP)
+        self._loaded = ("", "")
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can be called."""
+        return self.simulator.alive
+
+    def begin(self, game: str, params: Mapping[str, int], fold: str, seed: int, *, gold: bool = False) -> State:
+        """Begin a game (1 ms).
+
+        Args:
+            game: its name.
+            params: settings; what is not named keeps the game's own default.
+            fold: train, dev or test.
+            seed: of the fold.
+            gold: find a solution, too, see `gold_path`. The game is the same.
+
+        Raises:
+            ConfigError: the simulator makes no game of these settings.
+        """
+        wanted = (game, ",".join(f"{key}={value}" for key, value in params.items()))
+        if wanted != self._loaded:
+            self._loaded = ("", "")
+            refusal = str(self.simulator.call("load", *wanted))
+            if refusal:
+                raise ConfigError(f"TextWorldExpress refuses {game} with params = {dict(params)}: {refusal.strip()}")
+            self._loaded = wanted
+        state = read(self.simulator.call("generateNewGameJSON", seed, fold, gold))
+        if state.text.startswith("ERROR"):
+            raise ConfigError(f"TextWorldExpress makes no {game} with params = {dict(params)}: {state.text.strip()}")
+        return state
+
+    def step(self, action: str) -> State:
+        """Take one action; any text is answered."""
+        return read(self.simulator.call("stepJSON", action))
+
+    def task_description(self) -> str:
+        """The goal in words."""
+        return " ".join(str(self.simulator.call("getTaskDescription")).split())
+
+    def gold_path(self) -> tuple[str, ...]:
+        """Actions that solve the game begun with `gold`: of some games a random walk, another one each time."""
+        elements = self.simulator.call("getGoldActionSequence")
+        assert isinstance(elements, Reference)
+        text = str(self.simulator.call("join", "\n", elements, of="java.lang.String"))
+        self.simulator.release(elements)
+        return tuple(text.split("\n")) if text else ()
+
+    def close(self) -> None:
+        """End the process. Twice is fine."""
+        self.simulator.close()
+
+
+def read(answer: object) -> State:
+    """The state in an answer. Raises `EnvError` if it is none."""
+    try:
+        facts = parse_json(str(answer))
+        return State(
+            facts["observation"].strip(),
+            facts["look"].strip(),
+            facts["inventory"].strip(),
+            tuple(dict.fromkeys(facts["validActions"])),
+            float(facts["score"]),
+            bool(facts["tasksuccess"]),
+            bool(facts["taskfailure"]),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise EnvError(f"TextWorldExpress answered what is no state: {str(answer)[:200]!r}") from error

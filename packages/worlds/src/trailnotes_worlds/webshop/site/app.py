@@ -1,0 +1,271 @@
+"""The site as an ASGI application: a few paths, forms that act, and pages drawn from the state of a visit.
+
+A form is answered by a redirect to the page that it led to, so that loading it again acts no second time. Each form
+says at which step of the visit its page was drawn: one from a page that is no longer current (a second click, another
+tab, the way back) does nothing, and says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Protocol
+from urllib.parse import parse_qsl
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+
+from trailnotes.errors import TrailnotesError
+from trailnotes.web.guard import Guard
+from trailnotes_worlds.webshop.site.drawing import ICON, STYLE, VERSION, draw
+from trailnotes_worlds.webshop.site.sessions import Sessions
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+    from trailnotes.types import Task
+    from trailnotes_worlds.webshop.site.visits import Floor, Visit
+
+logger = logging.getLogger(__name__)
+
+LONGEST_FORM: Final = 16_384  # bytes
+LONGEST_QUERY: Final = 400  # characters that the search bar takes; an agent says no more in one action
+PATIENCE_S: Final = 10.0  # how long a form may take to arrive
+HEADINGS: Final = {
+    400: "That cannot be read", 403: "Not from here", 404: "No such page", 405: "Not that way",
+    408: "That took too long", 413: "That is too much", 415: "Not a form", 421: "Not by that name",
+    500: "Something went wrong", 503: "The shop is closed",
+}  # fmt: skip
+STALE: Final = "That button was on a page that is no longer current, so nothing was done. This is where you are."
+GONE: Final = "Your visit has ended, since nothing happened for a while. Begin again whenever you like."
+UNRECORDED: Final = "This purchase could not be recorded; the terminal of the shop says why."
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What may differ between two sites."""
+
+    cookie: str = "trailnotes-shop"
+    names: frozenset[str] | None = None  # hosts that it answers to; None for any
+    most_visits: int = 10_000
+    idle_s: float = 3600.0
+    only: int | None = None  # the one goal that is played, by its place in the split; None: the visitor's choice
+    clock: Callable[[], float] = time.monotonic
+
+
+class Recorder(Protocol):
+    """Keeps what visitors did. It is asked in a thread, and never twice at once."""
+
+    def line(self, task: Task, actions: Sequence[str]) -> Mapping[str, Any]:
+        """The record of a visit that has ended in a purchase. Raises `TrailnotesError`."""
+        ...
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        """Keep it, whole or not at all. Raises `TrailnotesError`."""
+        ...
+
+
+class Site:
+    """The handlers of one site. All that changes is in its sessions.
+
+    Args:
+        floor: the shop, its goals and its rules.
+        settings: names and limits.
+        recorder: keeps the visits that end in a purchase; None keeps none.
+    """
+
+    def __init__(self, floor: Floor, settings: Settings, recorder: Recorder | None = None) -> None:
+        self.floor, self.settings = floor, settings
+        self.sessions: Sessions[Visit] = Sessions(settings.most_visits, settings.idle_s, settings.clock)
+        self._recorder = recorder
+        self._recording = asyncio.Lock()
+
+    # -- pages
+
+    async def welcome(self, request: Request) -> Response:
+        """The entrance. It begins no visit: a robot that only looks takes no room."""
+        return self._welcome(visiting=self._visit(request) is not None)
+
+    async def shop(self, request: Request) -> Response:
+        """The page where the visit stands."""
+        visit = self._visit(request)
+        if visit is None:
+            return self._to("/")
+        notice, visit.notice = visit.notice, ""
+        page, instruction = self.floor.page(visit), visit.instruction
+        return _page("shop", page=page, instruction=instruction, step=visit.step, notice=notice, longest=LONGEST_QUERY)
+
+    async def score(self, request: Request) -> Response:
+        """What the purchase was worth; the text environment says it to nobody but the learner."""
+        visit = self._visit(request)
+        if visit is None:
+            return self._to("/")
+        score = self.floor.score(visit)
+        if score is None:
+            return self._to("/shop")
+        notice, visit.notice = visit.notice, ""
+        instruction, only = visit.instruction, self.settings.only is not None
+        return _page("score", score=score, step=visit.step, instruction=instruction, only=only, notice=notice)
+
+    # -- forms
+
+    async def begin(self, request: Request) -> Response:
+        """A new visit, in the place of the one before."""
+        form = await _form(request)
+        goal = self.settings.only
+        if goal is None and "goal" in form:
+            goal = _number(form["goal"])
+            if goal is None or not goal < len(self.floor.tasks):
+                text = f"Goals have numbers from 0 to {len(self.floor.tasks) - 1}."
+                return self._welcome(visiting=self._visit(request) is not None, notice=text, status=400)
+        visit = self.floor.enter(secrets.randbelow(len(self.floor.tasks)) if goal is None else goal)
+        self.sessions.remove(request.cookies.get(self.settings.cookie))
+        answer = self._to("/shop")
+        answer.set_cookie(self.settings.cookie, self.sessions.add(visit), httponly=True, samesite="strict")
+        return answer
+
+    async def act(self, request: Request) -> Response:
+        """One step of the visit."""
+        form = await _form(request)
+        visit = self._visit(request)
+        if visit is None:
+            return self._welcome(visiting=False, notice=GONE, status=403)
+        action = f"search[{form['query']}]" if "query" in form else form.get("action", "")
+        if _number(form.get("at", "")) != visit.step:
+            visit.notice = STALE
+            return self._to("/shop")
+        if self.floor.act(visit, action) and visit.bought:
+            await self._keep(visit)
+        return self._to("/shop")
+
+    async def _keep(self, visit: Visit) -> None:
+        recorder = self._recorder
+        if recorder is None:
+            return
+        try:
+            async with self._recording:
+                # To play a visit again takes long enough for the others to notice.
+                await run_in_threadpool(lambda: recorder.write(recorder.line(visit.task, visit.actions)))
+        except TrailnotesError as error:
+            logger.warning("a purchase was not recorded: %s", error)
+            visit.notice = UNRECORDED
+        except Exception:
+            visit.notice = UNRECORDED
+            raise
+
+    # -- the rest
+
+    async def style(self, _request: Request) -> Response:
+        """The one style sheet; its address changes with it."""
+        return _kept(STYLE, "text/css; charset=utf-8")
+
+    async def icon(self, _request: Request) -> Response:
+        """The mark in the browser's tab."""
+        return _kept(ICON, "image/svg+xml")
+
+    async def failed(self, request: Request, error: Exception) -> Response:
+        """Errors are pages; what went wrong inside is told to the terminal, not to the visitor."""
+        if isinstance(error, HTTPException):
+            return refusal(error.status_code, error.detail, dict(error.headers or {}), self._way(request))
+        if isinstance(error, TrailnotesError):
+            logger.warning("%s", error)
+            return refusal(503, "The shop's catalogue cannot be read any more; its terminal says why.")
+        return refusal(500, "The shop has made a mistake; its terminal says which.")
+
+    def _visit(self, request: Request) -> Visit | None:
+        return self.sessions.find(request.cookies.get(self.settings.cookie))
+
+    def _way(self, request: Request) -> str:
+        return "/" if self._visit(request) is None else "/shop"
+
+    def _to(self, path: str) -> Response:
+        return RedirectResponse(path, status_code=303, headers={"cache-control": "no-store"})
+
+    def _welcome(self, *, visiting: bool, notice: str = "", status: int = 200) -> Response:
+        floor, only = self.floor, self.settings.only is not None
+        return _page(
+            "welcome", status, only=only, goals=len(floor.tasks), products=floor.num_products, split=floor.split,
+            compat=floor.shop.rules.compat, visiting=visiting, recorded=self._recorder is not None, notice=notice,
+        )  # fmt: skip
+
+
+def make_app(floor: Floor, settings: Settings | None = None, recorder: Recorder | None = None) -> ASGIApp:
+    """The application that `serve` serves and the tests call.
+
+    Raises:
+        ValueError: limits that cannot work.
+    """
+    settings = settings or Settings()
+    site = Site(floor, settings, recorder)
+    routes: list[tuple[str, str, Callable[[Request], Awaitable[Response]]]] = [
+        ("/", "GET", site.welcome), ("/shop", "GET", site.shop), ("/score", "GET", site.score),
+        ("/begin", "POST", site.begin), ("/act", "POST", site.act),
+        ("/shop.css", "GET", site.style), ("/icon.svg", "GET", site.icon),
+    ]  # fmt: skip
+    app = Starlette(
+        routes=[Route(path, endpoint, methods=[method]) for path, method, endpoint in routes],
+        exception_handlers={HTTPException: site.failed, TrailnotesError: site.failed, Exception: site.failed},
+    )
+    app.router.redirect_slashes = False
+    return Guard(app, settings.names, refusal)
+
+
+def refusal(status: int, text: str, headers: dict[str, str] | None = None, way: str = "/") -> Response:
+    """A page that says what is wrong, and where to go on."""
+    heading = HEADINGS.get(status, "That did not work")
+    if status == 404:
+        text = "The shop has no page of this address."
+    if status == 405:
+        text = "This address is used by the shop's own forms."
+    answer = _page("error", status, heading=heading, text=text, way=way)
+    answer.headers.update(headers or {})
+    return answer
+
+
+def _page(template: str, status: int = 200, **values: Any) -> Response:
+    text = draw(template, version=VERSION, **values)
+    return Response(text, status, {"cache-control": "no-store"}, "text/html; charset=utf-8")
+
+
+def _kept(text: str, media_type: str) -> Response:
+    return Response(text, headers={"cache-control": "public, max-age=31536000, immutable"}, media_type=media_type)
+
+
+async def _form(request: Request) -> dict[str, str]:
+    """The fields of a form, read within bounds; of a field that comes twice the last.
+
+    Raises:
+        HTTPException: it is none, too long, too slow, or has too many fields.
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    body = bytearray()
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            async for part in request.stream():
+                body += part
+                if len(body) > LONGEST_FORM:
+                    raise HTTPException(413, f"The shop reads {LONGEST_FORM:,} bytes at once. Nothing was done.")
+    except TimeoutError as error:
+        raise HTTPException(408, "The form did not arrive in time. Nothing was done.") from error
+    except ClientDisconnect as error:  # nobody reads the answer, and the terminal need not hear of it
+        raise HTTPException(400, "The form broke off. Nothing was done.") from error
+    if body and kind != "application/x-www-form-urlencoded":
+        raise HTTPException(415, "The shop reads forms as a browser sends them. Nothing was done.")
+    try:
+        fields = parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True, errors="replace", max_num_fields=8)
+    except ValueError as error:
+        raise HTTPException(400, "That form has more fields than any of the shop's. Nothing was done.") from error
+    return {name: value.replace("\r\n", "\n") for name, value in fields}  # as browsers send the ends of lines
+
+
+def _number(text: str) -> int | None:
+    """A number of the shop's own forms, from 0 up; None for anything else."""
+    return int(text) if len(text) <= 9 and text.isascii() and text.isdigit() else None

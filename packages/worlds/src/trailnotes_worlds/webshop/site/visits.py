@@ -1,0 +1,153 @@
+"""A visit: one person, one goal, and where in the shop they are; and the floor on which all visits go about."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from trailnotes.types import Task
+from trailnotes_worlds.webshop.goals import NO_LIMIT, Goal, price_of
+from trailnotes_worlds.webshop.reward import Reward, judge_purchase
+from trailnotes_worlds.webshop.shop import Shop, State
+from trailnotes_worlds.webshop.site.pages import Page, page_of
+from trailnotes_worlds.webshop.texts import clean
+
+MOST_STEPS: Final = 200  # of one visit, so that none grows without end
+OVER: Final = "You have bought something, and this visit is over: begin another."
+FULL: Final = f"A visit has {MOST_STEPS} steps at most, and this one has had them: begin another."
+_LONGEST: Final = 1_000  # characters of what was wanted
+_KINDS: Final = {1.0: "the same", 0.5: "hardly the same", 0.1: "another", 0.0: "quite another"}
+_HEADINGS: Final = ((1.0, "Just what was wanted"), (0.5, "Nearly"), (1e-9, "Not quite"), (0.0, "Something else"))
+
+
+@dataclass(slots=True)
+class Visit:
+    """What the site knows of one visitor."""
+
+    task: Task
+    goal: Goal
+    instruction: str  # as shown
+    state: State = field(default_factory=State)
+    actions: list[str] = field(default_factory=list)  # all that did something, as the text environment takes them
+    notice: str = ""  # told on the next page, once
+
+    @property
+    def step(self) -> int:
+        """Actions so far; a form of an earlier page bears another number."""
+        return len(self.actions)
+
+    @property
+    def bought(self) -> bool:
+        """Whether the purchase is made."""
+        return self.state.page == "done"
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A part of the score."""
+
+    name: str
+    wanted: str
+    found: str
+    met: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What a purchase was worth, and why."""
+
+    total: float  # 0..1
+    heading: str
+    parts: tuple[Line, ...]
+    sum: str  # how the parts make the total
+
+
+class Floor:
+    """The shop with its goals. Keeps nothing of a visit.
+
+    Args:
+        shop: the page machine, that of the text environment.
+        tasks: of the environment, whose goals visitors are given; one or more, all of one split.
+    """
+
+    def __init__(self, shop: Shop, tasks: Sequence[Task]) -> None:
+        self.shop, self.tasks = shop, tasks
+
+    @property
+    def split(self) -> str:
+        """Of which the goals are."""
+        return self.tasks[0].split
+
+    @property
+    def num_products(self) -> int:
+        """In the catalogue."""
+        return len(self.shop.shelves)
+
+    def enter(self, number: int) -> Visit:
+        """A fresh visit with the goal at this place of the split."""
+        task = self.tasks[number]
+        goal = Goal.from_json(task.options)
+        return Visit(task, goal, clean(goal.instruction, self.shop.rules.max_text, self.shop.rules.brackets))
+
+    def act(self, visit: Visit, action: str) -> bool:
+        """Take one action; what cannot be done leaves the visit as it is, with a notice that says why.
+
+        Returns:
+            Whether something was done.
+        """
+        if visit.bought or visit.step >= MOST_STEPS:
+            visit.notice = OVER if visit.bought else FULL
+            return False
+        turn = self.shop.step(visit.state, action)
+        if turn.refused:
+            visit.notice = f"Nothing was done: {turn.refused}."
+            return False
+        visit.state = turn.state
+        visit.actions.append(action)
+        return True
+
+    def page(self, visit: Visit) -> Page:
+        """Where the visit stands."""
+        tells = visit.bought and self.shop.rules.compat == "original"
+        return page_of(self.shop, visit.state, self.reward(visit).total if tells else None)
+
+    def reward(self, visit: Visit) -> Reward:
+        """What the purchase is worth, as the environment judges it."""
+        return judge_purchase(self.shop.shelves, visit.goal, visit.state, visit.task.seed)
+
+    def score(self, visit: Visit) -> Score | None:
+        """The reward in words; None before the purchase."""
+        if not visit.bought:
+            return None
+        wanted, bought = self.shop.shelves[visit.goal.asin], self.shop.shelves[visit.state.asin]
+        return _in_words(self.reward(visit), visit.goal, wanted.title, price_of(bought, visit.task.seed))
+
+
+def _in_words(reward: Reward, goal: Goal, title: str, price: float) -> Score:
+    """The score of a reward.
+
+    Args:
+        reward: of the purchase.
+        goal: that it is judged by.
+        title: of the product that was meant.
+        price: that was paid, in dollars.
+    """
+    wanted = len(goal.attributes), len(goal.options)
+    found = reward.num_attributes, reward.num_options
+    attributes = clean("; ".join(goal.attributes), _LONGEST)
+    options = clean("; ".join(f"{name}: {value}" if name else value for name, value in goal.options), _LONGEST)
+    limit = "any" if goal.price_upper == NO_LIMIT else f"${goal.price_upper:,.2f} at most"
+    kind = f"{_KINDS[reward.type_factor]} (times {reward.type_factor:g})"
+    parts = (
+        Line("kind of product", clean(title, _LONGEST), kind, reward.type_factor == 1.0),
+        Line("attributes", attributes, f"{found[0]} of {wanted[0]}", found[0] == wanted[0]),
+        Line("options", options or "none", f"{found[1]} of {wanted[1]}", found[1] == wanted[1]),
+        Line("price", limit, f"${price:,.2f}", reward.price_fits),
+    )
+    arithmetic = (
+        f"({found[0]} + {found[1]} + {int(reward.price_fits)}) / ({wanted[0]} + {wanted[1]} + 1) "
+        f"\N{MULTIPLICATION SIGN} {reward.type_factor:g} = {reward.total:.2f}"
+    )
+    heading = next(words for least, words in _HEADINGS if reward.total >= least)
+    return Score(reward.total, heading, parts, arithmetic)

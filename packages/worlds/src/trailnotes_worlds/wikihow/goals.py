@@ -1,0 +1,138 @@
+"""Goals: what an agent is told to find in a library, and the task file that judges it.
+
+Five templates, known by the number behind the name of a task: 8 an article, 0 from it to the page that says why wikiHow
+can be trusted, 4 to the page of an author, 6 to that of a category (and from either to another article), 7 to the
+references. Each page that is reached is worth 1, once.
+
+Source: the 10 public task files of X-LANCE/Mobile-Env (commit 976145e), whose sentences these are.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Literal
+
+from trailnotes_worlds.wikihow.articles import ABOUT, author_path, category_path, slug_of
+
+Template = Literal["about", "author", "category", "references", "article"]
+SUFFIXES: Final[Mapping[str, int]] = {"about": 0, "author": 4, "category": 6, "references": 7, "article": 8}
+_STOPWORDS: Final = frozenset((
+    "a", "an", "and", "as", "at", "by", "for", "from", "how", "in", "into", "is", "it", "of", "on", "or", "over", "the",
+    "to", "under", "with", "without", "your",
+))  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """One goal."""
+
+    template: Template
+    title: str  # of the article that is searched for
+    slug: str  # its path
+    name: str = ""  # of the author or the category
+    path: str = ""  # of that page
+    then_title: str = ""  # of the article that is opened from there; "" for none
+    then_slug: str = ""
+
+    @property
+    def id(self) -> str:
+        """Name and number, as task files are named."""
+        return f"{re.sub(r'[^a-z0-9]+', '_', self.title.lower()).strip('_')}-{SUFFIXES[self.template]}"
+
+    @property
+    def kind(self) -> str:
+        """The template, and whether another article is opened after it."""
+        return f"{self.template}+article" if self.then_slug else self.template
+
+    @property
+    def instructions(self) -> tuple[str, ...]:
+        """What is said, one after the other; the first one with the task."""
+        told = [f"Search an article to learn how to {self.title.lower()}.", _access(self.title)]
+        if self.template == "about":
+            told.append("Access the about page to learn why people trust wikihow.")
+        elif self.template == "author":
+            told.append(f"Check the author page of {self.name}.")
+        elif self.template == "category":
+            told.append(f"Access the page of category {self.name}")
+        elif self.template == "references":
+            told.append("Check the reference list")
+        return (*told, _access(self.then_title)) if self.then_title else tuple(told)
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values; `from_json` takes them back."""
+        return {name: value for name, value in asdict(self).items() if value}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Goal:
+        """A goal of its JSON.
+
+        Raises:
+            ValueError: it is none.
+        """
+        known = set(cls.__dataclass_fields__)
+        if not {"template", "title", "slug"} <= set(values) <= known or values["template"] not in SUFFIXES:
+            raise ValueError(f"options {sorted(map(str, values))} instead of {sorted(known)}")
+        if not all(isinstance(value, str) for value in values.values()):
+            raise ValueError("its options are texts")
+        return cls(**values)
+
+    def definition(self) -> str:
+        """The task file."""
+        return "".join(_file(self))
+
+
+def keywords(title: str) -> list[str]:
+    """The words of a title by which a search for it is known."""
+    found = [word for word in re.findall(r"\w+", title.lower()) if word not in _STOPWORDS]
+    return found or re.findall(r"\w+", title.lower())
+
+
+def _access(title: str) -> str:
+    return f'Access the article "How to {title}"'
+
+
+def _patterns(goal: Goal) -> Iterator[str]:
+    """What the log says when each page is reached, in the order of the instructions.
+
+    Ours ends with the path: the public files take a path that only begins like the wanted one.
+    """
+    host = r"https://www\.wikihow\.com/"
+    words = "|".join(map(re.escape, keywords(goal.title)))
+    yield rf"\bmUrl is: {host}wikiHowTo\?search=.*\b({words})\b.*"
+    yield rf"\bmUrl is: {host}{re.escape(goal.slug)}(\?|$)"
+    if goal.template == "references":
+        yield rf"\burl is: {host}{re.escape(goal.slug)}\?wh_an=1&amp=1#References\b"
+    elif goal.template != "article":
+        yield rf"\bmUrl is: {host}{re.escape(ABOUT if goal.template == 'about' else goal.path)}(\?|$)"
+    if goal.then_slug:
+        yield rf"\bmUrl is: {host}{re.escape(goal.then_slug)}(\?|$)"
+
+
+def _file(goal: Goal) -> Iterator[str]:
+    patterns = list(_patterns(goal))
+    yield f"id: {_quoted(goal.id)}\ncommand: {_quoted(goal.instructions[0])}\n"
+    for number, pattern in enumerate(patterns, start=1):
+        yield f'event_sources {{ id: {number} log_event {{ filters: "jd:D" pattern: {_quoted(pattern)} }} }}\n'
+    yield "event_slots {\n  reward_listener {\n    type: OR\n"
+    for number in range(1, len(patterns) + 1):
+        yield f"    events {{ event {{ id: {100 + number} events {{ id: {number} }} "
+        yield 'transformation: "y = 1" repeatability: NONE } }\n'
+    yield f'  }}\n  episode_end_listener {{ events {{ id: {100 + len(patterns)} }} transformation: "y = True" }}\n'
+    yield "  instruction_listener {\n    type: OR\n"
+    for number, text in enumerate(goal.instructions[1:], start=1):
+        yield f"    events {{ event {{ events {{ id: {100 + number} }} "
+        yield f"transformation: {_quoted('y = ' + repr([text]))} }} }}\n"
+    yield "  }\n}\n"
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def goal_of(template: Template, title: str, slug: str, name: str = "", then: tuple[str, str] = ("", "")) -> Goal:
+    """A goal; `name` is of the author or category that its template needs, `then` (title, slug) of a second article."""
+    path = {"author": author_path, "category": category_path}.get(template, lambda _: "")(name)
+    return Goal(template, title, slug or slug_of(title), name, path, *then)

@@ -1,0 +1,175 @@
+"""From recorded pages of the real site to a library.
+
+The texts of wikiHow are not ours to give away (CC BY-NC-SA); who has the published archive, or pages of their own,
+makes a library of them here.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from trailnotes.errors import ConfigError
+from trailnotes_worlds.wikihow.articles import MAX_LISTED, Page, author_path, category_path, from_record
+from trailnotes_worlds.wikihow.library import Library, write_library
+from trailnotes_worlds.wikihow.recorded import Recorded, doc_id, name_of, parse_page, read_page
+
+Progress = Callable[[int, int], None]  # (pages read, of how many)
+
+_VERIFIED = {"E": "Expert Co-Authored", "Q": "Quality Tested"}
+_NOT_AUTHORS = ("", "Author Info")
+_FEW = 40  # characters: a shorter paragraph is no introduction
+
+
+def import_library(
+    folder: Path, pages: Path, meta: Path | None = None, *, limit: int | None = None, progress: Progress | None = None
+) -> Library:
+    """Make `folder` the library of the pages recorded in a folder, and open it.
+
+    Args:
+        folder: is not there yet.
+        pages: a file for each page, named by its path (``%2fBoil-an-Egg?wh_an=1&amp=1``, or ``Boil-an-Egg.html``).
+        meta: the archive's ``doc_meta.csv``: views, date and mark of each article.
+        limit: how many files to read, in the order of their names; None: all.
+        progress: told how far it is.
+
+    Raises:
+        ConfigError: `folder` is taken, a source cannot be read, or no page is an article.
+        RunError: the disk is full or the place not writable.
+    """
+    reading = _Reading(pages, _facts_of(meta) if meta else {}, limit, progress)
+    facts = {"again": "import it again", "left_out": reading.left_out}
+    return write_library(folder, reading.pages(), facts, reading.report)
+
+
+class _Reading:
+    """Reads page after page; what is none is reported."""
+
+    def __init__(
+        self, folder: Path, facts: Mapping[str, Mapping[str, str]], limit: int | None, progress: Progress | None
+    ) -> None:
+        self.left_out = Counter[str]()
+        self.report: list[dict[str, str]] = []
+        self._facts, self._tell = facts, progress or (lambda *_: None)
+        self._taken: set[str] = set()
+        self._names: dict[str, str] = {}  # path of an author -> name, as articles tell it
+        try:
+            files = sorted(path for path in folder.iterdir() if path.is_file())[:limit]
+        except OSError as error:
+            raise ConfigError(f"{folder} cannot be read: {error.strerror}") from error
+        if not files:
+            raise ConfigError(f"{folder} holds no files: name the folder of the recorded pages, dumps in the archive")
+        self._files = sorted(files, key=lambda path: _rank(doc_id(path.name)))
+
+    def pages(self) -> Iterator[Page]:
+        """The pages: articles first, since they tell the names of their authors."""
+        for place, path in enumerate(self._files):
+            self._tell(place, len(self._files))
+            try:
+                page = from_record(self._record(path))
+            except ConfigError as error:
+                self.left_out[str(error).partition(":")[0]] += 1
+                self.report.append({"file": path.name, "reason": str(error)})
+                continue
+            self._taken.add(page.path)
+            yield page
+
+    def _record(self, path: Path) -> dict[str, Any]:
+        slug = doc_id(path.name)
+        if slug in self._taken:
+            raise ConfigError("its path comes twice")
+        page = parse_page(read_page(path))
+        if slug.startswith("Author/"):
+            return self._author(slug, page)
+        if slug.startswith("Category:"):
+            return self._category(slug, page)
+        return self._article(slug, page)
+
+    def _article(self, slug: str, page: Recorded) -> dict[str, Any]:
+        heading = " ".join(page.texts["title"][:1]).strip()
+        if not heading:
+            raise ConfigError("no title, so no article")
+        is_usual = heading.startswith("How to ")
+        authors = [link for link in page.links["byline"] if link.text not in _NOT_AUTHORS]
+        for link in authors:
+            self._names.setdefault(link.path, link.text)
+        facts = self._facts.get(slug, {})
+        paragraphs = [text for text in page.texts[""] if len(text) > _FEW]
+        steps = page.texts["step"][:MAX_LISTED]
+        return {
+            "kind": "article",
+            "title": heading.removeprefix("How to ").strip() if is_usual else name_of(slug),
+            "heading": "" if is_usual else heading,
+            "slug": slug,
+            "categories": _categories(page),
+            "authors": list(dict.fromkeys(link.text for link in authors if author_path(link.text) == link.path)),
+            "updated": _day(facts.get("sr_updated", "")),
+            "views": _count(facts.get("sr_view", "")),
+            "verified": _VERIFIED.get(facts.get("sr_verif", ""), ""),
+            "intro": paragraphs[0] if paragraphs else "",
+            "methods": [("Steps", steps)] if steps else [],
+            "references": page.texts["references"][:MAX_LISTED],
+            "related": _articles(page, slug, "listed"),
+        }
+
+    def _author(self, slug: str, page: Recorded) -> dict[str, Any]:
+        bio = next((text for text in page.texts[""] if len(text) > _FEW), "")
+        name = self._names.get(slug, name_of(slug))
+        return {"kind": "author", "name": name, "slug": slug, "bio": bio, "articles": _articles(page, slug, "listed")}
+
+    def _category(self, slug: str, page: Recorded) -> dict[str, Any]:
+        name = name_of(slug)
+        about = next((text for text in page.texts[""] if len(text) > _FEW), "")
+        around = [each for each in _categories(page) if each != name]
+        topics = [name_of(link.path) for link in page.links["listed"] if link.path.startswith("Category:")]
+        return {
+            "kind": "category",
+            "name": name,
+            "slug": slug,
+            "parent": around[-1] if around else "",
+            "about": [(about, "")] if about else [],
+            "topics": topics,
+            "articles": _articles(page, slug, "listed"),
+        }
+
+
+def _rank(slug: str) -> tuple[bool, str]:
+    return slug.startswith(("Author/", "Category:")), slug
+
+
+def _categories(page: Recorded) -> list[str]:
+    links = [link for link in page.links["crumbs"] if link.path.startswith("Category:")]
+    return [link.text for link in links if category_path(link.text) == link.path]
+
+
+def _articles(page: Recorded, slug: str, mark: str) -> list[str]:
+    paths = (link.path for link in page.links[mark])
+    return list(dict.fromkeys(path for path in paths if path != slug and path.isascii() and ":" not in path))
+
+
+def _facts_of(path: Path) -> dict[str, dict[str, str]]:
+    """The lines of ``doc_meta.csv``, by the path of the article."""
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = csv.DictReader(file)
+            if "doc_id" not in (rows.fieldnames or ()):
+                raise ConfigError(f"{path} has no column doc_id: name the archive's doc_meta.csv")
+            return {doc_id(row["doc_id"]): {key: value or "" for key, value in row.items() if key} for row in rows}
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ConfigError(f"{path} cannot be read as doc_meta.csv: {error}") from error
+
+
+def _day(text: str) -> str:
+    try:
+        return datetime.strptime(text.strip(), "%B %d, %Y").date().isoformat()  # noqa: DTZ007 (a day, of no zone)
+    except ValueError:
+        return ""
+
+
+def _count(text: str) -> int:
+    digits = text.replace(",", "").strip()
+    return int(digits) if digits.isascii() and digits.isdecimal() and len(digits) < 12 else 0

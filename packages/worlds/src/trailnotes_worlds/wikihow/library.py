@@ -1,0 +1,225 @@
+"""A library: all pages of an app in one folder, which any number of processes read without a copy of their own.
+
+::
+
+    meta.json   version, name (a hash of all pages), sizes, what was left out
+    pages.db    SQLite: a page each, by its path
+    search/     the index over the titles of the articles
+    report.jsonl  what was left out, and why
+
+It is written once, whole or not at all, and never changed: its name says what is in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import lru_cache
+from itertools import islice
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import quote, unquote
+
+from trailnotes.errors import ConfigError, RunError
+from trailnotes.storage.databases import BoundedConnection, find_foreign
+from trailnotes.storage.parsing import parse_json
+from trailnotes_worlds.search.building import IndexBuilder
+from trailnotes_worlds.search.index import Index
+from trailnotes_worlds.search.mapped import MappedFolder, write_meta
+from trailnotes_worlds.wikihow.articles import Article, Category, Page, from_record, to_record
+
+KIND, VERSION = "wikihow library", 1
+PAGES, SEARCH, REPORT = "pages.db", "search", "report.jsonl"
+
+_TABLES = (
+    "CREATE TABLE pages (path TEXT PRIMARY KEY, place INTEGER, record TEXT) WITHOUT ROWID",
+    "CREATE INDEX places ON pages (place)",
+)
+_CACHED = 512  # pages that a process keeps decoded
+_FACTS = {"name": str, "counts": dict}  # that ``meta.json`` must tell
+
+
+class Library:
+    """The pages of one app. Open it with `Library.open`; processes may share it.
+
+    ::
+
+        library = Library.open(Path("pages"))
+        article = library[library.search("boil an egg")[0]]
+    """
+
+    def __init__(self, files: MappedFolder, hidden: frozenset[str] = frozenset()) -> None:
+        self._files, self._hidden = files, hidden
+        files.file(PAGES)  # whose size is compared
+        self._index = Index.open(files.folder / SEARCH)
+        path = quote(str((files.folder / PAGES).resolve()))
+        address = f"file:{path}?mode=ro&immutable=1"
+        try:
+            self._pages = sqlite3.connect(address, uri=True, check_same_thread=False, factory=BoundedConnection)
+            foreign = find_foreign(self._pages, _TABLES)
+        except sqlite3.DatabaseError as error:
+            foreign = str(error)
+        if foreign:
+            raise ConfigError(f"{files.folder / PAGES} is damaged ({foreign}): make the library again")
+        self._cached = lru_cache(maxsize=_CACHED)(self._read)
+
+    @classmethod
+    def open(cls, path: str | Path) -> Self:
+        """Open the library of a folder.
+
+        Raises:
+            ConfigError: it is none, of another version, or a file of it was cut or replaced.
+        """
+        return cls(MappedFolder(Path(path), KIND, VERSION, _FACTS))
+
+    @property
+    def name(self) -> str:
+        """A hash of all pages: the same name, the same pages."""
+        return str(self._files.meta["name"])
+
+    @property
+    def folder(self) -> Path:
+        """Where it lies."""
+        return self._files.folder
+
+    @property
+    def meta(self) -> Mapping[str, Any]:
+        """What ``meta.json`` says, among it ``counts``: pages by kind, and ``left_out``: reason -> pages."""
+        return self._files.meta
+
+    def without(self, paths: Iterable[str]) -> Self:
+        """The same pages, opened once more, as if the articles at `paths` had never been written."""
+        return type(self)(self._files, self._hidden.union(paths))
+
+    def __len__(self) -> int:
+        counts: Mapping[str, int] = self._files.meta["counts"]
+        return sum(counts.values()) - sum(map(self._has, self._hidden))
+
+    def __iter__(self) -> Iterator[Page]:
+        for path, record in self._ask("SELECT path, record FROM pages ORDER BY place"):
+            if path not in self._hidden:
+                yield self._seen(from_record(parse_json(record)))
+
+    def __contains__(self, path: object) -> bool:
+        return path not in self._hidden and self._has(path)
+
+    def __getitem__(self, path: str) -> Page:
+        page = self._cached(path)
+        if page is None:
+            raise KeyError(path)
+        return page
+
+    def get(self, path: str) -> Page | None:
+        """The page at a path, None where there is none."""
+        return self._cached(path)
+
+    def articles(self, paths: Iterable[str]) -> Iterator[Article]:
+        """The articles at `paths`, in their order; what is missing or none is left out."""
+        for path in paths:
+            if isinstance(page := self._cached(path), Article):
+                yield page
+
+    def search(self, query: str, limit: int) -> list[str]:
+        """The paths of the articles whose titles share words with a query, best first."""
+        found = (path for path, _ in self._index.search(query, limit + len(self._hidden)))
+        return [*islice((path for path in found if path not in self._hidden), limit)]
+
+    def close(self) -> None:
+        """Close the files; what is asked for afterwards is an error of `sqlite3`."""
+        self._pages.close()
+        self._index.close()
+        self._files.close()
+
+    def _has(self, path: object) -> bool:
+        return bool(self._ask("SELECT 1 FROM pages WHERE path = ?", path))
+
+    def _read(self, path: str) -> Page | None:
+        if path in self._hidden:
+            return None
+        rows = self._ask("SELECT record FROM pages WHERE path = ?", path)
+        return self._seen(from_record(parse_json(rows[0][0]))) if rows else None
+
+    def _seen(self, page: Page) -> Page:
+        """A page as it is without what is hidden: lists of articles go by their paths, a category's text names some."""
+        if not self._hidden or not isinstance(page, Category):
+            return page
+        return replace(page, about=tuple(part for part in page.about if part[1] not in self._hidden))
+
+    def _ask(self, question: str, *values: object) -> list[Any]:
+        try:
+            return self._pages.execute(question, values).fetchall()
+        except sqlite3.DatabaseError as error:
+            if isinstance(error, sqlite3.ProgrammingError):
+                raise
+            raise ConfigError(f"{self.folder / PAGES} is damaged ({error}): make the library again") from error
+
+
+def write_library(
+    folder: Path, pages: Iterable[Page], facts: Mapping[str, Any] | None = None, report: Iterable[object] = ()
+) -> Library:
+    """Make `folder` the library of `pages`, whole or not at all, and open it.
+
+    Args:
+        folder: is not there yet, or empty.
+        pages: each path once; read one by one.
+        facts: for ``meta.json``; read when all pages are.
+        report: JSON values, a line each; read when all pages are.
+
+    Raises:
+        ConfigError: there is something in `folder`, or two pages have one path.
+        RunError: the disk is full or the place not writable.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{folder} is there already: name another folder, or delete it first")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as aside:
+            made = Path(aside) / "made"  # with the usual permissions: those of `aside` are for its owner alone
+            made.mkdir()
+            name, counts = _write_pages(made, pages)
+            lines = (json.dumps(line, ensure_ascii=True) + "\n" for line in report)
+            (made / REPORT).write_text("".join(lines), encoding="utf-8")
+            write_meta(made, KIND, VERSION, [PAGES, REPORT], {"name": name, "counts": counts, **(facts or {})})
+            made.replace(folder)
+    except (OSError, sqlite3.OperationalError) as error:
+        raise RunError(f"cannot write {folder} ({error}): free space or name another folder") from error
+    return Library.open(folder)
+
+
+def _write_pages(folder: Path, pages: Iterable[Page]) -> tuple[str, Counter[str]]:
+    digest, counts = hashlib.sha256(), Counter[str]()
+    base = sqlite3.connect(folder / PAGES)
+    try:
+        base.execute("PRAGMA journal_mode = OFF")  # it is thrown away when it is not finished
+        base.execute(_TABLES[0])
+        with IndexBuilder(folder / SEARCH) as search:
+            for place, given in enumerate(pages):
+                page = from_record(to_record(given))  # as it will be read
+                record = {**to_record(page), "slug": page.path}
+                text = json.dumps(record, ensure_ascii=False, separators=(",", ":"))
+                try:
+                    base.execute("INSERT INTO pages VALUES (?, ?, ?)", (page.path, place, text))
+                except sqlite3.IntegrityError as error:
+                    raise ConfigError(f"two pages have the path {page.path}: leave one out") from error
+                digest.update(text.encode() + b"\n")
+                counts[record["kind"]] += 1
+                if isinstance(page, Article):
+                    search.add(page.path, searched(page))
+            if not counts["article"]:
+                raise ConfigError("there is no article among the pages: a library needs one at least")
+            search.finish()
+        base.execute(_TABLES[1])
+        base.commit()
+    finally:
+        base.close()
+    return digest.hexdigest()[:16], counts
+
+
+def searched(article: Article) -> str:
+    """What the search looks at: the words of the path, as in the published data."""
+    return unquote(article.path).replace("-", " ")

@@ -1,0 +1,232 @@
+"""Scripted searches for a coin: in houses drawn here, and a few in the simulator's own."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from small import small_config
+from trailnotes.config.methods_schema import RehearsalConfig
+from trailnotes.config.schema import Config, RolloutConfig
+from trailnotes.envs import env_tasks
+from trailnotes.errors import ConfigError
+from trailnotes.types import Observation, Task, Trajectory
+from trailnotes.warmstart.demonstrations import demonstrator_of
+from trailnotes.warmstart.demonstrations.episodes import actions_of, follow, played
+from trailnotes_worlds.demonstrations.coin import (
+    TAKE,
+    CoinDemonstrator,
+    Searcher,
+    note_of_search,
+    place,
+    told_empty,
+    way_of,
+)
+from trailnotes_worlds.demonstrations.experts import ExpertDemonstrator
+
+STEPS = {"north": (0, 1), "south": (0, -1), "east": (1, 0), "west": (-1, 0)}
+TASK = Task("coin/1", "textworld-express", options={"game": "coin", "params": {"includeDoors": 0}})
+
+
+class House:
+    """Rooms on a grid, worded as the simulator words them; the coin lies in one."""
+
+    def __init__(self, rooms: dict[tuple[int, int], str], coin: str) -> None:
+        self.rooms, self.coin = rooms, coin
+
+    @property
+    def exits(self) -> dict[str, tuple[int, int]]:
+        x, y = self.at
+        around = {direction: (x + dx, y + dy) for direction, (dx, dy) in STEPS.items()}
+        return {direction: there for direction, there in around.items() if there in self.rooms}
+
+    def reset(self, task: Task) -> Observation:
+        del task
+        self.at = next(iter(self.rooms))
+        return self.seen()
+
+    def step(self, action: str) -> Observation:
+        if action == TAKE and self.rooms[self.at] == self.coin:
+            return Observation("You take the coin.", 1.0, terminated=True, success=True, score=1.0)
+        self.at = self.exits[action.removeprefix("move ")]  # a way that does not exist fails the test
+        return self.seen()
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def seen(self) -> Observation:
+        here = self.rooms[self.at]
+        thing = " There is also a coin." if here == self.coin else ""
+        ways = " ".join(f"To the {way.title()} you see the {self.rooms[to]}." for way, to in self.exits.items())
+        offered = (*(f"move {way}" for way in self.exits), *([TAKE] if thing else []))
+        return Observation(f"You are in the {here}.{thing} \n{ways}", actions=offered)
+
+
+@st.composite
+def houses(draw: st.DrawFn) -> House:
+    """Of up to nine rooms, each beside one of those before, with or without loops."""
+    places = [(0, 0)]
+    for _ in range(draw(st.integers(1, 8))):
+        x, y = draw(st.sampled_from(places))
+        dx, dy = draw(st.sampled_from([*STEPS.values()]))
+        places.append((x + dx, y + dy))
+    rooms = {at: f"room {'abcdefghi'[number]}" for number, at in enumerate(dict.fromkeys(places))}
+    return House(rooms, draw(st.sampled_from([*rooms.values()])))
+
+
+def searched(house: House, seed: int, num: int = 60, empty: frozenset[str] = frozenset()) -> Trajectory:
+    return played(house, TASK, partial(Searcher(random.Random(seed), empty).search, num))
+
+
+@given(houses(), st.integers(0, 9))
+def test_a_search_finds_every_coin_and_what_is_written_leads_back_to_it(house: House, seed: int) -> None:
+    found = searched(house, seed)
+    assert found.success
+    way = way_of(found)
+    assert len({room for room, _ in way}) == len(way)
+    again = played(house, TASK, partial(follow, [*(f"move {direction}" for _, direction in way), TAKE]))
+    assert again.success
+    assert len(again.steps) <= len(found.steps)
+    steps, _, where = note_of_search(found).rpartition("coin in ")
+    assert where == house.coin
+    assert steps == "".join(f"{room} {direction} , " for room, direction in way)
+    assert note_of_search(again) == note_of_search(found)
+
+
+@given(houses(), st.integers(0, 9), st.sets(st.sampled_from("abcdefghi")))
+def test_what_tips_call_empty_is_looked_at_in_the_end(house: House, seed: int, empty: set[str]) -> None:
+    assert searched(house, seed, 60, frozenset(f"room {letter}" for letter in empty)).success
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_rooms_that_tips_call_empty_come_last(seed: int) -> None:
+    around = {at: f"room {letter}" for at, letter in zip([(0, 0), *STEPS.values()], "abcde", strict=True)}
+    house = House(around, "room d")
+    assert actions_of(searched(house, seed, empty=frozenset({"room a", "room b", "room c", "room e"}))) == [
+        "move east",
+        TAKE,
+    ]
+    seen = [place(step.observation.text)[0] for step in searched(house, seed, empty=frozenset({"room d"})).steps]
+    assert set(seen[:-1]) == {"room a", "room b", "room c", "room e"}
+
+
+def test_who_did_not_find_it_writes_where_it_was_not() -> None:
+    house = House({(0, 0): "kitchen", (1, 0): "pantry", (1, 1): "attic"}, "attic")
+    failed = searched(house, 0, 1)
+    assert note_of_search(failed) == "no coin in kitchen , pantry"
+    assert place("You take the coin.") == ("", {})
+
+
+# -- in the simulator
+
+
+def words(text: str) -> int:
+    return len(text.split())
+
+
+def a_config(doors: int = 0, **warmstart: float) -> Config:
+    params = {"numLocations": 11, "numDistractorItems": 0, "includeDoors": doors}
+    return small_config(
+        env={"name": "textworld-express", "options": {"params": params, "view": "short", "num_games": 30}},
+        rollout={"max_steps": 8, "max_context_tokens": 4000, "max_observation_tokens": 400, "style": "terse"},
+        memory={"top_k": 3, "max_tip_tokens": 100},
+        warmstart=warmstart,
+    )
+
+
+@pytest.fixture(scope="module")
+def subject() -> Iterator[CoinDemonstrator]:
+    pytest.importorskip("textworld_express", reason="needs the extra textworld-express")
+    made = CoinDemonstrator(a_config(), words, 1)
+    yield made
+    made.env.close()
+
+
+def whole_house(subject: CoinDemonstrator, task: Task) -> tuple[object, ...]:
+    """All rooms with their ways, and where the coin is; it is not taken."""
+    searcher, observation, where = Searcher(random.Random(0)), subject.env.reset(task), ""
+    for _ in range(60):
+        where = place(observation.text)[0] if "coin" in observation.text else where
+        observation = subject.env.step(searcher.next(replace(observation, actions=())))
+    return where, *sorted((room, *sorted(ways.items())) for room, ways in searcher.rooms.items())
+
+
+def test_no_house_that_is_examined_is_shown(subject: CoinDemonstrator, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = subject.config.env.options
+    houses = {
+        split: [whole_house(subject, task) for task in env_tasks("textworld-express", split, options)]
+        for split in ("train", "validation", "test")
+    }
+    assert all(len(house) == 1 + 11 for own in houses.values() for house in own)
+    assert len({*houses["train"], *houses["validation"], *houses["test"]}) == 90
+    played_tasks: list[Task] = []
+    reset = subject.env.reset
+
+    def watched(task: Task) -> Observation:
+        played_tasks.append(task)
+        return reset(task)
+
+    monkeypatch.setattr(subject.env, "reset", watched)
+    for _ in range(30):
+        subject.searched(subject.rng.choice(subject.coins))
+    assert {task.split for task in played_tasks} == {"train"}
+
+
+def test_a_right_tip_is_followed_whatever_stands_beside_it(subject: CoinDemonstrator) -> None:
+    found = [told for task in subject.coins[:15] if (told := subject.told(task))]
+    assert len(found) > 10
+    for trajectory, (right, *others) in found:
+        assert trajectory.success
+        assert right.text == note_of_search(trajectory)
+        assert (right.score, right.max_score) == (1.0, 1.0)
+        assert all(tip.score == 0 and tip.text.startswith("no coin in ") for tip in others)
+        assert len(trajectory.steps) == len(way_of(trajectory)) + 1 <= subject.config.rollout.max_steps
+
+
+def test_a_coin_that_is_too_far_away_is_told_to_nobody(subject: CoinDemonstrator) -> None:
+    near = CoinDemonstrator(subject.config.model_copy(update={"rollout": RolloutConfig(max_steps=1)}), words, 0)
+    near.env = subject.env
+    found = [told for task in subject.coins if (told := near.told(task))]
+    assert all(actions_of(trajectory) == [TAKE] for trajectory, _ in found)
+    assert len(found) < len(subject.coins) / 2
+
+
+def test_a_start_whose_every_coin_is_too_far_away_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("textworld_express", reason="needs the extra textworld-express")
+    monkeypatch.setattr(CoinDemonstrator, "told", lambda *_: None)
+    with pytest.raises(ConfigError, match=r"raise it, or set warmstart\.obey below 1"):
+        next(iter(CoinDemonstrator(a_config(obey=1.0), words, 0)))
+
+
+def test_a_search_avoids_what_a_failure_tells(subject: CoinDemonstrator) -> None:
+    tips = next(tips for task in subject.coins * 4 if (tips := subject.failed_searches(task)))
+    assert told_empty(tips) == {room for tip in tips for room in tip.text.removeprefix("no coin in ").split(" , ")}
+    assert "kitchen" in told_empty(tips)
+
+
+def test_what_is_said_is_understood_and_comes_again_with_the_seed() -> None:
+    pytest.importorskip("textworld_express", reason="needs the extra textworld-express")
+    first, again = (list(islice(CoinDemonstrator(a_config(obey=0.4, read=0.5), words, 3), 12)) for _ in range(2))
+    assert first == again
+    taught = {demo.messages[at].content for demo in first for at in demo.taught}
+    assert taught > {"move north", TAKE}
+    assert any(text.startswith("no coin in kitchen") for text in taught)
+    assert any("coin in " in text and not text.startswith("no coin") for text in taught)
+
+
+def test_other_games_are_those_of_the_expert_and_coins_are_kept_apart() -> None:
+    pytest.importorskip("textworld_express", reason="needs the extra textworld-express")
+    assert not CoinDemonstrator(a_config(doors=1), words, 0).coins
+    assert demonstrator_of("textworld-express", "full") is CoinDemonstrator
+    assert issubclass(CoinDemonstrator, ExpertDemonstrator)
+    with pytest.raises(ConfigError, match=r"name others in rehearsal\.options"):
+        CoinDemonstrator.apart(a_config(), words, 0)
+    more = a_config().model_copy(update={"rehearsal": RehearsalConfig(options={"num_games": 40})})
+    assert [task.seed for task in CoinDemonstrator.apart(more, words, 0).coins] == [*range(30, 40)]

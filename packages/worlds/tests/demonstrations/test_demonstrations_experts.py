@@ -1,0 +1,90 @@
+"""Demonstrations of games that bring an expert, recorded from Sokoban and Minesweeper."""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from trailnotes.config.memory_schema import MemoryConfig
+from trailnotes.config.methods_schema import RehearsalConfig
+from trailnotes.config.schema import Config, EnvConfig, EvalConfig, RolloutConfig
+from trailnotes.config.warmstart_schema import WarmstartConfig
+from trailnotes.errors import ConfigError
+from trailnotes.warmstart.demonstrations import demonstrator_of, scripted_apart
+from trailnotes.warmstart.demonstrations.episodes import actions_of
+from trailnotes.warmstart.demonstrations.recorded import note_of
+from trailnotes_worlds.demonstrations.experts import ExpertDemonstrator
+
+NAMES = ["sokoban", "minesweeper"]
+
+
+def words(text: str) -> int:
+    return len(text.split())
+
+
+def config_of(name: str, **shares: float) -> Config:
+    return Config(
+        env=EnvConfig(name=name, options={"num_games": 6}),
+        rollout=RolloutConfig(style="terse", max_steps=20, max_observation_tokens=500, max_context_tokens=20_000),
+        memory=MemoryConfig(max_tip_tokens=500),
+        warmstart=WarmstartConfig(variations=3, **shares),
+    )
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAILNOTES_CACHE", str(tmp_path))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_recordings_are_won_by_the_expert_and_repeat(name: str) -> None:
+    made = ExpertDemonstrator(config_of(name), words, 0)
+    assert len(made.recordings) == 3
+    assert len({recorded.wandered[0].task.id for recorded in made.recordings}) == 3
+    for recorded in made.recordings:
+        assert recorded.gold
+        assert recorded.gold.success
+        assert len(recorded.wandered) == 4
+        assert recorded.gold.task.split == "train"
+    assert ExpertDemonstrator(config_of(name), words, 5).recordings == made.recordings  # from the file
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_without_tips_the_expert_is_imitated_and_written_about(name: str) -> None:
+    made = ExpertDemonstrator(config_of(name, obey=0.0, read=0.0), words, 0)
+    golds = {note_of(recorded.gold): actions_of(recorded.gold) for recorded in made.recordings if recorded.gold}
+    seen = [demonstration for demonstration in islice(made, 40) if demonstration.messages[-1].content in golds]
+    assert seen
+    for demonstration in seen:
+        said = [message.content for message in demonstration.messages if message.role == "assistant"]
+        assert said[-1] == " ; ".join(said[:-1]) or len(said) == 1  # a row of its own, where tips were shown
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_with_a_tip_it_does_what_the_best_one_says(name: str) -> None:
+    made = ExpertDemonstrator(config_of(name, obey=1.0), words, 0)
+    episodes = {note_of(each) for recorded in made.recordings for each in recorded.everything}
+    acting = [demonstration for demonstration in islice(made, 30) if len(demonstration.taught) > 1]
+    assert acting
+    for demonstration in acting:
+        said = [message.content for message in demonstration.messages if message.role == "assistant"]
+        assert " ; ".join(said) in episodes
+        assert " ; ".join(said) in "\n".join(message.content for message in demonstration.messages[:3])
+
+
+def test_apart_leaves_out_what_is_trained_or_examined() -> None:
+    config = config_of("sokoban").model_copy(update={"eval": EvalConfig(split="test")})
+    with pytest.raises(ConfigError, match=r"name others in rehearsal\.options"):
+        scripted_apart(config, words, 0)
+    other = config.model_copy(update={"rehearsal": RehearsalConfig(options={"dataset_seed": 7})})
+    made = scripted_apart(other, words, 0)
+    assert isinstance(made, ExpertDemonstrator)
+    assert len(made.recordings) == 3
+    assert next(iter(made)).messages
+
+
+def test_the_games_with_an_expert_have_demonstrations_in_both_wordings() -> None:
+    for name in NAMES:
+        assert demonstrator_of(name, "full") is demonstrator_of(name, "terse") is ExpertDemonstrator

@@ -1,0 +1,169 @@
+"""Scripted WikiHow episodes: they reach what is asked for, do what a tip tells, and say nothing that is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+import howto
+from small import small_config
+from trailnotes.algorithms.rememberer.advice import advice_text, parse_advice
+from trailnotes.config.methods_schema import RehearsalConfig
+from trailnotes.config.schema import Config
+from trailnotes.errors import ConfigError
+from trailnotes.types import Task
+from trailnotes.warmstart.demonstrations import demonstrator_of
+from trailnotes_worlds.demonstrations.wikihow import WikiHowDemonstrator, examined_titles, titles_of
+from trailnotes_worlds.wikihow.actions import read_action
+from trailnotes_worlds.wikihow.goals import goal_of
+from trailnotes_worlds.wikihow.library import write_library
+from trailnotes_worlds.wikihow.protocols import Choice, _task
+
+
+def words(text: str) -> int:
+    return len(text.split())
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The small library, but that its first article is one to train on."""
+    peel = replace(howto.BOIL, title="Peel an Egg")
+    lists = [replace(page, articles=(peel.path, *page.articles[1:])) for page in (howto.ANN, howto.EGGS, howto.FOOD)]
+    folder = tmp_path_factory.mktemp("libraries") / "small"
+    write_library(folder, [peel, howto.FRY, howto.FRY_TWO, *howto.MORE, *lists]).close()
+    return str(folder)
+
+
+def a_config(library: str, **warmstart: float) -> Config:
+    return small_config(
+        env={"name": "wikihow", "options": {"library": library, "view": "short"}},
+        rollout={"max_steps": 15, "max_context_tokens": 4000, "max_observation_tokens": 400, "style": "terse"},
+        memory={"top_k": 3, "max_tip_tokens": 100},
+        warmstart=warmstart,
+    )
+
+
+TASKS = [
+    _task(goal, "train", Choice())
+    for goal in (
+        goal_of("article", "Peel an Egg", ""),
+        goal_of("about", "Peel an Egg", ""),
+        goal_of("references", "Peel an Egg", ""),
+        goal_of("author", "Peel an Egg", "", "Ann Lee, PhD", ("Fry an Egg", "Fry-an-Egg")),
+        goal_of("category", "Peel an Egg", "", "Eggs", ("Fry an Egg Twice", "Fry-an-Egg-Twice")),
+    )
+]
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.options["template"])
+def test_the_straight_way_reaches_everything(library: str, task: Task) -> None:
+    subject = WikiHowDemonstrator(a_config(library), words, 0)
+    trajectory = subject.play(task, "straight")
+    assert (trajectory.success, trajectory.score) == (True, trajectory.max_score)
+    assert not any(step.observation.info.get("refused") for step in trajectory.steps)
+    assert subject.note(trajectory) == subject.way(trajectory)
+
+
+def test_what_a_tip_tells_is_what_is_done(library: str) -> None:
+    subject = WikiHowDemonstrator(a_config(library), words, 1)
+    for _ in range(8):
+        trajectory, (praised, *others) = subject.told(TASKS[3])
+        assert praised.text == subject.way(trajectory)
+        assert praised.score == praised.max_score > max((tip.score for tip in others), default=0)
+
+
+def test_what_was_not_reached_is_written_down(library: str) -> None:
+    subject = WikiHowDemonstrator(a_config(library), words, 2)
+    cut = subject.play(TASKS[3], "straight")
+    begun = type(cut)(
+        cut.task, cut.steps[:1], cut.steps[1].observation, "truncated", success=False, score=1, max_score=4
+    )
+    assert subject.note(begun).endswith(' ) . not yet : access the article "how to peel an egg"')
+
+
+def test_what_is_said_is_understood_and_comes_again_with_the_seed(library: str) -> None:
+    config = a_config(library, obey=0.4, read=0.5)
+    first, again = (list(islice(WikiHowDemonstrator(config, words, 3), 12)) for _ in range(2))
+    assert first == again
+    taught = {demo.messages[place].content for demo in first for place in demo.taught}
+    assert any(text.startswith("INPUT( ") for text in taught)
+    assert all(demo.task is not None and demo.task.split == "train" for demo in first)
+
+
+def test_no_article_of_an_examined_goal_is_ever_shown(library: str) -> None:
+    config = a_config(library, obey=0.4, read=0.7, advice=0.3)
+    subject = WikiHowDemonstrator(config, words, 4)
+    examined = examined_titles(config.env.options)
+    shown = "\n".join(message.content for demo in islice(subject, 80) for message in demo.messages).lower()
+    assert len(examined) > 5
+    assert "paint 1 eggs" in shown
+    assert [title for title in examined if title in shown] == []
+
+
+def test_a_goal_that_names_an_examined_article_is_not_played(library: str) -> None:
+    subject = WikiHowDemonstrator(a_config(library), words, 5)
+    subject.tasks = TASKS
+    subject.leave_out({"fry an egg twice"})
+    assert [task.options["template"] for task in subject.tasks] == ["article", "about", "references", "author"]
+    subject.leave_out({"peel an egg"})
+    assert subject.tasks == []
+
+
+def test_what_task_files_examine_is_shown_by_no_goal_of_another_source(library: str, tmp_path: Path) -> None:
+    """The goals that are rehearsed are ours, those that are examined come from files, which only their folder has."""
+    for split, title in (("train", "Peel an Egg"), ("test", "Paint 1 Eggs")):
+        (tmp_path / split).mkdir()
+        file = tmp_path / split / "goal-8.textproto"
+        file.write_text(goal_of("article", title, "").definition(), encoding="utf-8")
+    rehearsed = a_config(library)
+    before = WikiHowDemonstrator(rehearsed, words, 0)
+    assert "paint 1 eggs" in titles_of(before.env, before.tasks)
+    env = rehearsed.env.model_copy(update={"options": {**rehearsed.env.options, "tasks": str(tmp_path)}})
+    config = rehearsed.model_copy(update={"env": env, "rehearsal": RehearsalConfig(options={"tasks": ""})})
+    subject = WikiHowDemonstrator.apart(config, words, 0)
+    assert subject.tasks
+    assert "paint 1 eggs" not in titles_of(subject.env, subject.tasks)
+    assert "Paint-1-Eggs" in subject.env.library
+    shown = subject.env.app.step(subject.env.visit, read_action("INPUT(2, paint 1 eggs)"))
+    assert "Paint 1 Eggs" not in str(subject.env.app.leaves(shown.visit))
+
+
+def test_a_step_that_is_advised_is_answered_in_the_form_that_rememberer_reads(library: str) -> None:
+    subject = WikiHowDemonstrator(a_config(library, advice=1.0), words, 6)
+    for demo in islice(subject, 40):
+        *_, asked, answer = demo.messages
+        (advice,) = parse_advice(answer.content)
+        assert read_action(advice.action).kind != "NOTHING"
+        assert demo.taught == {len(demo.messages) - 1}
+        assert asked.content.endswith("do :")
+
+
+def test_the_same_situation_is_followed_whatever_it_encourages(library: str) -> None:
+    adviser = WikiHowDemonstrator(a_config(library), words, 7).adviser
+    answers = {adviser.advised(TASKS[3], TASKS).messages[-1].content for _ in range(60)}
+    moments = [adviser.moment(TASKS[3]) for _ in range(60)]
+    assert answers - {advice_text([moment.right]) for moment in moments}
+    for moment in moments:
+        known = adviser.known(moment)
+        assert {each.action for each in known.encouraged} <= {moment.right.action, *moment.others}
+        assert not {each.action for each in known.discouraged} & {moment.right.action}
+        assert known.situation == moment.situation
+
+
+def test_examples_that_do_not_fit_are_left_out_with_what_they_tell(library: str) -> None:
+    config = a_config(library)
+    adviser = WikiHowDemonstrator(config, words, 8).adviser
+    adviser.config = config.model_copy(update={"rollout": config.rollout.model_copy(update={"max_context_tokens": 1})})
+    for _ in range(10):
+        (asked, answer) = adviser.advised(TASKS[0], TASKS).messages
+        assert "example 1" not in asked.content
+        assert read_action(parse_advice(answer.content)[0].action).kind != "NOTHING"
+
+
+def test_it_is_found_by_its_name_and_kept_apart(library: str) -> None:
+    assert demonstrator_of("wikihow", "full") is WikiHowDemonstrator
+    with pytest.raises(ConfigError, match=r"rehearsal\.options\.library"):
+        WikiHowDemonstrator.apart(a_config(library), words, 0)

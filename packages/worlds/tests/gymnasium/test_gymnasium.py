@@ -1,0 +1,252 @@
+"""Gymnasium's environments keep our contract: their games by seed, in words, and won only where they say so."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+gymnasium = pytest.importorskip("gymnasium", reason="the extra gymnasium is not installed")
+
+from trailnotes.commands import main  # noqa: E402
+from trailnotes.envs import check_env, env_identity, env_tasks, make_env  # noqa: E402
+from trailnotes.errors import ConfigError, EnvError  # noqa: E402
+from trailnotes.types import Observation, Task  # noqa: E402
+from trailnotes_worlds.gymnasium.env import GymnasiumEnv  # noqa: E402
+from trailnotes_worlds.gymnasium.words import plain, toy_of, valued  # noqa: E402
+
+LAKE = {"id": "FrozenLake-v1", "kwargs": {"is_slippery": False}}
+WAY = ("down", "down", "right", "right", "down", "right")  # over the 4x4 lake
+
+
+class Echo(gymnasium.Env[str, str]):
+    """Says what was said, until it hears "stop"; the longer that was, the more it gives."""
+
+    observation_space = gymnasium.spaces.Text(100)
+    action_space = gymnasium.spaces.Text(12, charset="abcdefghijklmnopqrstuvwxyz ")
+    rewards: tuple[float, ...] = (1.0,)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        return f"hello {seed}\x1b[2J\x00", {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        return action, len(action) / 4, action == "stop", False, {}
+
+
+class Arrow(gymnasium.Env[Any, int]):
+    """Three actions that it names itself, and arrays."""
+
+    observation_space = gymnasium.spaces.Box(0, 255, (8, 8, 3))
+    action_space = gymnasium.spaces.Discrete(3, start=-1)
+
+    def get_action_meanings(self) -> list[str]:
+        return ["LEFT", "NOOP", "RIGHT"]
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        return self.observation_space.low, {}
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return self.observation_space.low, float(action), action == 1, False, {}
+
+
+class Point(Arrow):
+    """The same with so few numbers that they can be read."""
+
+    observation_space = gymnasium.spaces.Box(0, 1, (2,))
+
+
+@pytest.fixture(autouse=True)
+def _registered() -> Iterator[None]:
+    names = {"Echo-v0": Echo, "Arrow-v0": Arrow, "Point-v0": Point}
+    for name, cls in names.items():
+        gymnasium.register(name, entry_point=cls, max_episode_steps=20)
+    yield
+    for name in names:
+        del gymnasium.registry[name]
+
+
+def played(env: GymnasiumEnv, *actions: str, seed: int = 0) -> list[Observation]:
+    return [env.reset(Task("t", "gymnasium", seed)), *[env.step(action) for action in actions]]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        LAKE,
+        {"id": "FrozenLake-v1", "max_steps": 30},
+        {"id": "Taxi-v4", "max_steps": 20, "max_return": 20},
+        {"id": "CliffWalking-v1", "max_steps": 20},
+        {"id": "Blackjack-v1"},
+        {"id": "Echo-v0", "success_return": 1},
+        {"id": "Point-v0", "success_reward": 1},
+    ],
+    ids=lambda options: options["id"],
+)
+def test_it_keeps_the_contract(options: dict[str, Any]) -> None:
+    assert check_env(functools.partial(GymnasiumEnv, **options)) == ()
+
+
+def test_a_walk_over_the_lake_is_a_success_and_a_hole_is_none() -> None:
+    env = make_env("gymnasium", **LAKE)
+    *_, goal = played(env, *WAY)
+    assert (goal.terminated, goal.success, goal.reward, goal.score) == (True, True, 1.0, 1.0)
+    *_, hole = played(env, "RIGHT", " Down ")
+    assert (hole.terminated, hole.success, hole.score) == (True, False, 0.0)
+    with pytest.raises(EnvError, match="the episode is over"):
+        env.step("down")
+
+
+def test_what_is_seen_says_where_one_stands() -> None:
+    env = make_env("gymnasium", **LAKE)
+    start, below = played(env, "down")
+    assert start.text == "[red:S]FFF\nFHFH\nFFFH\nHFFG"
+    assert below.text == "  (Down)\nSFFF\n[red:F]HFH\nFFFH\nHFFG"
+    assert "from the start (S) to the goal (G)" in str(start.instruction)
+
+
+def test_a_word_that_is_no_action_is_answered_and_costs_nothing() -> None:
+    env = make_env("gymnasium", **LAKE)
+    observations = played(env, "swim", "", "2", *WAY)
+    assert observations[1].text == "There is no such action. Actions: left, down, right, up."
+    assert observations[-1].success
+
+
+def test_the_mask_says_what_is_admissible() -> None:
+    """Gymnasium's taxi tells in `action_mask` what changes anything."""
+    env = GymnasiumEnv(id="Taxi-v4")
+    start = env.reset(Task("t", "gymnasium", 3))
+    _, info = gymnasium.make("Taxi-v4").reset(seed=3)
+    names = ("south", "north", "east", "west", "pickup", "dropoff")
+    assert start.actions == tuple(name for name, fits in zip(names, info["action_mask"], strict=True) if fits)
+    assert start.actions != names
+
+
+def test_done_is_not_success() -> None:
+    """Cut off, or over with too little: neither is a success, however much was earned."""
+    cut = played(GymnasiumEnv(id="Echo-v0", max_steps=2, success_return=1), "aaaa", "aaaa")[-1]
+    assert (cut.truncated, cut.terminated, cut.success) == (True, False, False)
+    assert not played(GymnasiumEnv(id="Echo-v0", success_return=2.5), "aaaa", "stop")[-1].success
+    assert played(GymnasiumEnv(id="Echo-v0", success_return=2), "aaaa", "stop")[-1].success
+    assert not played(GymnasiumEnv(id="Echo-v0", success_reward=2), "aaaa", "stop")[-1].success
+
+
+def test_an_environment_that_cannot_say_its_limit_is_cut_off_by_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gymnasium copies the settings to tell the limit, and tells nothing where they hold what cannot be copied."""
+    monkeypatch.setattr(gymnasium.wrappers.TimeLimit, "spec", None)
+    cut = played(GymnasiumEnv(id="Echo-v0", max_steps=2, success_return=1), "aaaa", "aaaa")[-1]
+    assert (cut.truncated, cut.terminated) == (True, False)
+
+
+def test_scores_count_up_to_the_highest_return() -> None:
+    env = GymnasiumEnv(id="Echo-v0", success_return=1, max_return=2.5)
+    assert [(each.score, each.max_score) for each in played(env, "aaaa", "aaaa", "aaaa")] == [
+        (0.0, 2.5), (1.0, 2.5), (2.0, 2.5), (2.5, 2.5),
+    ]  # fmt: skip
+
+
+def test_a_taxi_that_delivers_late_has_won_with_a_score_above_nothing_only() -> None:
+    """With max_return a success has a score; where the rewards sum to less than nothing, it is none."""
+    from trailnotes_worlds.third_party import Success
+
+    assert Success(least_reward=20).reached(-50, 20)
+    assert not Success(least_reward=20, max_return=20).reached(-50, 20)
+    assert not Success().reached(1e9, 1e9)
+
+
+def test_texts_are_taken_as_they_are_but_for_control_characters() -> None:
+    start, no_action, word = played(GymnasiumEnv(id="Echo-v0", success_return=1), "Größe", "go on", seed=7)
+    assert (start.text, start.actions) == ("hello 7", None)
+    assert no_action.text == "There is no such action."
+    assert word.text == "go on"
+
+
+def test_actions_have_the_names_that_the_environment_tells() -> None:
+    env = GymnasiumEnv(id="Point-v0", success_reward=1)
+    start, won = played(env, "right")
+    assert start.actions == ("left", "noop", "right")
+    assert (start.text, won.reward, won.success) == ("[0.0, 0.0]", 1.0, True)
+    named = GymnasiumEnv(id="Point-v0", success_reward=1, action_names=["a", "b", "c"])
+    assert played(named, "a")[-1].reward == -1.0
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"id": "FrozenLake-v99"}, "env.options.id = 'FrozenLake-v99' with kwargs {} cannot be made: "),
+        ({"id": "no_such_package:Env-v0"}, "No module named 'no_such_package'"),
+        ({"id": "FrozenLake-v1", "kwargs": {"depth": 3}}, "unexpected keyword argument 'depth'"),
+        ({"id": "Arrow-v0", "success_return": 1}, "shows 192 numbers: register it with a wrapper"),
+        ({"id": "Point-v0"}, "env.options.success_return is missing: Point-v0 says nowhere when it is won"),
+        ({"id": "Point-v0", "success_return": "1"}, "env.options.success_return = '1' is no number"),
+        ({"id": "Point-v0", "success_return": 1, "max_return": -1}, "must be above 0"),
+        ({"id": "Point-v0", "success_return": float("nan")}, "must be finite"),
+        ({"id": "Point-v0", "success_return": 1, "observation": "ansi"}, "has no drawing in letters"),
+        ({"id": "Point-v0", "success_return": 1, "observation": "ansy"}, "use auto, ansi, value"),
+        ({**LAKE, "action_names": ["w", "s", "d"]}, "4 actions need 4 different names, not w, s, d"),
+        ({**LAKE, "action_names": ["w", "s", "d", "W"]}, "4 actions need 4 different names"),
+        ({**LAKE, "max_steps": -1}, "env.options.max_steps = -1 must be a whole number, 0 or more"),
+        (
+            {"id": "CartPole-v1", "kwargs": {"sutton_barto_reward": object()}},
+            "kwargs must hold JSON values",
+        ),
+        ({"id": 3}, "env.options.id = 3 must be a text"),
+        ({**LAKE, "kwargs": "is_slippery"}, "env.options.kwargs = 'is_slippery' must be a table of names and values"),
+        ({**LAKE, "action_names": "wasd"}, "env.options.action_names = 'wasd' must be a list of names"),
+        ({**LAKE, "instruction": 3}, "env.options.instruction = 3 must be a text"),
+    ],
+)
+def test_what_cannot_be_played_is_refused_with_the_fix(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_env("gymnasium", **options)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_environment_with_other_actions_is_refused() -> None:
+    gymnasium.register("Turn-v0", entry_point=type("Turn", (Echo,), {"action_space": gymnasium.spaces.Box(-1, 1)}))
+    try:
+        with pytest.raises(ConfigError, match="only discrete actions and texts have words"):
+            GymnasiumEnv(id="Turn-v0", success_return=1)
+    finally:
+        del gymnasium.registry["Turn-v0"]
+
+
+def test_splits_share_no_seed_and_settings_are_other_games() -> None:
+    listed = {split: env_tasks("gymnasium", split, LAKE) for split in ("train", "validation", "test")}
+    assert {split: len(tasks) for split, tasks in listed.items()} == {"train": 64, "validation": 16, "test": 64}
+    seeds = [task.seed for tasks in listed.values() for task in tasks]
+    assert len(set(seeds)) == len(seeds)
+    assert listed["train"][1].id == "gymnasium/FrozenLake-v1?is_slippery=false/1"
+    slippery = env_tasks("gymnasium", "train", {"id": "FrozenLake-v1"})
+    assert not {task.id for task in slippery} & {task.id for task in listed["train"]}
+    with pytest.raises(ConfigError, match="unknown split 'summer'"):
+        env_tasks("gymnasium", "summer", LAKE)
+    with pytest.raises(ConfigError, match="num_train = 0: give a number of seeds from 1"):
+        env_tasks("gymnasium", "train", {**LAKE, "num_train": 0})
+    assert env_identity("gymnasium", LAKE)["game"] == "FrozenLake-v1?is_slippery=false"
+
+
+def test_the_config_plays_it(capsys: pytest.CaptureFixture[str]) -> None:
+    config = str(Path(__file__).parents[4] / "configs" / "gymnasium.toml")
+    assert main(["rollout", config, "--env.num_workers", "0"]) == 0
+    assert "[red:S]FFF" in capsys.readouterr().out
+
+
+def test_a_task_of_other_settings_is_refused() -> None:
+    (task, *_) = env_tasks("gymnasium", "train", {"id": "FrozenLake-v1"})
+    with pytest.raises(ConfigError, match="is of another game than FrozenLake-v1"):
+        make_env("gymnasium", **LAKE).reset(task)
+
+
+def test_colours_are_named_and_controls_go() -> None:
+    assert plain("\n\x1b[34;1mR\x1b[0m: |\x1b[42m_\x1b[0m\x1b[1mx\x1b[0m\x1b[2K\x07\r\n") == "[blue:R]: |[green:_]x"
+    assert toy_of("some.module:ALE/Taxi-v4") is toy_of("Taxi-v3")
+    assert toy_of("FrozenLake8x8-v1") is toy_of("FrozenLake-v1")
+    assert toy_of("CliffWalkingSlippery-v1") is toy_of("CliffWalking-v1")
+    assert toy_of("Pong-v5") is None
+    assert valued({"hand": (3, gymnasium.spaces.MultiBinary(2).sample() * 0)}) == '{"hand": [3, [0, 0]]}'
+    with pytest.raises(TypeError, match="object is not JSON"):
+        valued(object())

@@ -1,0 +1,329 @@
+"""ScienceWorld as an environment, in the real simulator: one process for the module, one more for solutions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+
+from trailnotes.envs import check_env, env_tasks, make_env
+from trailnotes.envs.check import ODD_ACTIONS
+from trailnotes.errors import ConfigError, EnvError
+from trailnotes.types import Observation, Task
+from trailnotes_worlds.scienceworld.client import Client, GoldPaths, Solution, close_gold_paths, gold_path
+from trailnotes_worlds.scienceworld.env import ScienceWorldEnv
+from trailnotes_worlds.scienceworld.game import Game
+from trailnotes_worlds.scienceworld.tasks import NUM_VARIATIONS
+
+FIND = "find-non-living-thing"
+SOME = (FIND, "power-component", "boil", "lifespan-longest-lived", "chemistry-mix-paint-secondary-color")
+UNKNOWN = "No known action matches that input."
+
+
+def task_of(name: str = FIND, variation: int = 0, **options: Any) -> Task:
+    return Task(
+        f"scienceworld/{name}/{variation}", "scienceworld", options={"task": name, "variation": variation, **options}
+    )
+
+
+@pytest.fixture(scope="module")
+def game() -> Iterator[Game]:
+    """The one simulator that most tests share."""
+    game = Game()
+    yield game
+    game.close()
+
+
+@pytest.fixture(scope="module")
+def solutions() -> Iterator[GoldPaths]:
+    """Solutions of other tests' tasks, from one simulator with a larger heap."""
+    paths = GoldPaths()
+    yield paths
+    paths.close()
+
+
+def env_with(game: Game, **options: Any) -> ScienceWorldEnv:
+    env = ScienceWorldEnv(**options)
+    env._game = game
+    return env
+
+
+def played(env: ScienceWorldEnv, task: Task, actions: Sequence[str]) -> list[Observation]:
+    observations = [env.reset(task)]
+    for action in actions:
+        observations.append(env.step(action))
+        if observations[-1].done:
+            break
+    return observations
+
+
+# ---------------------------------------------------------------------------------------------- episodes
+
+
+def test_the_first_observation_says_what_to_do_and_how(game: Game) -> None:
+    first = env_with(game).reset(task_of())
+    assert first.text.startswith("This room is called the hallway.")
+    assert first.instruction == (
+        "Your task is to find a(n) non-living thing. First, focus on the thing. Then, move it to the red box in the "
+        "kitchen."
+    )
+    assert (first.score, first.max_score, first.reward, first.info) == (8.0, 100.0, 0.0, {"moves": 0})
+    briefing = first.briefing or {}
+    assert {"focus on OBJ", "move OBJ to OBJ", "teleport OBJ"} <= set(briefing["action_formats"])
+    assert "connect OBJ to OBJ" not in briefing["action_formats"]  # easy
+    assert "reset task" not in briefing["action_formats"]
+    assert briefing["inventory"].startswith("In your inventory, you see:")
+    assert "non-living thing" in briefing["focus"]
+    assert set(briefing) == {"action_formats", "inventory", "focus"}
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_gold_paths_reach_the_full_score_and_every_answer_is_the_same_in_another_process(
+    game: Game, solutions: GoldPaths, name: str
+) -> None:
+    solution = solutions.solution(name, 1)
+    env = env_with(game, max_steps=1000)
+    env.reset(task_of("melt", 2))  # what was played before must not matter
+    env.step("wait")
+    observations = played(env, task_of(name, 1), solution.actions)
+    last = observations[-1]
+    assert [observation.text for observation in observations[:-1]] == [seen for seen, _ in solution.turns]
+    assert (last.score, last.success, last.terminated, last.truncated) == (100.0, True, True, False)
+    assert sum(observation.reward for observation in observations) == 100.0
+    assert not any(observation.success or observation.done for observation in observations[:-1])
+    with pytest.raises(EnvError, match="call reset before step"):
+        env.step("look around")
+
+
+def test_a_wrong_focus_ends_the_episode_by_each_convention(game: Game) -> None:
+    rewards = {}
+    for score in ("raw", "floor0", "last_positive"):
+        env = env_with(game, score=score)
+        last = played(env, task_of("find-living-thing"), ["look around", "focus on air"])[-1]
+        assert last.terminated
+        assert not last.success
+        rewards[score] = (last.reward, last.score)
+    assert rewards == {"raw": (-108.0, -100.0), "floor0": (-8.0, 0.0), "last_positive": (0.0, 8.0)}
+
+
+def test_success_above_70_is_judged_at_the_end_however_it_comes(game: Game, solutions: GoldPaths) -> None:
+    path = solutions.solution("boil", 1).actions
+    scores = [o.score for o in played(env_with(game, max_steps=1000), task_of("boil", 1), path)]
+    enough = next(place for place, score in enumerate(scores) if 70 < score < 100)
+    ends = {}
+    for success in ("complete", "above70"):
+        observations = played(env_with(game, success=success, max_steps=enough), task_of("boil", 1), path)
+        assert observations[-1].truncated
+        assert not observations[-2].success
+        ends[success] = observations[-1].success
+    assert ends == {"complete": False, "above70": True}
+
+
+def test_own_step_limit_counts_what_the_simulator_takes_for_free(game: Game) -> None:
+    env = env_with(game, max_steps=3)
+    seen = played(env, task_of(), ["inventory", "nonsense", "look around", "look around"])
+    assert [(o.truncated, o.terminated, o.info["moves"]) for o in seen] == [(False, False, 0)] * 3 + [(True, False, 0)]
+    assert len(played(env, task_of(max_steps=1), ["inventory"] * 3)) == 2
+
+
+def test_a_step_needs_an_episode() -> None:
+    env = ScienceWorldEnv()
+    with pytest.raises(EnvError, match="call reset before step"):
+        env.step("look around")
+    env.close()
+    env.close()
+
+
+def test_whatever_is_said_is_answered(game: Game) -> None:
+    env = env_with(game)
+    for action in (*ODD_ACTIONS.values(), "focus on air\nfocus on air", "\\n", "c\nt\nshutdown\ne\n", "x" * 20_000):
+        env.reset(task_of("boil"))
+        assert env.step(action).text
+        assert env.step("look around").text.startswith("This room is called the hallway.")
+    env.reset(task_of())
+    assert env.step("").text == env.step("öffne die Tür").text == env.step("\ud800").text == UNKNOWN
+    assert env.step("  LOOK   around. ").text.startswith("This room is called the hallway.")
+
+
+def test_a_question_is_answered_by_number_or_in_words_and_dropped_by_all_else(game: Game) -> None:
+    env = env_with(game, max_steps=100)
+    said = {}
+    for answer in ("0", "Pick up orange (in inventory, in agent, in kitchen).", "dance"):
+        *_, asked = played(env, task_of("boil"), ["teleport to kitchen", "pick up orange"])
+        assert asked.text.startswith("Ambiguous request: Please enter the number")
+        answered = env.step(answer)
+        said[answer] = (answered.text, int(answered.info["moves"]) - int(asked.info["moves"]))
+        assert not env.step("pick up orange").text.startswith("Unknown action")
+    numbered, worded, dropped = said.values()
+    assert numbered == ("You move the orange to the inventory.", 1)
+    assert worded[1] == 1
+    assert not worded[0].startswith("Unknown action")
+    assert dropped[0].startswith("Unknown action.")
+    assert dropped[1] == 1
+
+
+# ---------------------------------------------------------------------------------------------- actions
+
+
+def test_actions_are_offered_as_asked_and_asking_changes_nothing(game: Game) -> None:
+    actions = ["teleport to kitchen", "open cupboard", "pick up metal pot", "wait1", "look around", "inventory"]
+    seen = {
+        offer: played(env_with(game, actions=offer), task_of("boil"), actions)
+        for offer in ("none", "templates", "valid")
+    }
+    assert len({tuple((o.text, o.score, o.reward) for o in observations) for observations in seen.values()}) == 1
+    assert {o.actions for o in seen["none"]} == {None}
+    hints, valid = seen["templates"][1].actions or (), seen["valid"][1].actions or ()
+    assert {"open OBJ", "pick up OBJ", "cupboard", "sink"} <= set(hints)
+    assert {"open cupboard", "focus on sink"} <= set(valid)
+    assert len(valid) == len(set(valid)) > 200
+    assert not any("OBJ" in action or "\n" in action for action in valid)
+
+
+def test_a_list_in_parts_is_the_list_element_by_element(game: Game) -> None:
+    env_with(game).reset(task_of("boil"))
+
+    def one_by_one(client: Client) -> tuple[Any, ...]:
+        listed = client.simulator.call("getValidActionObjectCombinations")
+        num = client.simulator.call("size", of=listed)  # type: ignore[arg-type]
+        assert isinstance(num, int)
+        return tuple(client.simulator.call("get", place, of=listed) for place in range(num))  # type: ignore[arg-type]
+
+    assert game.ask(Client.valid_actions) == game.ask(one_by_one)
+
+
+def test_no_action_is_offered_after_the_end(game: Game) -> None:
+    for offer in ("templates", "valid"):
+        last = played(env_with(game, actions=offer), task_of("find-living-thing"), ["focus on air"])[-1]
+        assert last.actions == ()
+
+
+def test_corrections_replace_what_is_not_admissible_and_say_so(game: Game) -> None:
+    said = {}
+    for mode in ("exact", "jaccard", "ordered"):
+        env = env_with(game, action_correction=mode)
+        last = played(env, task_of(), ["Teleport to kitchen please."])[-1]
+        said[mode] = (last.text, last.info.get("action_changed"), last.info.get("action_taken"))
+    assert said["ordered"] == said["jaccard"] == ("You teleport to the kitchen.", True, "teleport to kitchen")
+    assert said["exact"] == (UNKNOWN, None, None)
+    last = played(env_with(game), task_of(action_correction="ordered"), ["teleport to the kitchen"])[-1]
+    assert last.info["action_changed"] is True
+
+
+# ---------------------------------------------------------------------------------------------- tasks and options
+
+
+def test_options_of_the_task_come_first(game: Game) -> None:
+    env = env_with(game, task="boil", variation=3, simplification="none")
+    bare = Task("scienceworld/x", "scienceworld")
+    assert "boil" in (env.reset(bare).instruction or "")
+    assert env.step("teleport to kitchen").text == UNKNOWN
+    first = env.reset(task_of("4-2", simplification=["teleportAction"]))
+    assert "non-living" in (first.instruction or "")
+    assert env.step("teleport to kitchen").text == "You teleport to the kitchen."
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"task": "find-nonliving-thing"}, "did you mean find-non-living-thing"),
+        ({"variation": 300}, "has no variation 300: use 0 to 299"),
+        ({"variation": -1}, "use 0 to 299"),
+        ({"variation": "1"}, "use 0 to 299"),
+        ({"simplification": "easy,openContainers"}, "'easy' stands alone"),
+        ({"simplification": "flying"}, "unknown simplification 'flying'"),
+        ({"task": "power-component", "simplification": "noElectricalAction"}, "needs electricity"),
+        ({"max_steps": 0}, "max_steps = 0 must be a whole number, 1 or more"),
+        ({"action_correction": "guess"}, "action_correction = 'guess' is unknown"),
+        ({"task": ["boil", "melt"]}, "which ScienceWorld task it is"),
+    ],
+)
+def test_what_a_task_cannot_ask_for_is_refused_before_anything_runs(options: dict[str, Any], words: str) -> None:
+    env = ScienceWorldEnv(java="/bin/false")  # no simulator may be needed for this
+    with pytest.raises(ConfigError, match=words):
+        env.reset(task_of(**options) if "task" not in options else Task("x", "scienceworld", options=options))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"score": "rwa"}, "score = 'rwa' is unknown: use 'raw' or 'floor0'"),
+        ({"success": "always"}, "success = 'always' is unknown: use 'complete' or 'above70'"),
+        ({"actions": True}, "env.options.actions = True must be a text"),
+        ({"action_correction": "jacard"}, "action_correction = 'jacard' is unknown"),
+        ({"timeout": 0}, "timeout = 0 must be a number"),
+        ({"timeout": float("nan")}, "timeout = nan must be a number"),
+        ({"max_restarts": -1}, "max_restarts = -1 must be a whole number, 0 or more"),
+        ({"max_steps": 2.5}, "max_steps = 2.5 must be a whole number"),
+        ({"examples": True}, "examples = True must be a whole number"),
+        ({"task": "nothing"}, "unknown ScienceWorld task 'nothing'"),
+        ({"java": "/no/java"}, "env.options.java = '/no/java' is not a program"),
+        ({"max_step": 3}, "no such option; did you mean max_steps"),
+    ],
+)
+def test_impossible_options_are_refused_when_the_environment_is_made(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        make_env("scienceworld", **options)
+
+
+def test_tasks_take_their_own_options_and_leave_those_of_the_environment() -> None:
+    options = {"task": ["boil", FIND], "num_train": 2, "max_steps": 7, "score": "floor0"}
+    tasks = env_tasks("scienceworld", "train", options)
+    assert [task.id for task in tasks] == [f"scienceworld/{name}/{i}" for name in ("boil", FIND) for i in (0, 1)]
+    assert make_env("scienceworld", **options)
+
+
+# ---------------------------------------------------------------------------------------------- solutions
+
+
+def test_worked_examples_are_solutions_of_other_variations(
+    game: Game, solutions: GoldPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trailnotes_worlds.scienceworld.env.SOLUTIONS", solutions)
+    monkeypatch.setattr(solutions, "close", lambda: None)
+    first = env_with(game, examples=2).reset(task_of(FIND, 0))
+    examples = (first.briefing or {})["examples"]
+    wanted: list[Solution] = [solutions.solution(FIND, variation) for variation in (1, 2)]
+    assert [example["instruction"] for example in examples] == [solution.task_description for solution in wanted]
+    assert [[did for _, did in example["turns"]] for example in examples] == [list(s.actions) for s in wanted]
+
+
+def test_a_gold_path_is_a_list_of_actions_from_a_simulator_that_can_be_ended(
+    solutions: GoldPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trailnotes_worlds.scienceworld.client.SOLUTIONS", solutions)
+    path = gold_path("4-2", 1)
+    assert path == list(solutions.solution(FIND, 1, "easy").actions)
+    assert path[-1].startswith("move ")
+    close_gold_paths()
+    close_gold_paths()
+    assert solutions._client is None
+    assert gold_path(FIND, 1) == path  # known by now
+
+
+# ---------------------------------------------------------------------------------------------- conformance
+
+
+def test_it_keeps_the_contract() -> None:
+    factory = partial(ScienceWorldEnv, task="find-living-thing", max_steps=12)
+    assert check_env(factory, tasks=ScienceWorldEnv.tasks("train", task="find-living-thing")[:1]) == ()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_all_tasks_are_solved_by_their_gold_paths_in_four_fresh_simulators(solutions: GoldPaths) -> None:
+    envs = [ScienceWorldEnv(max_steps=1000) for _ in range(4)]
+    try:
+        for name, num in NUM_VARIATIONS.items():
+            for variation in (0, num // 2, num - 1):
+                solution = solutions.solution(name, variation)
+                task = task_of(name, variation)
+                first, *others = [played(env, task, solution.actions) for env in envs]
+                assert first[-1].score == 100.0, task.id
+                assert [o.text for o in first[:-1]] == [seen for seen, _ in solution.turns], task.id
+                assert all(other == first for other in others), task.id
+    finally:
+        for env in envs:
+            env.close()

@@ -1,0 +1,256 @@
+"""Simulators that die, hang, are interrupted or inherited; and none that outlives us. Real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+import pytest
+
+from trailnotes.config.schema import EnvConfig
+from trailnotes.envs.workers.pool import EnvPool
+from trailnotes.errors import EnvError
+from trailnotes.types import Observation, Task
+from trailnotes_worlds.scienceworld.client import Client, SimulatorLostError, StepResult
+from trailnotes_worlds.scienceworld.env import ScienceWorldEnv
+from trailnotes_worlds.scienceworld.game import Game
+from trailnotes_worlds.scienceworld.jvm import Simulator, find_java
+
+TASK = Task("scienceworld/boil/0", "scienceworld", options={"task": "boil", "variation": 0})
+ACTIONS = ["teleport to kitchen", "open cupboard", "pick up orange", "0", "wait1", "look around", "inventory"]
+PATIENCE = 60.0  # for what happens at once on a machine with nothing else to do
+
+
+@pytest.fixture(scope="module")
+def env() -> Iterator[ScienceWorldEnv]:
+    env = ScienceWorldEnv(action_correction="ordered", actions="templates")
+    yield env
+    env.close()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(env: ScienceWorldEnv) -> list[Observation]:
+    return [env.reset(TASK), *(env.step(action) for action in ACTIONS)]
+
+
+def pid_of(env: ScienceWorldEnv) -> int:
+    client = env._game._client
+    assert client is not None
+    return client.simulator.pid
+
+
+def gone(pid: int) -> bool:
+    """Whether the process is no more (a zombie, which only waits to be asked, is none)."""
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        if state == "Z":
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def without_restarts(observation: Observation) -> tuple[object, ...]:
+    info = {key: value for key, value in observation.info.items() if key != "restarts"}
+    return (observation.text, observation.reward, observation.score, observation.actions, info)
+
+
+# ---------------------------------------------------------------------------------------------- death and replay
+
+
+def test_an_episode_goes_on_after_its_simulator_was_killed(
+    env: ScienceWorldEnv, undisturbed: list[Observation]
+) -> None:
+    again = [env.reset(TASK)]
+    for place, action in enumerate(ACTIONS):
+        if place == 4:
+            os.kill(pid_of(env), signal.SIGKILL)
+        again.append(env.step(action))
+    assert [o.info.get("restarts", 0) for o in again] == [0] * 5 + [1] + [0] * 2
+    assert [without_restarts(o) for o in again] == [without_restarts(o) for o in undisturbed]
+
+
+def test_an_episode_goes_on_after_its_simulator_was_stopped(
+    env: ScienceWorldEnv, undisturbed: list[Observation]
+) -> None:
+    env.reset(TASK)
+    stopped, client = pid_of(env), env._game._client
+    assert client is not None
+    client.simulator._gateway.set_timeout(0.5)
+    os.kill(stopped, signal.SIGSTOP)
+    after = env.step(ACTIONS[0])
+    assert after.info["restarts"] == 1
+    assert without_restarts(after) == without_restarts(undisturbed[1])
+    assert gone(stopped)
+
+
+def test_a_replay_lists_the_admissible_actions_as_often_as_they_were_listed(env: ScienceWorldEnv) -> None:
+    game = env._game
+
+    def last_list(*, killed: bool) -> tuple[str, ...]:
+        game.begin("find-animal", 1, "teleportAction,openDoors")
+        first = game.valid_actions()
+        assert game.valid_actions() != first  # each time it draws other names for the same objects
+        game.step("wait1")
+        game.valid_actions()
+        if killed:
+            os.kill(pid_of(env), signal.SIGKILL)
+        return game.valid_actions()
+
+    assert last_list(killed=True) == last_list(killed=False)
+
+
+def test_an_interrupted_call_is_not_answered_by_the_next_one(
+    env: ScienceWorldEnv, undisturbed: list[Observation], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env.reset(TASK)
+    client = env._game._client
+    assert client is not None
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        with pytest.raises(KeyboardInterrupt):
+            client.simulator.call("sleep", 60_000, of="java.lang.Thread")
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert not client.alive
+    assert gone(client.simulator.pid)
+    monkeypatch.setattr("trailnotes_worlds.scienceworld.game.Client", _no_client)
+    with pytest.raises(EnvError, match="a second process is not needed to see that it is asked for"):
+        env.step(ACTIONS[0])
+    with pytest.raises(EnvError, match="call reset before step"):
+        env.step(ACTIONS[0])
+
+
+def _no_client(*_: object) -> Client:
+    raise EnvError("a second process is not needed to see that it is asked for")
+
+
+class Flaky:
+    """A client whose answers come from a list; None is a death."""
+
+    def __init__(self, *answers: str | None) -> None:
+        self.alive, self.answers = True, list(answers)
+
+    def load(self, *_: object) -> None: ...
+
+    def step(self, action: str) -> StepResult:
+        answer = self.answers.pop(0)
+        if answer is None:
+            self.alive = False
+            raise SimulatorLostError("ScienceWorld's Java was lost: it died of SIGKILL")
+        return StepResult(answer, 0.0, completed=False, moves=0)
+
+    def close(self) -> None:
+        self.alive = False
+
+
+def flaky_game(monkeypatch: pytest.MonkeyPatch, max_restarts: int, *clients: Flaky) -> Game:
+    waiting = list(clients)
+    monkeypatch.setattr("trailnotes_worlds.scienceworld.game.Client", lambda *_: waiting.pop(0))
+    return Game(max_restarts=max_restarts)
+
+
+def test_restarts_are_counted_by_episode_and_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    game = flaky_game(
+        monkeypatch, 2, Flaky("a", None), Flaky(None), Flaky("a", "b", "a", None), Flaky("a", None), Flaky("a", None)
+    )
+    game.begin("boil", 0, "")
+    assert game.step("x").text == "b"  # it died in the step, then again while it was replayed
+    assert game.restarts == 2
+    game.begin("boil", 0, "")
+    assert game.restarts == 0
+    with pytest.raises(EnvError, match=r"it died of SIGKILL \(in 3 simulators, after 1 actions of \('boil', 0, ''\)\)"):
+        game.step("x")
+
+
+def test_a_replay_that_differs_is_an_error_that_says_where(monkeypatch: pytest.MonkeyPatch) -> None:
+    game = flaky_game(monkeypatch, 2, Flaky("a", "b", None), Flaky("a", "c"))
+    game.begin("boil", 0, "")
+    game.step("x")
+    with pytest.raises(EnvError, match=r"differs from the lost one at action 1 \('x'\) .*: 'c' is not 'b'"):
+        game.step("y")
+    with pytest.raises(EnvError, match="call reset before step"):
+        game.step("z")
+
+
+# ---------------------------------------------------------------------------------------------- no process is left
+
+
+HOST = """
+import os, sys, threading
+from trailnotes_worlds.scienceworld.client import Client
+made = []
+thread = threading.Thread(target=lambda: made.append(Client()))
+thread.start()
+thread.join()
+client = made[0]
+print(client.simulator.pid, flush=True)
+if not os.fork():  # a child that ends in the ordinary way, with the simulator among its variables
+    assert not client.alive
+    client.close()
+    sys.exit(0)
+assert os.wait()[1] == 0
+assert client.simulator.call("getTaskNames")  # neither the thread's end nor the child's touched it
+"""
+
+
+def test_it_outlives_threads_and_forks_but_not_the_interpreter_and_ends_without_a_word() -> None:
+    command = [sys.executable, "-W", "error", "-X", "dev", "-c", HOST]
+    ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=240)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert gone(int(ended.stdout))
+
+
+def test_a_worker_that_is_killed_takes_its_simulator_along_though_that_is_stopped() -> None:
+    found: list[int] = []
+
+    async def play() -> None:
+        with EnvPool(EnvConfig(name="scienceworld", num_workers=1, timeout=240.0)) as pool:
+            async with pool.lease() as lease:
+                await lease.reset(TASK)
+                [worker] = children_of(os.getpid(), "workers.main")
+                [java] = children_of(worker, "java")
+                found.append(java)
+                os.kill(java, signal.SIGSTOP)
+                os.kill(worker, signal.SIGKILL)
+                with pytest.raises(EnvError, match="SIGKILL"):
+                    await lease.step("look around")
+
+    asyncio.run(play())
+    assert gone(found[0])
+
+
+def children_of(parent: int, word: str) -> list[int]:
+    """Children of a process, whichever thread of it started them, with `word` in their command."""
+    files = Path(f"/proc/{parent}/task").glob("*/children")
+    pids = [int(pid) for file in files for pid in file.read_text().split()]
+    return [pid for pid in pids if word in Path(f"/proc/{pid}/cmdline").read_text()]
+
+
+def test_a_simulator_nobody_holds_any_more_is_ended(tmp_path: Path) -> None:
+    """It also writes no file at all: the system would refuse it, as a full disk does."""
+    java = tmp_path / "java"
+    java.write_text(f'#!/bin/sh\nulimit -f 0\nexport TMPDIR=/no/such/folder\nexec {find_java()} "$@"\n')
+    java.chmod(0o755)
+    simulator = Simulator(str(java), timeout=240.0)
+    pid = simulator.pid
+    simulator.call("load", "boil", 0, "", False)
+    assert str(simulator.call("step", "look around")).startswith("This room is called")
+    del simulator
+    assert gone(pid)

@@ -1,0 +1,205 @@
+"""Task sets of verifiers keep our contract; the package has an environment of its own, since its pins fight with ours.
+
+``python -m venv VENV && VENV/bin/pip install -e '.[verifiers,openenv]'``, then
+``TRAILNOTES_TEST_VERIFIERS=VENV/bin/python pytest packages/worlds/tests/verifiers``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[4]
+PYTHON = os.environ.get("TRAILNOTES_TEST_VERIFIERS", "")
+pytestmark = pytest.mark.skipif(not PYTHON, reason="TRAILNOTES_TEST_VERIFIERS names no python that has verifiers")
+
+GUESS = """
+import itertools
+import verifiers.v1 as vf
+
+class Data(vf.TaskData):
+    secret: int
+
+class Guess(vf.Task[Data]):
+    pass
+
+class Numbers(vf.Taskset[Guess, vf.TasksetConfig]):
+    INFINITE = True
+
+    def load(self):
+        for seed in itertools.count():
+            yield Guess(Data(prompt="Guess a number below 7.", system_prompt="Say a number.", secret=seed % 7))
+
+class GameConfig(vf.EnvConfig):
+    player: vf.AgentConfig = vf.AgentConfig()
+
+class Game(vf.Env[GameConfig]):
+    async def run(self, task, agents):
+        won = 0.0
+        async with agents.player.interaction(task) as talk:
+            segment = await talk.turn()
+            for _ in range(3):
+                if segment.last_reply == "crash":
+                    raise ValueError("on purpose")
+                if segment.last_reply == str(task.data.secret):
+                    won = 1.0
+                    break
+                segment = await talk.turn("no, another one")
+        talk.trace.record_reward("won", won)
+
+__all__ = ["Numbers", "Game"]
+"""
+MACHINE = """
+import verifiers.v1 as vf
+
+class Build(vf.Task[vf.TaskData]):
+    NEEDS_CONTAINER = True
+
+    async def setup(self, trace, runtime):
+        pass
+
+    @vf.reward
+    async def built(self, runtime) -> float:
+        return 1.0
+
+class Builds(vf.Taskset[Build, vf.TasksetConfig]):
+    def load(self):
+        return [Build(vf.TaskData(prompt=f"build {n}")) for n in range(3)]
+
+__all__ = ["Builds"]
+"""
+PLAY = """
+import functools, json
+from trailnotes.envs import check_env, env_tasks, make_env
+from trailnotes_worlds.verifiers.env import VerifiersEnv
+from trailnotes.errors import TrailnotesError
+
+def said(call, *arguments, **options):
+    try:
+        return call(*arguments, **options)
+    except TrailnotesError as error:
+        return f"{type(error).__name__}: {error}"
+
+def shown(each):
+    return each if isinstance(each, str) else [each.text, each.reward, each.terminated, each.success, each.score]
+
+found = {}
+for name in ("capitals", "guess"):
+    found[f"check {name}"] = check_env(functools.partial(VerifiersEnv, taskset=name))
+    found[f"splits {name}"] = {split: [task.id for task in env_tasks("verifiers", split, {"taskset": name})]
+                               for split in ("train", "validation", "test")}
+(task, *_) = env_tasks("verifiers", "train", {"taskset": "capitals"})
+for answer in ("Madrid", "It is Madrid", "Rome", "no idea"):
+    env = make_env("verifiers", taskset="capitals")
+    start = env.reset(task)
+    found[f"answer {answer}"] = [start.instruction, shown(start), shown(env.step(answer)), said(env.step, "again")]
+    env.close()
+env = VerifiersEnv(taskset="guess")
+(task, *_) = VerifiersEnv.tasks("test", taskset="guess")
+found["won"] = [shown(env.reset(task)), shown(env.step("3")), shown(env.step("0"))]
+found["instruction"] = env.reset(task).instruction
+found["crash"] = said(env.step, "crash")
+env.reset(task)
+found["again"] = shown(env.reset(task))
+env.close()
+found["machine"] = said(VerifiersEnv(taskset="machine").reset, VerifiersEnv.tasks("train", taskset="machine")[0])
+found["nothing"] = said(VerifiersEnv.tasks, "train", taskset="no_such_taskset")
+found["few"] = said(VerifiersEnv.tasks, "train", taskset="capitals", config={"countries": 2})
+found["config"] = said(VerifiersEnv.tasks, "train", taskset="capitals", config={"depth": 2})
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def surroundings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("tasksets")
+    for name, source in {"guess": GUESS, "machine": MACHINE}.items():
+        (folder / f"{name}.py").write_text(source)
+    places = (ROOT / "src", ROOT / "examples", folder)
+    return os.environ | {"PYTHONPATH": os.pathsep.join(map(str, places))}
+
+
+@pytest.fixture(scope="module")
+def found(surroundings: dict[str, str]) -> dict[str, Any]:
+    printed = subprocess.check_output([PYTHON, "-c", PLAY], env=surroundings, text=True)
+    told: dict[str, Any] = json.loads(printed.splitlines()[-1])
+    return told
+
+
+def test_they_keep_the_contract(found: dict[str, Any]) -> None:
+    assert found["check capitals"] == found["check guess"] == []
+
+
+def test_a_question_has_its_own_rewards_weighted_and_summed(found: dict[str, Any]) -> None:
+    instruction, start, right, after = found["answer Madrid"]
+    assert instruction == "Answer what you are asked."
+    assert start == ["What is the capital of Spain?", 0.0, False, False, 0.0]
+    assert right == ["The episode is over.", 1.5, True, True, 1.0]
+    assert after.startswith("EnvError: the episode is over")
+    assert found["answer It is Madrid"][2][1:] == [1.0, True, True, 1.0]
+    assert found["answer Rome"][2][1:] == [0.5, True, False, 0.5]
+    assert found["answer no idea"][2][1:] == [0.0, True, False, 0.0]
+
+
+def test_a_game_in_turns_is_played_turn_by_turn(found: dict[str, Any]) -> None:
+    assert found["instruction"] == "Say a number."
+    assert found["won"] == [
+        ["Guess a number below 7.", 0.0, False, False, 0.0],
+        ["no, another one", 0.0, False, False, 0.0],
+        ["The episode is over.", 1.0, True, True, 1.0],
+    ]
+    assert found["crash"] == "EnvError: Game raised ValueError: on purpose"
+    assert found["again"][0] == "Guess a number below 7."
+
+
+def test_no_task_is_on_two_sides(found: dict[str, Any]) -> None:
+    assert found["splits capitals"] == {
+        "test": ["verifiers/capitals/0"],
+        "validation": ["verifiers/capitals/1"],
+        "train": ["verifiers/capitals/2", "verifiers/capitals/3"],
+    }
+    # of an infinite task set with seven different games all are the test's
+    assert [len(found["splits guess"][split]) for split in ("test", "validation", "train")] == [7, 0, 0]
+
+
+def test_what_cannot_be_played_says_why(found: dict[str, Any]) -> None:
+    assert found["machine"] == (
+        "ConfigError: env.options.taskset = 'machine' cannot be played here: its tasks run in a container; its tasks "
+        "prepare a machine; a reward or a metric looks at a machine"
+    )
+    assert found["nothing"].startswith("ConfigError: env.options.taskset = 'no_such_taskset' cannot be loaded: ")
+    assert found["few"] == "ConfigError: a task set of 2 tasks cannot be split into test, validation, train"
+    assert found["config"].startswith("ConfigError: env.options.taskset = 'capitals' cannot be loaded: ")
+
+
+def test_the_config_plays_the_example(surroundings: dict[str, str]) -> None:
+    command = [PYTHON, "-m", "trailnotes", "rollout", str(ROOT / "configs" / "verifiers.toml")]
+    printed = subprocess.check_output([*command, "--env.num_workers", "0"], env=surroundings, text=True)
+    assert "What is the capital of " in printed
+    assert "terminated" in printed
+
+
+def test_it_is_played_from_elsewhere_over_openenv(surroundings: dict[str, str]) -> None:
+    """The way around pins that fight: served where verifiers is, played where we are."""
+    pytest.importorskip("websockets", reason="the extra openenv is not installed")
+    from trailnotes.envs import make_env
+    from trailnotes.types import Task
+
+    words = ["-m", "trailnotes", "envs", "serve", "verifiers", "--port", "0", "--env.options.taskset", "capitals"]
+    with subprocess.Popen([PYTHON, *words], env=surroundings, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout
+            address = process.stdout.readline().removeprefix("ready: ").split()[0]
+            env = make_env("openenv", url=address, timeout=300)
+            assert env.reset(Task("t", "openenv", 1)).text == "What is the capital of Austria?"
+            over = env.step("Vienna")
+            env.close()
+        finally:
+            process.terminate()
+    assert (over.reward, over.success, "verifiers" in sys.modules) == (1.5, True, False)

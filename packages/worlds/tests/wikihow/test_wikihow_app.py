@@ -1,0 +1,304 @@
+"""The app: what each page shows line by line, what an action does, and what the log says of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import howto
+from trailnotes_worlds.wikihow.actions import Action, read_action
+from trailnotes_worlds.wikihow.app import App, Shown, Turn, Visit
+from trailnotes_worlds.wikihow.articles import Article, Author, Category, slug_of
+from trailnotes_worlds.wikihow.library import Library, write_library
+from trailnotes_worlds.wikihow.screens import html, offers, short
+from trailnotes_worlds.wikihow.views import HEIGHT, IMAGE_VIEW, INPUT, PLAIN, TEXT, WIDTH, Box, View, leaves, lines_of
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Library]:
+    library = howto.small_library(tmp_path_factory.mktemp("libraries") / "small")
+    yield library
+    library.close()
+
+
+@pytest.fixture(scope="module")
+def app(library: Library) -> App:
+    return App(library)
+
+
+def went(app: App, *actions: str) -> Turn:
+    """What the last of some actions has led to."""
+    turn = Turn(Visit())
+    for action in actions:
+        turn = app.step(turn.visit, read_action(action))
+    return turn
+
+
+def tap(app: App, visit: Visit, text: str) -> Turn:
+    """A tap on the first view with a text."""
+    place = next(place for place, leaf in enumerate(app.leaves(visit)) if text in (leaf.view.text, leaf.view.described))
+    return app.step(visit, read_action(f"CLICK({place})"))
+
+
+def told(turn: Turn) -> list[str]:
+    return [line.text for line in turn.log]
+
+
+def lines(app: App, visit: Visit) -> list[str]:
+    return lines_of(app.leaves(visit))
+
+
+SEARCH = "INPUT(2, boil an egg)"
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ("CLICK(3)", Action("CLICK", 3)),
+        (" click( 3 ) ", Action("CLICK", 3)),
+        ("INPUT(2, boil, an (egg))", Action("INPUT", 2, "boil, an (egg)")),
+        ("SCROLL(down)", Action("SCROLL", direction="DOWN")),
+        ("GOBACK", Action("GOBACK")),
+        ("GOBACK()", Action("NOTHING")),
+        *((text, Action("NOTHING")) for text in (
+            "", "CLICK", "CLICK(x)", "CLICK(-1)", "CLICK(1, 2)", "INPUT(2)", "SCROLL(AWAY)", "SCROLL", "look",
+            "CLICK(3) -> 1.0", "CLICK(" + "9" * 20 + ")", "CLICK(\u0663)",
+        )),
+    ],
+)  # fmt: skip
+def test_actions_are_read_and_the_rest_is_nothing(said: str, meant: Action) -> None:
+    assert read_action(said) == meant
+
+
+def test_a_leaf_is_a_line_of_html() -> None:
+    box = Box(0, 0, 9, 9)
+    root = View("F", children=(
+        View("x.Button", "A & <B>", "p:id/go_now", "Say \"hi\"", clickable=True, box=box),
+        View("L", clickable=True, box=box, children=(View(TEXT, "two\nlines\r", box=box),)),
+        View("x.Image", "Ann", described="Face", box=box),
+        View(INPUT, "it's \"so\"", box=box),
+        View(IMAGE_VIEW, box=Box(5, 5, 5, 9)),  # of no width
+        View(PLAIN, "", box=box),
+    ))  # fmt: skip
+    assert lines_of(leaves(root)) == [
+        '<button class="go now" alt=\'Say "hi"\' id="0" clickable="true">A &amp; &lt;B&gt;</button>',
+        '<p id="1" clickable="true">two&#10;lines&#13;</p>',
+        '<img alt="Face: Ann" id="2" clickable="false">',
+        '<input value="it\'s &quot;so&quot;" type="text" id="3" clickable="false">',
+        '<div id="4" clickable="false"></div>',
+    ]
+
+
+def test_the_first_page(app: App) -> None:
+    assert lines(app, Visit()) == [
+        '<button alt="Open navigation drawer" id="0" clickable="true"></button>',
+        '<img class="wikihow toolbar logo" id="1" clickable="false">',
+        '<img class="search button" alt="Search" id="2" clickable="true">',
+        '<div class="webView" id="3" clickable="true"></div>',
+        '<div class="statusBarBackground" id="4" clickable="false"></div>',
+    ]
+
+
+def test_a_search_shows_what_it_finds_and_says_so_in_the_log(app: App) -> None:
+    turn = went(app, SEARCH)
+    assert told(turn) == ["mUrl is: https://www.wikihow.com/wikiHowTo?search=boil+an+egg+&wh_an=1"]
+    assert lines(app, turn.visit)[:11] == [
+        '<button alt="Open navigation drawer" id="0" clickable="true"></button>',
+        '<input class="search src text" value="boil an egg " type="text" id="1" clickable="true">',
+        '<img class="search close btn" alt="Clear query" id="2" clickable="true">',
+        '<div id="3" clickable="true">How to Boil an Egg</div>',
+        '<div id="4" clickable="true">• </div>',
+        '<p id="5" clickable="true">1,234 views</p>',
+        '<div id="6" clickable="true">• </div>',
+        '<p id="7" clickable="true">Updated</p>',
+        '<p id="8" clickable="true">1 year ago</p>',
+        '<div id="9" clickable="true">• </div>',
+        '<p id="10" clickable="true">Expert Co-Authored</p>',
+    ]
+
+
+def test_results_have_pages(app: App) -> None:
+    turn = went(app, "INPUT(2, paint eggs)", *["SCROLL(DOWN)"] * 9)
+    shown = [leaf.view.text for leaf in app.leaves(turn.visit)]
+    assert shown[-3:-1] == ["Next >", "43 Results"]
+    following = tap(app, turn.visit, "Next >")
+    assert told(following) == ["mUrl is: https://www.wikihow.com/wikiHowTo?search=paint+eggs+&start=30&wh_an=1"]
+    assert following.visit.field == "paint eggs "
+    assert sum(leaf.view.text.startswith("How to ") for leaf in app.leaves(following.visit)) > 5
+    none = went(app, "INPUT(2, xyzzy)")
+    assert "0 Results" in [leaf.view.text for leaf in app.leaves(none.visit)]
+
+
+def test_an_article_shows_its_head_first(app: App) -> None:
+    turn = went(app, SEARCH, "CLICK(3)")
+    assert told(turn) == ["mUrl is: https://www.wikihow.com/Boil-an-Egg?wh_an=1&amp=1"]
+    assert [re.sub(' id="\\d+"', "", line) for line in lines(app, turn.visit)][1:20] == [
+        '<img class="search button" alt="Search" clickable="true">',
+        '<img alt="More options" clickable="true">',
+        '<p clickable="true">Learn why people </p>',
+        '<p clickable="true">trust wikiHow</p>',
+        '<p clickable="true">FOOD</p>',
+        '<p clickable="false"> »</p>',
+        '<p clickable="true">EGGS</p>',
+        '<p clickable="true">How to Boil an Egg</p>',
+        '<p clickable="false">Co-authored by</p>',
+        '<p clickable="false"> </p>',
+        '<p clickable="true">Ann Lee, PhD</p>',
+        '<p clickable="false"> and </p>',
+        '<p clickable="true">Bo Ek</p>',
+        '<button clickable="true">Last Updated: June 2, 2021</button>',
+        '<p clickable="true">References</p>',
+        '<p clickable="false"> </p>',
+        '<button clickable="true">Tested</button>',
+        f'<div clickable="false">{howto.BOIL.intro}</div>',
+        '<div clickable="false">Method 1 Method 1 of 2: Heating</div>',
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "log", "seen"),
+    [
+        ("trust wikiHow", "mUrl is: https://www.wikihow.com/wikiHow:Delivering-a-Trustworthy-Experience?wh_an=1&amp=1",
+         "Information You Can Trust"),
+        ("Ann Lee, PhD", "mUrl is: https://www.wikihow.com/Author/Ann-Lee-PhD?wh_an=1&amp=1", "Cook"),
+        ("EGGS", "mUrl is: https://www.wikihow.com/Category:Eggs?wh_an=1&amp=1", "Featured Articles"),
+        ("FOOD", "mUrl is: https://www.wikihow.com/Category:Food?wh_an=1&amp=1", "Featured Topics"),
+        ("References", "url is: https://www.wikihow.com/Boil-an-Egg?wh_an=1&amp=1#References", "A book on eggs"),
+    ],
+)  # fmt: skip
+def test_an_article_leads_to_the_pages_of_tasks(app: App, text: str, log: str, seen: str) -> None:
+    turn = tap(app, went(app, SEARCH, "CLICK(3)").visit, text)
+    assert told(turn) == [log]
+    assert seen in [leaf.view.text for leaf in app.leaves(turn.visit)]
+
+
+def test_lists_lead_to_articles(app: App) -> None:
+    article = went(app, SEARCH, "CLICK(3)").visit
+    author = tap(app, article, "Ann Lee, PhD").visit
+    assert any(leaf.view.kind.endswith("Image") and leaf.view.text == "Ann Lee, PhD" for leaf in app.leaves(author))
+    below = app.step(author, read_action("SCROLL(DOWN)")).visit
+    assert told(tap(app, below, "Fry an Egg")) == ["mUrl is: https://www.wikihow.com/Fry-an-Egg?wh_an=1&amp=1"]
+    category = tap(app, article, "EGGS").visit
+    assert told(tap(app, category, "How to Fry an Egg")) == [
+        "mUrl is: https://www.wikihow.com/Fry-an-Egg?wh_an=1&amp=1"
+    ]
+    parent = tap(app, category, "<")
+    assert told(parent) == ["mUrl is: https://www.wikihow.com/Category:Food?wh_an=1&amp=1"]
+    form = next(
+        n for n, leaf in enumerate(app.leaves(parent.visit)) if leaf.view.name == "category_banner_search_input"
+    )
+    assert told(app.step(parent.visit, read_action(f"INPUT({form}, egg)")))[0].endswith("wikiHowTo?search=egg+&wh_an=1")
+
+
+@pytest.mark.parametrize(
+    ("actions", "reason"),
+    [
+        (("",), "nothing to do"),
+        (("GOBACK",), "there is nothing to go back to"),
+        (("SCROLL(DOWN)",), "there is nothing further"),
+        (("SCROLL(LEFT)",), "there is nothing further"),
+        (("CLICK(0)",), "nothing happens there"),
+        (("CLICK(99)",), "nothing happens there"),  # clipped to the last one, the bar of the phone
+        (("INPUT(2,  )",), "an empty search"),
+        (("INPUT(2, \x00\u200b)",), "an empty search"),
+        (("CLICK(2)", "CLICK(1)"), "the search is open"),
+        ((SEARCH, "CLICK(3)", "CLICK(13)"), "nothing happens there"),  # an author without a page
+    ],
+)
+def test_what_does_nothing_says_why(app: App, actions: tuple[str, ...], reason: str) -> None:
+    before = went(app, *actions[:-1]).visit
+    turn = app.step(before, read_action(actions[-1]))
+    assert turn == Turn(before, refused=reason)
+
+
+def test_going_back_and_scrolling(app: App) -> None:
+    article = went(app, SEARCH, "CLICK(3)").visit
+    down = app.step(article, read_action("SCROLL(DOWN)")).visit
+    assert lines(app, down) != lines(app, article)
+    assert app.step(down, read_action("SCROLL(UP)")).visit == article
+    back = app.step(down, read_action("GOBACK"))
+    assert told(back) == ["mUrl is: https://www.wikihow.com/wikiHowTo?search=boil+an+egg+&wh_an=1"]
+    assert back.visit == went(app, SEARCH).visit
+    home = app.step(back.visit, read_action("GOBACK"))
+    assert (home.visit, told(home)) == (Visit(), ["mUrl is: https://www.wikihow.com/?wh_an=1&amp=1"])
+
+
+def test_the_search_field_opens_empties_and_closes(app: App) -> None:
+    opened = went(app, "CLICK(2)").visit
+    assert lines(app, opened)[1] == '<input class="search src text" type="text" id="1" clickable="true">'
+    assert app.step(opened, read_action("GOBACK")) == Turn(Visit())
+    emptied = tap(app, went(app, SEARCH).visit, "Clear query").visit
+    assert emptied.field == ""
+    assert "How to Boil an Egg" in [leaf.view.text for leaf in app.leaves(emptied)]
+
+
+def test_typing_elsewhere_is_a_tap(app: App) -> None:
+    assert went(app, SEARCH, "INPUT(3, anything)") == went(app, SEARCH, "CLICK(3)")
+
+
+def test_views_and_offers(app: App) -> None:
+    visit = went(app, SEARCH, "CLICK(3)").visit
+    said = short(app.leaves(visit), 60)
+    assert said.startswith("1 search ; 3 learn why people ; 5 food ; 7 eggs ; how to boil an egg ; 11 ann lee, phd ; ")
+    assert offers(app, visit, "boil") == (
+        "INPUT(1, boil)", "CLICK(3)", "CLICK(5)", "CLICK(7)", "CLICK(11)", "CLICK(15)", "SCROLL(DOWN)", "GOBACK",
+    )  # fmt: skip
+    assert max(map(len, html(app.leaves(visit), 5).splitlines())) < 100
+
+
+@settings(max_examples=15)
+@given(st.lists(st.sampled_from(["SCROLL(DOWN)", "SCROLL(UP)", "GOBACK", "INPUT(1, egg)", "INPUT(2, paint)"])
+                | st.integers(0, 60).map("CLICK({})".format) | st.text(max_size=8), max_size=12))  # fmt: skip
+def test_wherever_one_goes_the_screen_is_whole(app: App, actions: list[str]) -> None:
+    visit = Visit()
+    for action in actions:
+        visit = app.step(visit, read_action(action)).visit
+        for leaf in app.leaves(visit):
+            left, top, right, bottom = leaf.view.box
+            assert 0 <= left < right <= WIDTH
+            assert 0 <= top < bottom <= HEIGHT
+        for offer in offers(app, visit, "egg"):
+            assert not app.step(visit, read_action(offer)).refused
+
+
+def test_a_heading_of_its_own_stands_wherever_the_article_is_named(tmp_path: Path) -> None:
+    """As on the recorded screens, whose titles are not all "How to"."""
+    told = "Eggs: 3 Easy Ways to Boil Them"
+    odd = Article("Boil Eggs", heading=told, slug="Boil-Eggs", updated="2022-07-25")
+    kin = Article("Fry an Egg", related=("Boil-Eggs",))
+    ann = Author("Ann", articles=("Boil-Eggs",))
+    eggs = Category("Eggs", featured=("Boil-Eggs", "Fry-an-Egg"))
+    library = write_library(tmp_path / "odd", [odd, kin, ann, eggs])
+    app = App(library)
+    found = lines(app, went(app, "INPUT(2, boil eggs)").visit)
+    assert f'<div id="3" clickable="true">{told}</div>' in found
+    assert '<p id="8" clickable="true">7 days ago</p>' in found
+    for path, offset in (("Boil-Eggs", 0), ("Fry-an-Egg", 0), ("Author/Ann", 900), ("Category:Eggs", 0)):
+        texts = [leaf.view.text for leaf in app.leaves(Visit((Shown(path, offset),)))]
+        assert told in texts, path
+        assert "Boil Eggs" not in texts
+        assert texts.count("How to") == (path == "Category:Eggs")  # of the other article, which has none of its own
+    library.close()
+
+
+def test_hostile_texts_stay_texts(tmp_path: Path) -> None:
+    evil = Article(
+        'Boil "><script>\x1b[31m</p>\u202e', intro='<img id="0" clickable="true">\n<p>' + "x" * 10_000,
+        authors=("\x00",), references=("mUrl is: https://www.wikihow.com/Won",),
+    )  # fmt: skip
+    library = write_library(tmp_path / "evil", [evil])
+    app, page = App(library), next(iter(library))
+    assert isinstance(page, Article)
+    turn = tap(app, went(app, "INPUT(2, boil \ud800 mUrl is: x)").visit, f"How to {page.title}")
+    shown = "\n".join(lines(app, turn.visit))
+    assert "<script>" not in shown
+    assert "\x1b" not in shown
+    assert all(re.match(r'<(\w+)( [\w-]+=("[^"]*"|\'[^\']*\'))*>', line) for line in shown.splitlines())
+    assert len(shown) < 10_000
+    assert told(turn) == [f"mUrl is: https://www.wikihow.com/{slug_of(page.title)}?wh_an=1&amp=1"]
+    library.close()

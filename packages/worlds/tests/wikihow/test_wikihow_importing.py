@@ -1,0 +1,216 @@
+"""Recorded pages become a library; what is none is counted, named and left out."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trailnotes.commands import main
+from trailnotes.errors import ConfigError
+from trailnotes_worlds.wikihow.articles import Article, Author, Category
+from trailnotes_worlds.wikihow.importing import import_library
+from trailnotes_worlds.wikihow.library import Library
+from trailnotes_worlds.wikihow.recorded import Link, doc_id, parse_page, path_of
+
+EGG = """<!doctype html><html><head><title>x</title><script>document.write("<p>not this one, it is a script</p>")
+</script><style>p { color: r }</style></head><body><ul id="breadcrumb"><li><a href="/Special:List">Categories</a></li>
+<li><a href="/Category:Food">Food</a></li><li><a href="//wikihow.com/Category:Boiled-Eggs">Boiled Eggs</a></ul>
+<h1 id="section_0"><a href="/Boil-an-Egg">How to Boil an Egg</a></h1>
+<div id="coauthor_byline">by <a class="coauthor_link" href="/Author/Ann-Lee-PhD?x=1">Ann Lee, PhD</a>
+<a class="coauthor_link" href="#">Author Info</a></div>
+<p>Short.</p><p>An egg wants <b>water</b> &amp; care,<br>and a little time on the stove.
+<div class="step"><b class="whb">Heat</b> the water.</div><div class="step">Wait.<script>no()</script></div>
+<ol class="references"><li>A book<li><a href="https://example.org/Egg">A page</a></ol>
+<div class="responsive_thumb"><a href="/Fry-an-Egg"><p>Fry</p></a></div></body>"""
+ANN = """<p>Ann has cooked for more years than anybody can remember.</p><div id="author_articles">
+<a href="/Boil-an-Egg"><p class="author_title">Boil an Egg</p></a><a href="//evil.example/x">x</a></div>"""
+FOOD = """<div class="responsive_thumb"><a href="/Boil-an-Egg"><div class="responsive_thumb_title"><p>B</p></div></a>"""
+META = 'doc_id,thumb_url,sr_view,sr_updated,sr_verif,sha_id\nBoil-an-Egg,,"1,234","June 2, 2021",E,7\n'
+
+
+def response(html: str, status: str = "200 OK") -> bytes:
+    head = f"HTTP/1.1 {status}\r\ncontent-encoding: gzip\r\n\r\n"
+    return head.encode() + gzip.compress(html.encode())
+
+
+@pytest.fixture
+def dumps(tmp_path: Path) -> Path:
+    folder = tmp_path / "dumps"
+    folder.mkdir()
+    (folder / "%2fBoil-an-Egg?wh_an=1&amp=1").write_bytes(response(EGG))
+    (folder / "%2fAuthor%2fAnn-Lee-PhD?wh_an=1&amp=1").write_bytes(response(ANN))
+    (folder / "%2fCategory:Food?wh_an=1&amp=1").write_bytes(response(FOOD))
+    (folder / "Fry-an-Egg.html").write_text('<h1 id="section_0">How to Fry an Egg</h1>')
+    return folder
+
+
+def test_recorded_pages_become_a_library(dumps: Path, tmp_path: Path) -> None:
+    (tmp_path / "meta.csv").write_text(META)
+    library = import_library(tmp_path / "pages", dumps, tmp_path / "meta.csv")
+    assert library.meta["counts"] == {"article": 2, "author": 1, "category": 1}
+    assert library["Boil-an-Egg"] == Article(
+        "Boil an Egg", categories=("Food", "Boiled Eggs"), authors=("Ann Lee, PhD",), updated="2021-06-02", views=1234,
+        verified="Expert Co-Authored", intro="An egg wants water & care, and a little time on the stove.",
+        methods=(("Steps", ("Heat the water.", "Wait.")),), references=("A book", "A page"), related=("Fry-an-Egg",),
+        slug="Boil-an-Egg",
+    )  # fmt: skip
+    assert library["Author/Ann-Lee-PhD"] == Author(
+        "Ann Lee, PhD", bio="Ann has cooked for more years than anybody can remember.", articles=("Boil-an-Egg",),
+        slug="Author/Ann-Lee-PhD",
+    )  # fmt: skip
+    assert library["Category:Food"] == Category("Food", articles=("Boil-an-Egg",), slug="Category:Food")
+    assert library.search("eggs that boil", 5)[0] == "Boil-an-Egg"
+    library.close()
+
+
+def test_what_is_no_page_is_counted_and_named(dumps: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trailnotes_worlds.wikihow.recorded.MAX_BYTES", 5_000)
+    monkeypatch.setattr("trailnotes_worlds.wikihow.recorded.MAX_TAGS", 800)
+    damaged = {
+        "a": response(EGG, "404 Not Found"),
+        "b": response(EGG)[:-9],
+        "c": b"\x1f\x8bnot gzip",
+        "d": b"HTTP/1.1 200 OK",
+        "e": b"x" * 5_001,
+        "f": gzip.compress(b"y" * 50_000),
+        "g": b"",
+        "h": "\u20ac \x00 <h1 id=section_0>".encode("utf-16"),
+        "i": (EGG + "<p>" * 900).encode(),
+        "Boil-an-Egg": response(EGG),
+    }
+    for name, content in damaged.items():
+        (dumps / name).write_bytes(content)
+    library = import_library(tmp_path / "pages", dumps)
+    assert library.meta["left_out"] == {
+        "answered with an error": 1, "its gzip was cut off": 1, "its gzip is damaged": 1, "cut off in its head": 1,
+        "too large": 2, "no title, so no article": 2, "its path comes twice": 1,
+        "too many tags": 1,
+    }  # fmt: skip
+    report = [json.loads(line) for line in (tmp_path / "pages/report.jsonl").read_text().splitlines()]
+    assert {line["file"] for line in report} - {"%2fBoil-an-Egg?wh_an=1&amp=1", "Boil-an-Egg"} == set("abcdefghi")
+    library.close()
+
+
+@pytest.mark.parametrize(
+    ("pages", "meta", "said"),
+    [
+        ("nowhere", None, "cannot be read"),
+        ("empty", None, "holds no files"),
+        ("bad", None, "there is no article among the pages"),
+        ("bad", "bad/x", "has no column doc_id"),
+        ("bad", "nowhere", "cannot be read as doc_meta.csv"),
+    ],
+)
+def test_sources_that_cannot_be_are_refused(tmp_path: Path, pages: str, meta: str | None, said: str) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad/x").write_text("x")
+    with pytest.raises(ConfigError, match=said):
+        import_library(tmp_path / "pages", tmp_path / pages, tmp_path / meta if meta else None)
+    assert not (tmp_path / "pages").exists()
+
+
+def test_a_page_keeps_a_heading_of_its_own(dumps: Path, tmp_path: Path) -> None:
+    (dumps / "Boil-Eggs%3F.html").write_text('<h1 id="section_0">Eggs: 3 Easy Ways to Boil Them</h1>')
+    library = import_library(tmp_path / "pages", dumps)
+    page = library["Boil-Eggs%3F"]
+    assert page == Article("Boil Eggs?", slug="Boil-Eggs%3F", heading="Eggs: 3 Easy Ways to Boil Them")
+    assert page.headed == "Eggs: 3 Easy Ways to Boil Them"
+    library.close()
+
+
+@pytest.mark.parametrize(
+    ("href", "path"),
+    [
+        ("/Boil-an-Egg?x=1#y", "Boil-an-Egg"),
+        ("https://m.wikihow.com/Category:Eggs", "Category:Eggs"),
+        ("//example.org/x", ""),
+        ("http://[", ""),
+        ("javascript:alert(1)", "alert(1)"),  # a path that no page has
+    ],
+)
+def test_links_lead_within_the_site(href: str, path: str) -> None:
+    assert path_of(href) == path
+
+
+def test_names_of_files_are_paths() -> None:
+    assert doc_id("%2fAuthor%2fAnn-Lee?wh_an=1&amp=1") == "Author/Ann-Lee"
+    assert doc_id("Boil-an-Egg.html.gz") == doc_id("/Boil-an-Egg.htm") == "Boil-an-Egg"
+
+
+@settings(max_examples=40)
+@given(st.text(alphabet='<>/=" abp!-&#;h1id\n', max_size=80) | st.text(max_size=40))
+def test_any_html_is_read_to_its_end(html: str) -> None:
+    read = parse_page(html + '<h1 id="section_0">How to End</h1>')
+    assert isinstance(read.texts, dict)
+
+
+@pytest.mark.parametrize("filling", ["<div><p>" * 3_000, "<b>" * 3_000 + "</i>" * 3_000, "x" * 1_000_000, "<" * 3_000])
+def test_a_page_that_never_ends_anything_is_read(filling: str) -> None:
+    read = parse_page(f'{filling}<h1 id="section_0">How to End')
+    assert read.texts["title"] == ["How to End"] or filling.startswith("<<")
+
+
+@pytest.mark.parametrize("opening", ["<!--", "<!--x>", "<div a", '<a b=">"', "<![CDATA[x>", "<script></script", "<?"])
+def test_what_is_never_closed_is_read_once(opening: str) -> None:
+    """Each would be looked through to the end of the page: hours, for a page of a megabyte."""
+    html = f'<h1 id="section_0">How to Begin</h1>{opening * (1_000_000 // len(opening))}'
+    assert parse_page(html).texts["title"] == ["How to Begin"]
+
+
+def test_markup_is_read_as_browsers_read_it() -> None:
+    html = (
+        "<!doctype html><![foo[x]]><!-- <p>no</p> --><P TITLE='a > b' class=\"x\">1 &lt; 2 < 3<br/>4</P><p/>"
+        "<script>'<p>no</p>'</SCRIPT ><h2\n>&eacute;</h2><p>a<!-- -->b<a href=/Boil?x&amp;y>c</a/>"
+    )
+    read = parse_page(html)
+    assert read.texts == {"": ["1 < 2 < 3 4", "\u00e9", "abc"]}
+    assert read.links == {"": [Link("Boil", "c")]}
+
+
+def test_the_commands(dumps: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (dumps / "bad").write_text("x")
+    folder = str(tmp_path / "pages")
+    assert main(["wikihow", "import", folder, "--pages", str(dumps)]) == 0
+    said = capsys.readouterr().out
+    assert "2 x article, 1 x author, 1 x category; library " in said
+    assert "left out     1 x no title, so no article" in said
+    assert main(["wikihow", "show", folder, "--search", "boil"]) == 0
+    assert capsys.readouterr().out == "Boil-an-Egg  How to Boil an Egg\n"
+    assert main(["wikihow", "show", folder, "--path", "Author/Ann-Lee-PhD"]) == 0
+    assert json.loads(capsys.readouterr().out)["name"] == "Ann Lee, PhD"
+    assert main(["wikihow", "show", folder, "--search", "xyzzy"]) == 0
+    assert capsys.readouterr().out == "no title has any of these words\n"
+    assert main(["wikihow", "import", folder, "--pages", str(dumps)]) == 2
+    assert "is there already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["show", "L", "--path", "x", "--search", "y"], "ask for two things"),
+        (["show", "L", "--path", "nowhere"], "has no page nowhere"),
+        (["show", "L", "--limit", "0"], "shows no article"),
+        (["import", "L", "--pages", ".", "--limit", "0"], "leaves no page"),
+    ],
+)
+def test_commands_that_cannot_be_meant(
+    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import howto
+
+    howto.small_library(tmp_path / "l").close()
+    assert main(["wikihow", *(str(tmp_path / "l") if word == "L" else word for word in words)]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_limit_reads_the_first_files(dumps: Path, tmp_path: Path) -> None:
+    library = import_library(tmp_path / "pages", dumps, limit=2)  # by name: the author, then an article
+    assert library.meta["counts"] == {"article": 1, "author": 1}
+    assert isinstance(library, Library)
+    library.close()

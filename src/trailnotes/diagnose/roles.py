@@ -1,0 +1,181 @@
+"""Which role of an adaptation suffers from training: each is given to the trained model alone, the rest to the start.
+
+An adaptation by tips has three roles: the explorer plays trial 0 without tips, the author writes all tips, the reader
+plays the trials with tips. A row of the exchange says which of them the trained model plays; it is a run directory of
+its own, made by the method `empo2-tips`. All rows play the same games by the same seeds, so rows that share a role in
+trial 0 share its episodes, and its tips.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from trailnotes.config.methods import TIPS_ONLY, known_method, method_of
+from trailnotes.config.toml import SURROUNDINGS, diff, within
+from trailnotes.envs.tasks import panel_of, seen_in_training
+from trailnotes.envs.workers.pool import EnvPool
+from trailnotes.errors import ConfigError, MissingExtraError, RunError, TrailnotesError
+from trailnotes.reporting.roles import ROWS, Findings, draw, findings_of, markdown
+from trailnotes.runs.adaptation import AdaptationRun, Cast, adapting
+from trailnotes.runs.directory import RunDir, has_begun, run_config
+from trailnotes.runs.load_policy import Subject, examined, loaded
+from trailnotes.runs.loop import run_to_end
+from trailnotes.runs.needs import refuse_missing
+from trailnotes.runs.panels import family_of, value_of, write_table
+from trailnotes.runs.signals import kept_if_interrupted
+from trailnotes.storage.files import read_jsonl, write_bytes_atomic, write_text_atomic
+from trailnotes.storage.records import trajectory_from_json
+
+if TYPE_CHECKING:
+    from trailnotes.config.schema import Config
+    from trailnotes.policies.base import Policy
+    from trailnotes.runs.console import Bar
+    from trailnotes.types import StrPath
+
+logger = logging.getLogger(__name__)
+TRIALS = 2  # after trial 0: by then a link that is weak shows, and one that heals itself, too
+FREE = (*SURROUNDINGS, "eval.trials", "eval.confidence", "run.tensorboard", "run.trackers")
+"""What may differ when an exchange is resumed."""
+MakeBar = Callable[[str], AbstractContextManager["Bar | None"]]
+
+
+def exchange_roles(
+    config: Config,
+    run_dir: StrPath,
+    *,
+    trials: int = TRIALS,
+    out: StrPath | None = None,
+    start: str = "",
+    make_bar: MakeBar = lambda _: nullcontext(),
+) -> tuple[Findings, Path]:
+    """Play the panel of `config.eval` with each cast of `ROWS`, and say which role's exchange costs most.
+
+    Both models are loaded once. `out` gets a run directory for each row, ``roles.json``, ``roles.md``, and where
+    matplotlib is installed ``roles.png``. The same call continues where it was stopped.
+
+    Args:
+        config: panel, sampling and environment.
+        run_dir: a run that changed weights, or one of its checkpoints.
+        trials: after trial 0, whatever `eval.trials` says.
+        out: by default ``roles/SPLIT`` of that run.
+        start: the model that the training began with; by default `model.path` of the run.
+        make_bar: the bar of a row, by its title.
+
+    Returns:
+        What was found, and where it is kept.
+
+    Raises:
+        ConfigError: `run_dir` is no trained run, there are no trials with tips, or the start model does not load.
+        RunError: `out` holds an exchange of another checkpoint or with other settings, or is in use.
+        Interrupted: a `KeyboardInterrupt`, which says that what has ended is kept.
+    """
+    if trials < 1:
+        raise ConfigError("the reader plays the trials after trial 0: ask for one or more of them")
+    with examined(run_dir) as subject:
+        if subject.trained is None or not known_method(subject.trained.algorithm.name).trains:
+            raise ConfigError(f"{run_dir} is no run that changed weights: name the directory of a `trailnotes train`")
+        models = {"start": Subject(start or subject.trained.model.path, "start"), "trained": subject}
+        place = Path(out) if out is not None else Path(subject.model).parents[2] / "roles" / config.eval.split
+        configs = {row: adapting(config, TIPS_ONLY, models[_model_of(row)], trials) for row in ROWS}
+        refuse_missing(configs["none"], plays_only=True)
+        for row, own in configs.items():
+            _refuse_other(place / row, own)
+        if said := seen_in_training(subject.trained, config):
+            logger.warning("%s", said)
+        if subject.trained.algorithm.author == "start":
+            logger.warning("the tips of this run are written by its start model: rows with another author are what the "
+                           "trained weights would write, if they were asked")  # fmt: skip
+        with kept_if_interrupted(f"stopped; {place} keeps what has ended: the same command continues"):
+            run_to_end(_play(configs, models, place, make_bar))
+        found = _findings(configs["none"], place)
+        _write(found, models, place)
+        return found, place
+
+
+def _model_of(row: str) -> str:
+    """Which model a row counts as that of: the trained one wherever it plays a role."""
+    return "trained" if ROWS[row] else "start"
+
+
+def _refuse_other(path: Path, config: Config) -> None:
+    """Refuse to go on with a row of another checkpoint or other settings, before anything is loaded."""
+    if not has_begun(path):
+        return
+    if names := [name for name in diff(run_config(path), config) if not within(name, FREE)]:
+        raise RunError(
+            f"{path.parent} holds an exchange with another {', '.join(names)}: choose another --out, or move it away"
+        )
+
+
+async def _play(configs: Mapping[str, Config], models: Mapping[str, Subject], out: Path, make_bar: MakeBar) -> None:
+    """All rows, one after the other; what has been played is read back."""
+    method = method_of(TIPS_ONLY).load()
+    with ExitStack() as opened, EnvPool(configs["none"].env) as pool:
+        policies = {name: _load(name, configs["none"], subject, opened) for name, subject in models.items()}
+        for index, (row, config) in enumerate(configs.items()):
+            with RunDir.open(out / row, config, allow_change=FREE) as directory, make_bar(_title(row)) as bar:
+                _take_over(out, row, list(ROWS)[:index])
+                run = AdaptationRun(config, directory, cast_of(row, policies), pool, models[_model_of(row)], bar)
+                await method(run)
+                write_table([figure.result for figure in run.figures], directory.path, [f.name for f in run.figures])
+
+
+def cast_of(row: str, policies: Mapping[str, Policy]) -> Cast:
+    """Who plays what in a row, of the policies "start" and "trained"."""
+    return Cast(*(policies["trained" if role in ROWS[row] else "start"] for role in ("explorer", "author", "reader")))
+
+
+def _title(row: str) -> str:
+    return {"none": "start model", "all": "trained model"}.get(row, f"trained {row}")
+
+
+def _load(name: str, config: Config, subject: Subject, opened: ExitStack) -> Policy:
+    try:
+        return opened.enter_context(loaded(config, subject))
+    except TrailnotesError as error:
+        hint = ": name the model that the training began with by --start MODEL" if name == "start" else ""
+        raise ConfigError(f"the {name} model cannot be loaded ({error}){hint}") from error
+
+
+def _take_over(out: Path, row: str, earlier: Sequence[str]) -> None:
+    """What an earlier row played in trial 0, where the roles were cast alike, is what this one would play."""
+    for name in earlier:
+        apart = set(ROWS[name]) ^ set(ROWS[row])
+        for kind, roles in (("episodes", {"explorer"}), ("notes", {"explorer", "author"})):
+            theirs, ours = (out / each / "phases" / f"trial-0.{kind}.jsonl" for each in (name, row))
+            if not apart & roles and theirs.exists() and not ours.exists():
+                ours.parent.mkdir(exist_ok=True)
+                write_bytes_atomic(ours, theirs.read_bytes())
+
+
+def _findings(config: Config, out: Path) -> Findings:
+    """What the episodes on disk say: `out` holds a whole row of each name."""
+    values = {row: _values(out / row, config.eval.trials + 1, config.eval.metric) for row in ROWS}
+    families = {task.id: family_of(task) for task in panel_of(config)}
+    return findings_of(values, families, config.eval.metric, config.eval.confidence)
+
+
+def _values(row: Path, num_trials: int, metric: str) -> list[dict[str, float]]:
+    """For each trial the mean of each game's episodes; of a game whose episodes all failed there is none."""
+    trials: list[dict[str, list[float]]] = [{} for _ in range(num_trials)]
+    for record in read_jsonl(row / "trajectories.jsonl"):
+        if record["iteration"] < num_trials and record["outcome"] != "error":
+            episode = trajectory_from_json(record)
+            trials[record["iteration"]].setdefault(episode.task.id, []).append(value_of(episode, metric))
+    return [{game: fmean(own) for game, own in games.items()} for games in trials]
+
+
+def _write(found: Findings, models: Mapping[str, Subject], out: Path) -> None:
+    about = {name: subject.model for name, subject in models.items()}
+    write_text_atomic(out / "roles.json", json.dumps(about | found.record(), indent=1) + "\n")
+    write_text_atomic(out / "roles.md", markdown(found))
+    try:
+        draw(found, out / "roles.png")
+    except MissingExtraError as error:
+        logger.warning("no roles.png: %s", error)

@@ -1,0 +1,187 @@
+"""How the processes of one update find each other: by a file on one machine, at an address, or as torchrun tells them.
+
+On one machine nothing listens beyond it: the processes meet over a file in a private directory, and gloo and nccl keep
+to the loopback interface. Between machines torch knows no password: whoever reaches what listens there may join. What
+they send each other is pickled; they are one program, started by one user, on a network that they trust.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from trailnotes.errors import ConfigError
+from trailnotes.learner.rank_handles import LOOPBACK
+
+if TYPE_CHECKING:
+    from trailnotes.config.schema import Config
+
+Call = tuple[str, tuple[Any, ...], dict[str, Any]]  # a method's name, arguments, and those that have names
+LONG = timedelta(days=365)  # between two calls lies a rollout, however long
+INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+SIOCGIFADDR = 0x8915  # asks Linux for the address of an interface, see netdevice(7)
+
+
+@dataclass(frozen=True, slots=True)
+class Circle:
+    """The processes of one update, met."""
+
+    mesh: DeviceMesh
+    talk: dist.ProcessGroup  # gloo, with the time limit of the learner
+    calls: dist.ProcessGroup  # gloo: what rank 0 has the others do
+
+    @property
+    def rank(self) -> int:
+        """Of this process; 0 holds the run."""
+        return self.mesh.get_rank()
+
+    def announce(self, call: Call | None) -> None:
+        """Rank 0: have all others call this method of their learner with these arguments; None sends them home."""
+        dist.broadcast_object_list([call], src=0, group=self.calls)
+
+    def next_call(self) -> Call | None:
+        """The others: wait for what rank 0 announces."""
+        box: list[Any] = [None]
+        dist.broadcast_object_list(box, src=0, group=self.calls)
+        call: Call | None = box[0]
+        return call
+
+    def leave(self) -> None:
+        """Part. Every rank must."""
+        dist.destroy_process_group()
+
+
+def meet(rank: int, world: int, device_type: str, seconds: float, store: Store | None = None) -> Circle:
+    """Join the others; returns when all are there.
+
+    Args:
+        rank: of this process among `world`.
+        world: how many there are.
+        device_type: cpu: they exchange tensors by gloo; cuda: by nccl, each on the device of its place on its machine,
+            or, if they meet at an address, on the one that it has been given.
+        seconds: that one may wait for another.
+        store: where they meet; None: the address that torchrun put into the environment.
+
+    Raises:
+        RuntimeError: somebody did not come.
+    """
+    if device_type == "cuda" and not isinstance(store, TCPStore):
+        torch.cuda.set_device(local_rank(rank))
+    where: dict[str, Any] = {"init_method": "env://"} if store is None else {"store": store}
+    backend = "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
+    limit = timedelta(seconds=seconds)
+    if not dist.is_initialized():  # torch names a group by how many it made, and counts one that nobody else came to
+        dist.distributed_c10d._world.group_count = 0  # noqa: SLF001
+    dist.init_process_group(backend, rank=rank, world_size=world, timeout=limit, **where)
+    mesh = init_device_mesh(device_type, (world,))
+    dist.all_reduce(torch.zeros((), device=device_type))  # nccl connects at its first word: what fails, fails now
+    talk = dist.new_group(backend="gloo", timeout=limit)
+    # Rank 0 must be heard in time; the others wait however long it plays.
+    return Circle(mesh, talk, dist.new_group(backend="gloo", timeout=LONG if rank else limit))
+
+
+@contextmanager
+def kept_to(interface: str = LOOPBACK) -> Iterator[None]:
+    """While a circle is drawn: by which interface of the network. Whoever named another in the environment keeps it."""
+    before = {name: os.environ.get(name) for name in INTERFACES}
+    os.environ.update({name: interface for name in INTERFACES if interface and before[name] is None})
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+
+
+def interface_of(address: str) -> str:
+    """The interface that has this address (IPv4), or "" where none has: then gloo and nccl choose for themselves."""
+    for _, name in socket.if_nameindex():
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+            try:
+                answer = fcntl.ioctl(asking.fileno(), SIOCGIFADDR, struct.pack("256s", name.encode()))
+            except OSError:  # it has none
+                continue
+        if socket.inet_ntoa(answer[20:24]) == address:
+            return name
+    return ""
+
+
+def store_at(host: str, world: int, seconds: float) -> TCPStore:
+    """A store of rank 0, which the others reach at this address of its machine and at no other; torch gives the port.
+
+    Raises:
+        OSError: this machine has no such address.
+    """
+    with socket.create_server((host, 0)) as door:  # by itself the store would listen at all addresses
+        port = door.getsockname()[1]
+        return TCPStore(
+            host,
+            port,
+            world,
+            is_master=True,
+            timeout=timedelta(seconds=seconds),
+            wait_for_workers=False,
+            master_listen_fd=door.detach(),
+        )
+
+
+def started_by_torchrun() -> tuple[int, int] | None:
+    """Rank and world size, where torchrun (or whoever sets the same variables) started this process."""
+    said = os.environ
+    if not all(said.get(name, "").isdigit() for name in ("RANK", "WORLD_SIZE")) or "MASTER_ADDR" not in said:
+        return None
+    return int(said["RANK"]), int(said["WORLD_SIZE"])
+
+
+def local_rank(rank: int) -> int:
+    """The place of a rank among those of its machine."""
+    return int(os.environ.get("LOCAL_RANK", rank))
+
+
+def device_type_of(config: Config) -> str:
+    """The kind of device that all ranks compute on, cpu or cuda.
+
+    Raises:
+        ConfigError: `model.device` cannot be that of several processes.
+    """
+    from trailnotes.policies.hf.policy import device_of
+
+    device = device_of(config.model.device)
+    if device.index is not None and config.learner.world_size > 1:
+        raise ConfigError(
+            f"model.device = {config.model.device!r} is one device, and learner.world_size = "
+            f"{config.learner.world_size} takes one for each process: set model.device = {device.type!r}"
+        )
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"learner.world_size above 1 computes on cpu or cuda, not on {config.model.device!r}")
+    return device.type
+
+
+def refuse_too_many(config: Config) -> None:
+    """Refuse more processes than there are devices, before any is started.
+
+    Raises:
+        ConfigError: there are, or torchrun started another number than the config says.
+    """
+    world, device_type = config.learner.world_size, device_type_of(config)
+    given = started_by_torchrun()
+    if given is not None and given[1] != world:
+        raise ConfigError(f"torchrun started {given[1]} processes: set learner.world_size = {given[1]}, not {world}")
+    here = world if given is None else int(os.environ.get("LOCAL_WORLD_SIZE", given[1]))
+    if device_type == "cuda" and here > torch.cuda.device_count():
+        raise ConfigError(
+            f"learner.world_size = {world} needs {here} GPUs here, and there are {torch.cuda.device_count()}: set "
+            f"learner.world_size = {torch.cuda.device_count()}, or start one process a GPU on more machines by torchrun"
+        )

@@ -1,6 +1,0 @@
-"""Trackers: other people's windows on a run, each in a process of its own, so that none can stop or slow a training.
-
-A run says what happened in its directory, and only there. `tracking/process.py` starts one child for each tracker and
-tells it when there is more; `tracking/main.py` is that child; `tracking/showing.py` reads the directory and shows it to
-the tracker, which speaks to its service; `tracking/base.py` is what all trackers keep to.
-"""

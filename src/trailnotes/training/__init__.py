@@ -1,0 +1,1 @@
+"""Training: the iteration that a method asks, the run around it, checkpoints, rehearsal, periodic evaluation."""

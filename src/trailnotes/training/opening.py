@@ -1,0 +1,91 @@
+"""A training run as its directory left it: at its last whole checkpoint, or at its start."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from trailnotes.envs.workers.pool import EnvPool
+from trailnotes.memory import TipMemory
+from trailnotes.memory.owner import forget_start, settle
+from trailnotes.runs.console import Progress
+from trailnotes.runs.directory import has_begun
+from trailnotes.storage import checkpoint
+from trailnotes.storage.files import free_name
+from trailnotes.training.authors import too_young
+from trailnotes.training.rehearsal import PLACE, spent_recording
+from trailnotes.training.saving import load
+from trailnotes.training.training import TrainingRun
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from trailnotes.cluster.cluster import Cluster
+    from trailnotes.config.schema import Config
+    from trailnotes.runs.directory import RunDir
+    from trailnotes.types import Tip
+
+
+@contextlib.contextmanager
+def opened_run(
+    config: Config, directory: RunDir, tips: Sequence[Tip] = (), cluster: Cluster | None = None
+) -> Iterator[TrainingRun]:
+    """A run where `directory` left it, with environments and a bar of its own. Needs the event loop that trains.
+
+    `tips` are those that a run begins with; one that has begun keeps its own. `cluster` is what `cluster.joined` gave.
+    """
+    with (
+        EnvPool(config.env, make_host=cluster.env_host if cluster else None) as pool,
+        Progress(config, directory) as progress,
+        contextlib.closing(open_run(config, directory, pool, progress, tips, cluster)) as run,
+    ):
+        yield run
+
+
+def open_run(
+    config: Config,
+    directory: RunDir,
+    pool: EnvPool,
+    progress: Progress,
+    tips: Sequence[Tip] = (),
+    cluster: Cluster | None = None,
+) -> TrainingRun:
+    """A run at its last whole checkpoint, or at its start.
+
+    Lines that came after it, and tips that the run wrote after it, are set aside in files of their own: not lost, and
+    not counted. What the owner of the memory changed stays.
+    """
+    saved = checkpoint.latest(directory.checkpoints)
+    done = int(checkpoint.load_meta(saved)["iteration"]) if saved else 0
+    start = directory.path / "memory.start.db"
+    if not has_begun(directory.path):
+        forget_start(directory.memory_path, start)
+    run = TrainingRun(config, directory, pool, progress, cluster)
+    with contextlib.ExitStack() as undone:
+        undone.callback(run.close)
+        if saved is not None:
+            load(run, saved)
+        elif run.rehearsal:
+            run.count_before(spent_recording(directory.path / PLACE))
+        kept = directory.set_aside_after(done)
+        begins = saved is None
+        if run.memory is not None:
+            aside = free_name(directory.path / f"tips.after-{done:06d}.jsonl")
+            held = saved / "memory.db" if saved else None
+            if isinstance(run.memory, TipMemory):
+                begins = settle(run.memory, held, start, aside, tips)
+            else:
+                begins = run.memory.settle(held, start, aside, tips)
+            kept += [aside] if aside.exists() else []
+            run.memory.meet(run.tasks)  # once, or each iteration's new ones would make another version of the memory
+        if saved is not None or kept:
+            progress.note(f"resuming after iteration {done}" + "".join(f"; set aside {path.name}" for path in kept))
+        if run.authors is not None and (said := too_young(config, len(run.tasks))):
+            progress.note(said)
+        if tips:
+            progress.note(
+                f"began with {len(tips)} tips" if begins else "this run has begun, and keeps its own tips: "
+                f"`trailnotes memory import {directory.path} FILE` adds others"
+            )  # fmt: skip
+        undone.pop_all()
+    return run

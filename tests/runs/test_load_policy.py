@@ -1,0 +1,164 @@
+"""Players without a model, and the lists that they draw from."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from small import small_config
+from tinyrun import tiny_config, train_in_process
+from trailnotes.commands.rollout import rollout
+from trailnotes.commands.train import train
+from trailnotes.config.memory_schema import MemoryConfig
+from trailnotes.config.model_schema import ModelConfig
+from trailnotes.config.schema import Config, EnvConfig, RolloutConfig
+from trailnotes.errors import ConfigError, PolicyError, RunError
+from trailnotes.policies.hf.policy import HFPolicy
+from trailnotes.prompts import Conversation, listed_actions
+from trailnotes.runs.load_policy import RANDOM, Subject, examined, load_policy, random_player
+from trailnotes.runs.usage import BY_ROW, row_costs
+from trailnotes.storage.files import read_jsonl
+from trailnotes.types import Message, Observation, Sampling, Task
+
+ACTIONS = st.lists(st.text("abc xyz", min_size=1, max_size=8).map(str.strip).filter(bool), min_size=1, max_size=9)
+
+
+@given(ACTIONS, st.sampled_from(["full", "terse"]))
+def test_what_a_turn_lists_can_be_read_back(actions: list[str], style: str) -> None:
+    conversation = Conversation(RolloutConfig(style=style, show_actions=True), MemoryConfig(), len)  # type: ignore[arg-type]
+    turn = conversation.turn(Observation("a room\nwith a line", actions=tuple(actions)))
+    assert listed_actions(turn, style) == actions  # type: ignore[arg-type]
+
+
+def test_a_turn_without_a_list_gives_none_and_a_cut_action_is_left_out() -> None:
+    assert listed_actions("a room", "full") == []
+    assert listed_actions("a room\nAdmissible actions: go north; go so [...]", "full") == ["go north"]
+    assert listed_actions("a room\nactions : go north , go so [...]", "terse") == ["go north"]
+
+
+def said(config: Config, *turns: str) -> str:
+    policy = random_player(config)
+    policy.open_episode("e")
+    messages = [Message("user", turn) for turn in turns]
+    return asyncio.run(policy.generate(messages, Sampling(max_tokens=99), "e")).text
+
+
+def test_the_random_player_draws_evenly_and_repeats_itself() -> None:
+    config = Config()
+    draws = Counter(said(config, f"room {n}\nAdmissible actions: a; b; c; d") for n in range(400))
+    assert set(draws) == {"a", "b", "c", "d"}
+    assert min(draws.values()) > 60  # 100 each are expected
+    turn = "room\nAdmissible actions: a; b; c; d"
+    assert said(config, turn) == said(config, turn)
+    other = config.model_copy(update={"run": config.run.model_copy(update={"seed": 1})})
+    assert {said(other, f"{n}{turn}") == said(config, f"{n}{turn}") for n in range(30)} == {True, False}
+
+
+def test_without_a_list_it_says_what_to_set() -> None:
+    with pytest.raises(PolicyError, match=r"rollout\.show_actions = true"):
+        said(Config(), "a room")
+
+
+def test_it_cannot_be_trained() -> None:
+    with pytest.raises(ConfigError, match="is not a model and learns nothing"):
+        Config(model=ModelConfig(path=RANDOM)).refuse_training()
+
+
+class Doors:
+    """Rooms with two doors."""
+
+    @staticmethod
+    def tasks(split: str) -> list[Task]:
+        return [Task(f"{split}/{n}", "test_players:Doors", n, split) for n in range(2)]
+
+    def reset(self, task: Task) -> Observation:
+        self._room = task.seed
+        return self._seen("leave")
+
+    def step(self, action: str) -> Observation:
+        self._room += 1
+        return self._seen(None)
+
+    def close(self) -> None:
+        pass
+
+    def _seen(self, instruction: str | None) -> Observation:
+        doors = tuple(f"door {self._room} {side}" for side in ("left", "right"))
+        return Observation(f"room {self._room}", actions=doors, instruction=instruction)
+
+
+def test_rollout_plays_with_it(tmp_path: Path) -> None:
+    config = Config(
+        model=ModelConfig(path=RANDOM),
+        env=EnvConfig(name="test_players:Doors", num_workers=0),
+        rollout=RolloutConfig(
+            num_tasks=2, max_steps=3, show_actions=True, max_action_tokens=64, max_context_tokens=9999
+        ),
+    )
+    episodes = rollout(config, out=tmp_path / "episodes.jsonl")
+    assert len(episodes) == 2
+    assert all(step.action in (step.observation.actions or ()) for t in episodes for step in t.steps)
+    assert len((tmp_path / "episodes.jsonl").read_text().splitlines()) == 2
+
+
+# -- who is examined
+
+
+@pytest.fixture(scope="module")
+def run_dir(start_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two iterations of EMPO2, with checkpoints and a memory."""
+    path = tmp_path_factory.mktemp("runs") / "empo2"
+    train(small_config(model={"path": str(start_model)}, train={"iterations": 2}), path)
+    return path
+
+
+def resolve(model_or_run: Path | str) -> Subject:
+    with examined(model_or_run) as subject:
+        return subject
+
+
+def test_a_run_is_its_last_checkpoint_with_memory_and_spending(run_dir: Path) -> None:
+    last = run_dir / "checkpoints" / "step-000002"
+    of_run = resolve(run_dir)
+    assert of_run == resolve(last)
+    assert (of_run.model, of_run.memory, of_run.name) == (str(last / "model"), last / "memory.db", "empo2")
+    last_line = list(read_jsonl(run_dir / "metrics.jsonl"))[-1]
+    assert of_run.spent["env_steps"] == last_line["env_steps"] > 0
+    assert row_costs(of_run.spent) == {name: last_line[name] for name in BY_ROW}
+    earlier = resolve(str(run_dir / "checkpoints" / "step-000001"))
+    assert 0 < earlier.spent["env_steps"] < of_run.spent["env_steps"]
+    assert resolve(last / "model").name == "start"
+    assert resolve("some/hub-name").model == "some/hub-name"
+
+
+def test_a_run_without_a_checkpoint_and_a_damaged_one_are_named(run_dir: Path, tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(RunError, match="holds no finished checkpoint yet"):
+        resolve(tmp_path)
+    (tmp_path / "checkpoints").rmdir()
+    step = tmp_path / "step-000001"
+    (step / "model").mkdir(parents=True)
+    (step / "meta.json").write_text("{}")
+    with pytest.raises(RunError, match="step-000001 is damaged"):
+        resolve(step)
+
+
+def test_a_run_of_adapters_is_examined_as_it_was_validated(start_model: Path, tmp_path: Path) -> None:
+    """A step of 1e-6 is below the last bit of a bfloat16 weight: merged, most of it would be lost."""
+    model = {"dtype": "bfloat16", "lora": {"enabled": True, "rank": 2, "alpha": 4.0}}
+    config = tiny_config(start_model, model=model, optim={"lr": 1e-6}, train={"iterations": 2}, loss={"kl": 0.0})
+    run = train_in_process(config, tmp_path)
+    trained = dict(run.policy.model.named_parameters())
+    policy = load_policy(config, resolve(tmp_path))
+    assert isinstance(policy, HFPolicy)
+    played = dict(policy.model.named_parameters())
+    assert played.keys() == trained.keys()
+    assert all(torch.equal(played[name], trained[name]) for name in trained)
+    assert any(bool(p.any()) for name, p in trained.items() if "lora_B" in name), "it has learned something"
+    assert not any(p.requires_grad for p in played.values())
