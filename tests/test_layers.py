@@ -38,7 +38,8 @@ HOUSES = {
         types errors seeds
     """,
     "trailnotes_worlds": """
-        commands demonstrations
+        commands
+        demonstrations
         alfworld gymnasium openenv puzzles scienceworld textworld_express verifiers webshop wikihow
         java search third_party
         __init__
