@@ -199,10 +199,10 @@ def read_make(words: list[str]) -> None:
 def read_pip(words: list[str]) -> None:
     """The extras are ours, and what is installed is the clone: Trailnotes is on no index."""
     assert words[0] == "install"
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
-    for package, wanted in re.findall(r"([\w.]+)\[([\w,]+)\]", " ".join(words)):
-        assert package in {".", "transformers"}
-        assert package != "." or {*wanted.split(",")} <= {*extras}
+    for package, wanted in re.findall(r"([\w./]+)\[([\w,-]+)\]", " ".join(words)):
+        if package != "transformers":
+            project = tomllib.loads((ROOT / package / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+            assert {*wanted.split(",")} <= {*project["optional-dependencies"]}
 
 
 READERS = {

@@ -163,7 +163,7 @@ def test_debug_shows_where_it_comes_from(tmp_path: Path, capsys: pytest.CaptureF
     ],
 )
 def test_exit_codes(raised: BaseException, code: int, line: str, fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    fake("runs.chain.diagnose", raised)
+    fake("diagnose.checks.diagnose", raised)
     assert main(["diagnose", "runs/a"]) == code
     error = capsys.readouterr().err
     assert error.endswith(line)
@@ -171,10 +171,10 @@ def test_exit_codes(raised: BaseException, code: int, line: str, fake: Any, caps
 
 
 def test_other_missing_modules_and_bugs_are_not_hidden(fake: Any) -> None:
-    fake("runs.chain.diagnose", ModuleNotFoundError("No module", name="mistyped"))
+    fake("diagnose.checks.diagnose", ModuleNotFoundError("No module", name="mistyped"))
     with pytest.raises(ModuleNotFoundError):
         main(["diagnose", "runs/a"])
-    fake("runs.chain.diagnose", ZeroDivisionError())
+    fake("diagnose.checks.diagnose", ZeroDivisionError())
     with pytest.raises(ZeroDivisionError):
         main(["diagnose", "runs/a"])
 
@@ -300,7 +300,7 @@ def test_warmstart_shows_its_progress(fake: Any, config_file: str, capsys: pytes
 
 
 def test_diagnose_and_demo(fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    calls = fake("runs.chain.diagnose", "all well")
+    calls = fake("diagnose.checks.diagnose", "all well")
     assert main(["diagnose", "runs/a"]) == 0
     assert calls[0][0] == (Path("runs/a"),)
     assert capsys.readouterr().out == "all well\n"

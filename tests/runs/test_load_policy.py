@@ -75,7 +75,7 @@ class Doors:
 
     @staticmethod
     def tasks(split: str) -> list[Task]:
-        return [Task(f"{split}/{n}", "test_players:Doors", n, split) for n in range(2)]
+        return [Task(f"{split}/{n}", "test_load_policy:Doors", n, split) for n in range(2)]
 
     def reset(self, task: Task) -> Observation:
         self._room = task.seed
@@ -96,7 +96,7 @@ class Doors:
 def test_rollout_plays_with_it(tmp_path: Path) -> None:
     config = Config(
         model=ModelConfig(path=RANDOM),
-        env=EnvConfig(name="test_players:Doors", num_workers=0),
+        env=EnvConfig(name="test_load_policy:Doors", num_workers=0),
         rollout=RolloutConfig(
             num_tasks=2, max_steps=3, show_actions=True, max_action_tokens=64, max_context_tokens=9999
         ),

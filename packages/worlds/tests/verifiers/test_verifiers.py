@@ -1,6 +1,6 @@
 """Task sets of verifiers keep our contract; the package has an environment of its own, since its pins fight with ours.
 
-``python -m venv VENV && VENV/bin/pip install -e '.[verifiers,openenv]'``, then
+``python -m venv VENV && VENV/bin/pip install -e . -e './packages/worlds[verifiers,openenv]'``, then
 ``TRAILNOTES_TEST_VERIFIERS=VENV/bin/python pytest packages/worlds/tests/verifiers``.
 """
 

@@ -84,7 +84,7 @@ def proxy(served: str) -> Iterator[Proxy]:
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with what the examples need of a clone."""
-    root = Path(__file__).parents[1]
+    root = Path(__file__).parent
     folder = tmp_path_factory.mktemp("clone")
     (folder / "configs").symlink_to(root / "configs")
     (folder / "models").mkdir()  # commands may write beside the start model
